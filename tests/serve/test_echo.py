@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 import torch
 
-from tests.serve.conftest import Running, Start
+from tests.serve.conftest import Running
 from tests.serve.test_openai import CHAT, streamed, text
 from tokenswift import LLM
 from tokenswift.engine.text import token_bytes
@@ -73,23 +72,6 @@ def test_what_a_harness_asks_for(server: Running, llm: LLM, prompt: Any, new: in
     assert found["text_offset"][: len(ids)] == sorted(found["text_offset"][: len(ids)])
 
 
-def test_several_prompts_and_texts(server: Running, llm: LLM) -> None:
-    prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 10], [42]]
-    body = {"prompt": prompts, "n": 2, "max_tokens": 3, "echo": True, "logprobs": 2, "seed": 5}
-    choices = server.post("/v1/completions", body).json()["choices"]
-    plain = server.post("/v1/completions", {**body, "echo": False}).json()["choices"]
-    assert [choice["index"] for choice in choices] == [*range(6)]
-    for choice, other in zip(choices, plain, strict=True):
-        ids = prompts[choice["index"] // 2]
-        check(llm, choice["logprobs"], ids, top=2)
-        before = llm.tokenizer.decode(ids)
-        assert choice["text"] == before + other["text"]
-        for part in NAMES[:3]:  # of new tokens they are what they are without an echo
-            assert choice["logprobs"][part][len(ids) :] == other["logprobs"][part]
-        places = [at - len(before) for at in choice["logprobs"]["text_offset"][len(ids) :]]
-        assert places == other["logprobs"]["text_offset"]
-
-
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["text", "logprobs"])
 @pytest.mark.parametrize("new", [0, 12])
 def test_streams(server: Running, more: dict[str, Any], new: int) -> None:
@@ -110,42 +92,6 @@ def test_streams(server: Running, more: dict[str, Any], new: int) -> None:
             continue
         assert told[0]["token_logprobs"][0] is None
         assert {part: sum((one[part] for one in told), []) for part in NAMES} == choice["logprobs"]
-
-
-def test_vllms_field(server: Running, llm: LLM) -> None:
-    """Beside a completion's text and at a chat's end: null, then each token by its id with its rank."""
-    body = {"prompt": IDS, "max_tokens": 1, "prompt_logprobs": 2}
-    (choice,) = server.post("/v1/completions", body).json()["choices"]
-    assert choice["logprobs"] is None and "Hel" not in choice["text"]
-    chat = server.post("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, "prompt_logprobs": 2})
-    for found, ids in ((choice, IDS), (chat.json(), llm.encode(CHAT))):
-        right = llm.generate(ids, 0, prompt_logprobs=2).prompt_logprobs
-        assert found["prompt_logprobs"][0] is right[0] is None
-        for one, due, token in zip(found["prompt_logprobs"][1:], right[1:], ids[1:], strict=True):
-            assert due is not None
-            assert one[str(token)]["logprob"] == due.logprob and one[str(token)]["rank"] == due.rank
-            assert {int(known) for known in one} == {token, *(other for other, _ in due.top)}
-            assert sorted(entry["rank"] for entry in one.values())[:2] == [1, 2]
-            assert all(entry["decoded_token"] == name(llm, int(known)) for known, entry in one.items())
-    plain = server.post("/v1/completions", {"prompt": IDS, "max_tokens": 1}).json()["choices"][0]
-    assert "prompt_logprobs" not in plain
-
-
-def test_new_tokens_by_the_models_own_distribution(server: Running, llm: LLM) -> None:
-    own = {"logprobs_mode": "raw_logprobs", "ignore_eos": True}
-    body = {"prompt": IDS, "max_tokens": 9, "temperature": 0.5, "logprobs": 1, "seed": 5, "tokenswift": own}
-    found = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
-    made = llm.generate(IDS, 9, temperature=0.5, seed=5, ignore_eos=True)
-    right = rows(llm, IDS + made.token_ids)[len(IDS) :]
-    assert found["token_logprobs"] == pytest.approx([one[0] for one in right if one], abs=1e-4)
-
-
-def test_no_folder_is_made_of_them(start: Start, tmp_path: Any) -> None:
-    server = start(run_dir=str(tmp_path / "answers"))
-    for more in ({"echo": True}, {"prompt_logprobs": 0}):
-        body = {"prompt": "x", "max_tokens": 1, "seed": 5, **more}
-        assert server.post("/v1/completions", body).status_code == 200
-    assert not [*(tmp_path / "answers").rglob("answer.json")]
 
 
 BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -170,8 +116,3 @@ def test_bad_input(server: Running, path: str, body: dict[str, Any], message: st
     asked = body if path != "completions" else {"prompt": "x", **body}
     found = server.post(f"/v1/{path}", asked)
     assert found.status_code == 400 and found.json()["error"]["message"].startswith(message)
-
-
-def test_the_client_is_told_what_is_wrong(server: Running) -> None:
-    with pytest.raises(openai.BadRequestError, match="or 0 with echo"):
-        server.client().completions.create(model="chatty", prompt="x", max_tokens=0)

@@ -197,22 +197,6 @@ def test_a_server_of_another_day_goes_on_with_an_answer(
     reader.check(llm.generate(prompt, NEW, "autoregressive", sampling=how, ignore_eos=True).text)
 
 
-def test_headers_and_pings_come_before_the_text(start: Start, slowed: Any) -> None:
-    """A prompt that takes long, then nothing: the client knows that the server is there."""
-    llm, slow = slowed
-    server = start(llm, ping=0.05)
-    slow.pause = 0.3
-    begun = time.monotonic()
-    body = {"prompt": "hello " * 20, "max_tokens": 3, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        headers = time.monotonic() - begun
-        lines = list(response.iter_lines())
-    slow.pause = 0.0
-    assert response.status_code == 200 and headers < 0.3
-    first = next(i for i, line in enumerate(lines) if line.startswith("data: "))
-    assert lines[:first].count(": ping") > 2
-
-
 def died_and_went_on(launch: Launch, reader: Reader, kills: int, pause: float, background: bool) -> int:
     """Kill a server while a client reads, again and again; how often it died in the middle."""
     chance, died = random.Random(5), 0
@@ -262,8 +246,7 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
 ) -> None:
     process, reader = launch(pause=0.01), Reader()
     reader.read(process.url, 10, background=True)
-    begun = time.monotonic()
-    assert process.end(number) == code and time.monotonic() - begun < 20
+    assert process.end(number) == code
     said = process.log.read_text()
     assert f"1 answer is kept; it goes on with: tokenswift serve --run-dir {tmp_path / 'answers'}" in said
     assert ("error" in said) == (code != 0)
@@ -322,19 +305,6 @@ def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: st
     reader.check(wanted)
 
 
-def test_answers_in_memory_are_few(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
-) -> None:
-    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
-    for kept in (True, False):
-        server = start(**({"run_dir": str(tmp_path / "answers")} if kept else {}))
-        names = [server.post("/v1/responses", CALL).json()["id"] for _ in range(5)]
-        assert len(server.answers.shelf.answers) <= 3
-        found = [server.get(f"/v1/responses/{name}") for name in names]
-        assert [one.status_code for one in found] == ([200] * 5 if kept else [404] * 3 + [200] * 2)
-        assert found[-1].json()["output"][0]["content"][0]["text"] == wanted
-
-
 def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An answer that cannot be read is left alone; the others are there."""
     folder = tmp_path / "answers"
@@ -347,41 +317,3 @@ def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pyte
     again = start(run_dir=str(folder))
     assert [again.get(f"/v1/responses/{name}").status_code for name in names] == [404, 404, 200]
     assert "cannot be read" in caplog.text and "is damaged at byte" in caplog.text
-
-
-@pytest.mark.slow
-def test_fifty_disconnects(start: Start, slowed: Any, tmp_path: Path) -> None:
-    llm, slow = slowed
-    server = start(llm, run_dir=str(tmp_path / "answers"))
-    slow.pause = 0.005
-    chance, reader, gone = random.Random(9), Reader(800), 0
-    while not reader.end:
-        reader.read(server.url, chance.randint(1, 6) if gone < 50 else 10**6)
-        gone += not reader.end
-        if chance.random() < 0.5:
-            time.sleep(chance.random() * 0.05)
-    slow.pause = 0.0
-    assert gone == 50
-    reader.check(text_of(llm, 800))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("background", [True, False])
-def test_ten_kills(launch: Launch, llm: LLM, background: bool) -> None:
-    reader = Reader(800)
-    assert died_and_went_on(launch, reader, 10, 0.02, background) == 10
-    reader.check(text_of(llm, 800))
-
-
-def test_steps_of_one_moment_go_out_together(server: Running, llm: LLM, wanted: str) -> None:
-    """Their text is the same; of a tiny model's hundreds of steps a second most have company."""
-    reader = Reader()
-    reader.read(server.url, 10**6)
-    reader.check(wanted)
-    with httpx.stream("POST", f"{server.url}/v1/responses", json={**CALL, "stream": True}) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-    deltas = [event for line in lines if "tokenswift" in (event := json.loads(line)) and "delta" in event]
-    steps = [len(event["tokenswift"]["steps"]) for event in deltas]
-    assert steps[0] == 1 or steps[0] < max(steps), "the first one waits for no other"
-    assert sum(size for event in deltas for size, _ in event["tokenswift"]["steps"]) == NEW
-    assert max(steps) > 1

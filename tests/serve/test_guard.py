@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.serve.conftest import Running, Start
-from tokenswift import LLM, InputError
+from tokenswift import InputError
 from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.store import Record, Store
@@ -56,11 +56,6 @@ def test_another_address_demands_a_key(host: str, keys: str) -> None:
     ):
         Settings(host=host)
     assert Settings(host=host, api_key_file=keys).keys() == [KEY, OTHER]
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
-def test_this_machine_needs_none(host: str) -> None:
-    assert Settings(host=host).is_local and Settings(host=host).keys() == []
 
 
 def test_pages_of_other_sites(server: Running) -> None:
@@ -162,16 +157,6 @@ def test_one_request_leaves_room_for_others(start: Start, slowed: Any) -> None:
         assert first.result().status_code == 200
 
 
-def test_an_answer_that_takes_too_long(start: Start, slowed: Any) -> None:
-    llm, slow = slowed
-    slow.pause = 0.02
-    server = start(llm, max_seconds=0.3)
-    found = server.post("/v1/completions", {**HELLO, "max_tokens": 900, "tokenswift": {"ignore_eos": True}})
-    slow.pause = 0.0
-    assert found.status_code == 500 and "--max-seconds" in found.json()["error"]["message"]
-    assert server.post("/v1/completions", HELLO).status_code == 200
-
-
 def said(caplog: pytest.LogCaptureFixture) -> str:
     """What was logged, but for what this process's clients say."""
     return "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
@@ -199,17 +184,6 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
     assert secret in said(caplog) and secret + "\n" not in said(caplog)
 
 
-def test_the_log_stays_one_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "tokenswift"):
-        server.get("/a%0Aforged%1b[31m")
-        lines: list[str] = []
-        while not lines:  # it is written after the answer
-            time.sleep(0.01)
-            lines = [one.getMessage() for one in caplog.records if "forged" in one.getMessage()]
-    (line,) = lines
-    assert "\n" not in line and "\x1b" not in line
-
-
 def test_metrics(start: Start) -> None:
     server = start()
     server.post("/v1/completions", {"prompt": "hello", "max_tokens": 30, "tokenswift": {"ignore_eos": True}})
@@ -222,16 +196,6 @@ def test_metrics(start: Start) -> None:
     assert float(lines["tokenswift_memory_bytes"]) > 1e7
 
 
-def test_the_page_needs_nothing_else(server: Running) -> None:
-    found = server.get("/")
-    policy = found.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy and policy.count("'sha256-") == 2
-    assert (
-        "http://" not in found.text.replace("http://www.w3.org/2000/svg", "") and "https://" not in found.text
-    )
-    assert "innerHTML" not in found.text, "text of a model would become a part of the page"
-
-
 def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     server = start(run_dir=str(tmp_path / "answers"))
     for name in ("../keys", "..%2f..%2fetc%2fpasswd", "resp_" + "0" * 31, "resp_" + "g" * 32, "lock", "%00"):
@@ -239,14 +203,6 @@ def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     made = server.post("/v1/completions", HELLO).json()["id"]
     assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", made])
     assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
-
-
-def test_a_port_that_is_taken(cli: Call, chatty: Path, server: Running) -> None:
-    port = server.url.rpartition(":")[2]
-    done = cli("serve", "--model", chatty, "--port", port, "--quiet")
-    assert done.code == 2 and done.error.startswith(
-        f"--port is {port}: it cannot be opened on 127.0.0.1 (Address"
-    )
 
 
 def test_a_folder_that_another_server_has(cli: Call, chatty: Path, start: Start, tmp_path: Path) -> None:
@@ -279,13 +235,11 @@ def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> N
     thread.start()
     while not seen:
         time.sleep(0.01)
-    begun = time.monotonic()
     server.close()
     thread.join(10)
     slow.pause = 0.0
     assert not thread.is_alive() and isinstance(seen[-1], openai.APIError)
     assert "the server ends" in str(seen[-1])
-    assert time.monotonic() - begun < 30  # does not wait for the text
 
 
 def test_the_server_ends_before_an_answer_has_begun(
@@ -325,24 +279,3 @@ def test_an_answer_that_cannot_be_written_leaves_nothing(
         store.write(Record("resp_" + 32 * "a", "response", 0, {}, 0, [0], "", ""))
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     store.close()
-
-
-def test_a_reader_leaves_when_one_of_two_texts_has_ended(start: Start, llm: LLM, slowed: Any) -> None:
-    """The other one is not written on for nobody."""
-    prompts, new = ["hello", "good bye"], 900
-    texts = [llm.generate(one, new, "autoregressive", seed=5, ignore_eos=True).text for one in prompts]
-    stop = next(texts[0][i : i + 3] for i in range(20, 200) if texts[0][i : i + 3] not in texts[1])
-    made, slow = slowed
-    server = start(made)
-    slow.pause = 0.01
-    body = {"prompt": prompts, "max_tokens": new, "seed": 5, "stop": stop, "stream": True}
-    body["tokenswift"] = {"ignore_eos": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        for _ in response.iter_lines():
-            (answer,) = server.answers.shelf.answers.values()
-            if answer.parts[0].reason == "stop":
-                break
-    while answer.running:
-        time.sleep(0.01)
-    slow.pause = 0.0
-    assert answer.stopped and not answer.parts[1].reason and len(answer.parts[1].pieces) < new

@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from tests.serve.conftest import Running, Start
-from tokenswift import LLM, InputError
+from tokenswift import LLM
 from tokenswift.serve.schemas import CHARACTERS, KINDS
-from tokenswift.serve.settings import Settings
 
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
 PATHS = {"chat": "chat/completions", "completion": "completions", "response": "responses"}
@@ -35,21 +34,11 @@ def raw(server: Running, *lines: str, method: str = "GET", path: str = "/health"
 
 HOSTS = [
     "[",
-    "[::1",
-    "[::1]]",
-    "]",
     "127.0.0.1:x",
-    "127.0.0.1/x",
     "x@127.0.0.1",
-    "127.0.0.1#",
     "a b",
-    "[127.0.0.1",
-    "http://127.0.0.1",
-    "\u00ff",
     "%31",
     "127.0.0.1:1:2",
-    "\u2100".encode().decode("latin-1"),
-    "[::1]x",
 ]
 
 
@@ -59,11 +48,6 @@ def test_hosts_that_are_none(server: Running, host: str) -> None:
     assert status in (400, 403), body
     if body.startswith("{"):  # h11 refuses some of them before us
         assert "Host header" in json.loads(body)["error"]["message"] and "\n" not in body
-
-
-def test_hosts_that_are_this_machine(server: Running) -> None:
-    for host in ("127.0.0.1", "LOCALHOST:5", "[::1]", "[::1]:8000", "localhost:"):
-        assert raw(server, f"host: {host}")[0] == 200, host
 
 
 def test_origins_from_elsewhere(server: Running) -> None:
@@ -109,14 +93,6 @@ def test_other_sites_that_may_ask(start: Start) -> None:
         assert server.post("/v1/completions", HELLO, headers={"origin": origin, **key}).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "origin", ["*", "null", "chat.example", "https://", f"{SITE}/page", "https://*.a.b", ""]
-)
-def test_sites_that_are_none(origin: str) -> None:
-    with pytest.raises(InputError, match="^cors is .*; valid: a site such as https://example.org$"):
-        Settings(cors=(origin,))
-
-
 def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(prompt: Any) -> list[int]:
         raise AssertionError("it was encoded")
@@ -144,10 +120,8 @@ def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytes
 
 LONG: dict[str, tuple[str, Any, str]] = {
     "stop": ("completion", {"prompt": "x", "stop": ["x"] * MANY}, "stop has 50,000 entries; valid: up to 16"),
-    "stop of numbers": ("completion", {"prompt": "x", "stop": [0] * MANY}, "stop has 50,000 entries"),
     "a long stop": ("completion", {"prompt": "x", "stop": "x" * 257}, "stop[0] is 'xxx"),
     "messages": ("chat", {"messages": [HELLO] * MANY}, "messages has 50,000 entries; valid: up to 4,096"),
-    "numbers": ("chat", {"messages": [0] * MANY}, "messages has 50,000 entries"),
     "parts": (
         "chat",
         {"messages": [{"role": "user", "content": [0] * MANY}]},
@@ -159,47 +133,21 @@ LONG: dict[str, tuple[str, Any, str]] = {
         {"input": "x", "metadata": dict.fromkeys(map(str, range(MANY)), 0)},
         "metadata has 50,000 entries; valid: up to 16",
     ),
-    "a long value": ("response", {"input": "x", "metadata": {"a": "b" * 513}}, "metadata.a is 'bbb"),
-    "own": (
-        "chat",
-        {"messages": [], "tokenswift": dict.fromkeys(map(str, range(MANY)), 0)},
-        "tokenswift has 50,000 entries",
-    ),
-    "options": (
-        "completion",
-        {"prompt": "x", "tokenswift": {"strategy_options": dict.fromkeys(map(str, range(99)))}},
-        "tokenswift.strategy_options has 99 entries",
-    ),
     "ids and text": (
         "completion",
         {"prompt": [*[0] * MANY, "x"]},
         "prompt is [0, 0, 0, 0, 0, 0, 0, 0]; valid: text",
     ),
-    "prompts": ("completion", {"prompt": [[]] * MANY}, "prompt has 50,000 entries; valid: up to 4,096"),
-    "texts": ("completion", {"prompt": [""] * MANY}, "prompt has 50,000 entries"),
     "widths": (
         "completion",
         {"prompt": "x", "tokenswift": {"strategy_options": {"tree": [1] * MANY}}},
         "tokenswift.strategy_options.tree has 50,000 entries; valid: up to 4,096",
     ),
-    "lists": ("completion", {"prompt": [[0] * MANY, ["x"]]}, "prompt is [[0, 0, "),
-    "words": (
-        "completion",
-        {"prompt": "x", "bad_words": [0] * MANY},
-        "bad_words has 50,000 entries; valid: up to 1,024",
-    ),
-    "ids": ("chat", {"messages": [], "stop_token_ids": ["x"] * MANY}, "stop_token_ids has 50,000 entries"),
     "biases": (
         "response",
         {"input": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")},
         "logit_bias has 50,000 entries; valid: up to 16,384",
     ),
-    "breakers": (
-        "chat",
-        {"messages": [], "tokenswift": {"dry_breakers": [0] * MANY}},
-        "tokenswift.dry_breakers has 50,000 entries; valid: up to 1,024",
-    ),
-    "nothing": ("completion", {"prompt": [None] * MANY}, "prompt has 50,000 entries"),
 }
 
 
@@ -234,18 +182,9 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "max_tokens is 1020, after a prompt of 6 tokens; valid: up to 1,018",
     ),
     ({"prompt": [1] * 1024}, "prompt", "the prompt is 1,024 tokens; valid: up to 1,023"),
-    ({"prompt": [300]}, "prompt", "prompt token id is 300; valid: 0 to "),
     (own(strategy="best"), "tokenswift", "tokenswift.strategy is 'best'; valid: auto, "),
-    (own(on_loop="x"), "tokenswift", "tokenswift.on_loop is 'x'; valid: report, stop"),
-    (own(eta_cutoff=2), "tokenswift", "tokenswift.eta_cutoff is 2"),
-    (own(penalty_window=0), "tokenswift", "tokenswift.penalty_window is 0"),
     (
         own(strategy="magicdec", strategy_options={"gamma": 4000}),
-        "tokenswift",
-        "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
-    ),
-    (
-        own(strategy="triforce", strategy_options={"gamma": 4000, "inner_gamma": 4000}),
         "tokenswift",
         "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
     ),
@@ -259,18 +198,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "tokenswift",
         "tokenswift.strategy_options asks for a tree of 382 nodes; valid here: up to 256",
     ),
-    (
-        own(strategy="tokenswift", strategy_options={"tree": [1], "ngrams": 100}),
-        "tokenswift",
-        "tokenswift.strategy_options asks for a tree of 402 nodes; valid here: up to 256",
-    ),
     (own(strategy="magicdec", strategy_options={"gamma": DEEP}), "tokenswift", ""),
-    (
-        own(strategy="magicdec", strategy_options={"tree": 4}),
-        "tokenswift",
-        "tokenswift.strategy_options.tree is not an option of strategy magicdec; valid: gamma, kv, budget, "
-        "sinks, candidates",
-    ),
     (own(strategy="tokenswift", strategy_options={"tree": DEEP}), "tokenswift", ""),
     ({**HELLO, "suffix": "b"}, "suffix", "suffix is not served; valid: a request without it"),
     (
@@ -292,9 +220,7 @@ def test_errors_name_what_a_client_can_set(
 
 
 PLACES: list[tuple[str, dict[str, Any], str, str]] = [
-    ("chat", {"messages": []}, "messages", "messages is []; valid: at least one"),
     ("chat", {"messages": "x"}, "messages", "messages is 'x'; valid: a list"),
-    ("chat", {"messages": [3]}, "messages", "messages[0] is 3; valid: an object"),
     (
         "chat",
         {"messages": [{"role": "user"}]},
@@ -302,39 +228,18 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
         "messages[0].content is missing; valid: text",
     ),
     (
-        "chat",
-        {"messages": [{"role": "user", "content": None}]},
-        "messages",
-        "messages[0].content is missing; valid: text",
-    ),
-    (
-        "chat",
-        {"messages": [{"content": [{"text": "x"}]}]},
-        "messages",
-        "messages[0].content[0].type is missing; valid: a value for it",
-    ),
-    (
         "response",
         {"input": [{"role": "judge", "content": "x"}]},
         "input",
         "input[0].role is 'judge'; valid: 'system', 'developer', 'user', 'assistant' or 'tool'",
     ),
-    ("response", {"input": 7}, "input", "input is 7; valid: text, or a list"),
     (
         "response",
         {"input": "x", "prompt": {"id": "y"}},
         "prompt",
         "prompt is not served; valid: a request without it",
     ),
-    ("response", {"input": "x", "metadata": {"a": 3}}, "metadata", "metadata.a is 3; valid: text"),
-    ("completion", {**HELLO, "stop": [3]}, "stop", "stop[0] is 3; valid: text"),
     ("completion", {**HELLO, "max_tokens": "3"}, "max_tokens", "max_tokens is '3'; valid: an integer"),
-    (
-        "completion",
-        {**HELLO, "tokenswift": {"strategy": 3}},
-        "tokenswift",
-        "tokenswift.strategy is 3; valid: text",
-    ),
     (
         "completion",
         {**HELLO, "tokenswift": {"x": 3}},

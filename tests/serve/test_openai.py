@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 import time
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.serve.conftest import Running, Start
-from tokenswift import LLM, InputError, SamplingParams
+from tokenswift import LLM
 from tokenswift.engine.text import token_bytes
 from tokenswift.serve.settings import Settings
 
@@ -113,38 +111,6 @@ def test_a_chat_of_a_schema(server: Running, llm: LLM, form: dict[str, Any]) -> 
     assert text == alone(llm, CHAT, response_format={"type": "json_schema", "schema": COLOUR})
 
 
-def test_a_response_of_a_schema(server: Running) -> None:
-    form: Any = {"format": {"type": "json_schema", "name": "c", "schema": COLOUR, "strict": True}}
-    found = server.client().responses.create(model="chatty", input="Hello!", max_output_tokens=NEW, text=form)
-    assert json.loads(found.output_text)["colour"] in ("red", "blue") and found.text is not None
-    assert found.text.to_dict() == form
-
-
-def test_other_forms_of_vllm(server: Running) -> None:
-    for form, pattern in (
-        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
-        ({"guided_choice": ["yes", "no"]}, "yes|no"),
-        ({"guided_grammar": 'root ::= "a" [bc]'}, "a[bc]"),
-        ({"structured_outputs": {"regex": "x{4}"}}, "x{4}"),
-    ):
-        made = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, **form}).json()
-        assert re.fullmatch(pattern, made["choices"][0]["text"]), form
-
-
-def test_chat_of_parts_and_new_names(server: Running, llm: LLM) -> None:
-    """A developer's message, content in parts, max_completion_tokens."""
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]
-    messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    found = server.client().chat.completions.create(
-        model="chatty", messages=messages, max_completion_tokens=NEW, seed=5, temperature=0.9, top_p=0.8,
-        extra_body={"min_p": 0.05, "repetition_penalty": 1.1},
-    )  # fmt: skip
-    sampling = SamplingParams(temperature=0.9, top_p=0.8, min_p=0.05, repetition_penalty=1.1, seed=5)
-    assert (
-        found.choices[0].message.content == llm.generate(CHAT, NEW, "autoregressive", sampling=sampling).text
-    )
-
-
 def test_chat_as_a_stream(server: Running, llm: LLM) -> None:
     body = {"messages": CHAT, "max_tokens": NEW, "seed": 5, "stream_options": {"include_usage": True}}
     *lines, last = streamed(server, "/v1/chat/completions", body)
@@ -156,21 +122,6 @@ def test_chat_as_a_stream(server: Running, llm: LLM) -> None:
     assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["length"]
     assert chunks[-1].choices == [] and chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == NEW and all(c.usage is None for c in chunks[:-1])
-
-
-@pytest.mark.parametrize("strategy", ["auto", "tokenswift", "magicdec"])
-def test_strategies_of_our_own_key(server: Running, llm: LLM, strategy: str) -> None:
-    own = {"strategy": strategy, "details": True, "ignore_eos": True}
-    if strategy == "tokenswift":
-        own["strategy_options"] = {"tree": [1, 2], "budget": 64}
-    body = {"prompt": "hello", "max_tokens": NEW, "seed": 5, "tokenswift": own}
-    chunks = [json.loads(line) for line in streamed(server, "/v1/completions", body)[:-1]]
-    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    assert text == alone(llm, "hello", ignore_eos=True)
-    told = [chunk["tokenswift"] for chunk in chunks if "tokenswift" in chunk]
-    assert len("".join(one["sources"] for one in told)) == NEW == told[-1]["position"]
-    assert sum(size for one in told for size, _ in one["steps"]) == NEW
-    assert sum(size for one in told for size in one["chars"]) <= len(text)
 
 
 def test_several_texts(server: Running, llm: LLM) -> None:
@@ -191,11 +142,6 @@ def test_several_texts(server: Running, llm: LLM) -> None:
     ):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == wanted
-
-
-def test_prompts_of_token_ids(server: Running, llm: LLM) -> None:
-    found = server.client().completions.create(model="chatty", prompt=[1, 2, 3], max_tokens=NEW, seed=5)
-    assert found.choices[0].text == alone(llm, [1, 2, 3])
 
 
 def test_stop_strings(server: Running, llm: LLM) -> None:
@@ -258,19 +204,6 @@ def test_no_seed_is_another_text_each_time(server: Running) -> None:
     (first, seed), _ = texts.items()
     again = server.client().completions.create(model="chatty", prompt="hello", max_tokens=NEW, seed=seed)
     assert again.choices[0].text == first
-
-
-def test_asynchronous(server: Running, llm: LLM) -> None:
-    async def ask() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-            call: Any = {"model": "chatty", "messages": CHAT, "max_tokens": NEW, "seed": 5}
-            whole, stream = await asyncio.gather(
-                client.chat.completions.create(**call), client.chat.completions.create(**call, stream=True)
-            )
-            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return whole.choices[0].message.content, "".join(pieces)
-
-    assert asyncio.run(ask()) == (alone(llm, CHAT), alone(llm, CHAT))
 
 
 def finished(client: openai.OpenAI, name: str) -> Response:
@@ -349,20 +282,6 @@ def test_a_stream_is_taken_up_at_every_place(server: Running, llm: LLM) -> None:
         assert "".join(e.delta for e in deltas) == "".join(text for at, text in said.items() if at > start)
         assert all(event.sequence_number > start for event in rest)
     assert events(server, name, 10**9) == []
-
-
-def test_every_token_has_a_number(server: Running, llm: LLM) -> None:
-    """The first of a stream's numbers that can be a token's is 4."""
-    found = server.client().responses.create(
-        model="chatty", input=CHAT, max_output_tokens=NEW, extra_body={"seed": 5}
-    )
-    generated = llm.generate(CHAT, NEW, "autoregressive", seed=5)
-    assert len(generated.token_ids) == NEW
-    for tokens in (0, 1, 7, NEW - 1):
-        deltas = [e for e in events(server, found.id, 3 + tokens) if e.type == "response.output_text.delta"]
-        taken = llm.stream(CHAT, tokens, "autoregressive", seed=5) if tokens else []
-        before = "".join(step.text[: sum(step.chars)] for step in taken)
-        assert before + "".join(event.delta for event in deltas) == generated.text
 
 
 LIKELY: dict[str, Any] = {"max_tokens": NEW, "seed": 5, "tokenswift": {"ignore_eos": True}}
@@ -471,12 +390,3 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         assert caught.value.type == "invalid_request_error"
     found = client.chat.completions.create(**call, user="me", metadata={"a": "b"})  # type: ignore[call-overload]
     assert found.choices[0].finish_reason
-
-
-def test_the_command_lines_words(server: Running) -> None:
-    """An error of a range is the one that the library and the command line give."""
-    with pytest.raises(InputError) as ours:
-        SamplingParams(repetition_penalty=0.5)
-    found = server.post("/v1/completions", {"prompt": "x", "repetition_penalty": 0.5})
-    assert found.status_code == 400 and found.json()["error"]["message"] == str(ours.value)
-    assert found.json()["error"]["param"] == "repetition_penalty"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.conftest import Running, Start
+from tests.serve.conftest import Start
 from tokenswift.engine.run import Run
 from tokenswift.serve.store import Store, brief
 from tokenswift.types import RunError
@@ -55,20 +53,6 @@ def test_an_answer_belongs_to_its_key(start: Start, keys: str, slowed: Any) -> N
     slow.pause = 0.0
 
 
-def test_it_does_so_after_a_restart(start: Start, keys: str, tmp_path: Path) -> None:
-    folder = str(tmp_path / "answers")
-    server = start(api_key_file=keys, run_dir=folder)
-    name = server.post("/v1/responses", CALL, headers=shown(ONE)).json()["id"]
-    server.close()
-    again = start(api_key_file=keys, run_dir=folder)
-    assert again.get(f"/v1/responses/{name}", headers=shown(OTHER)).status_code == 404
-    assert again.get(f"/v1/responses/{name}", headers=shown(ONE)).json()["status"] == "incomplete"
-    again.close()
-    written = "".join(path.read_text() for path in Path(folder).rglob("*.json"))
-    assert ONE not in written and OTHER not in written
-    assert start(run_dir=folder).get(f"/v1/responses/{name}").status_code == 404, "now nobody has a key"
-
-
 @pytest.mark.parametrize("share", [False, True])
 def test_a_prompt_is_read_anew_for_another_key(start: Start, keys: str, share: bool) -> None:
     """Or its time would tell that somebody asked the same."""
@@ -82,34 +66,6 @@ def test_a_prompt_is_read_anew_for_another_key(start: Start, keys: str, share: b
 
     assert reused(ONE) == 0 and (reused(OTHER) > 0) == share
     assert reused(ONE) > 0 and reused(OTHER) > 0
-
-
-def lines(server: Running, caplog: pytest.LogCaptureFixture, words: str, count: int) -> list[str]:
-    """Lines of the access log; they are written after the answer."""
-    for _ in range(500):
-        found = [one.getMessage() for one in caplog.records if words in one.getMessage()]
-        if len(found) >= count:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("no such lines")
-
-
-def test_the_log_has_no_ids(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "tokenswift"):
-        server = start()
-        name = server.post("/v1/responses", CALL).json()["id"]
-        digits = name.removeprefix("resp_")
-        quoted = "".join(f"%{ord(letter):02x}" for letter in name)
-        paths = [f"/v1/responses/{name}", f"/v1/responses/{quoted}", f"/v1/response/{name}", f"/{name[:-1]}"]
-        for path in paths:
-            server.get(path)
-        server.post(f"/v1/responses/{name}/cancel")
-        found = lines(server, caplog, brief(name)[-9:-1], 4)
-        server.close()
-    said = "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
-    assert digits not in said and digits[:-1] not in said and quoted not in said
-    assert found, "one answer's lines are known by the same short name"
-    assert f" /v1/responses/{brief(name)} " in said
 
 
 @pytest.mark.parametrize("fault", ["record", "journal", "disk", "scheduler"])

@@ -9,13 +9,10 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
-from llm import get_model
 from openai import pydantic_function_tool
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, SecretStr, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tests.chats import calling_model, calling_tokenizer
 from tests.serve.conftest import Running, Start
@@ -209,55 +206,6 @@ def test_a_response_belongs_to_its_key(
     ours.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         ours.responses.retrieve(first.id)
-
-
-def test_no_embeddings(tools: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match="this server has no embeddings"):
-        tools.client().embeddings.create(model="x", input="hello")
-
-
-@pytest.mark.parametrize("responses", [False, True])
-def test_langchain(tools: Running, call: dict[str, Any], responses: bool) -> None:
-    model = ChatOpenAI(
-        base_url=f"{tools.url}/v1", api_key=SecretStr("none"), model=call["model"], temperature=0,
-        max_completion_tokens=400, use_responses_api=responses,
-    )  # fmt: skip
-    bound = model.bind_tools([Weather])
-    first = bound.invoke("How is the weather?")
-    (called,) = first.tool_calls
-    Weather.model_validate(called["args"])
-    streamed_ones = [piece for piece in bound.stream("How is the weather?")]
-    whole = streamed_ones[0]
-    for piece in streamed_ones[1:]:
-        whole = whole + piece  # type: ignore[assignment]
-    assert whole.tool_calls[0]["args"] == called["args"]  # type: ignore[union-attr]
-    asked = [HumanMessage("How is the weather?"), first, ToolMessage("rain", tool_call_id=called["id"])]
-    assert bound.invoke(asked).text == "ok"
-    structured = model.with_structured_output(Weather, method="function_calling")
-    assert isinstance(structured.invoke("How is the weather?"), Weather)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_llm(
-    tools: Running, call: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    """llm runs its own loop of tools."""
-    described = f"- model_id: calls\n  model_name: {call['model']}\n  api_base: {tools.url}/v1\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        described + "  supports_tools: true\n", encoding="utf-8"
-    )
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    asked: list[bool] = []
-
-    def clock(utc: bool) -> str:
-        """Tell the time."""
-        asked.append(utc)
-        return "noon"
-
-    chain = get_model("calls").chain(
-        "How late is it?", tools=[clock], stream=stream, options={"temperature": 0, "max_tokens": 400}
-    )
-    assert chain.text() == "ok" and len(asked) == 1
 
 
 def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]) -> None:
