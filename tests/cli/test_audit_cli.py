@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.audit.compare import shipped_prompts, split_prompts
 from tokenswift.cli import options
 
 SHORT = ("--tokens", "12")
@@ -43,13 +42,6 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     assert all(row["tokens"] == 12 for row in texts)
     assert record["distributions"] == []
     assert record["dtype"] == "float32" and record["versions"]["torch"]
-
-
-def test_a_text_as_an_argument(cli: Call, tiny: Path) -> None:
-    done = cli("audit", "It was a dark", "--model", tiny, "--tokens", "4", "--json", "a.json")
-    assert done.code == 0 and "prompt 1 of 1" in done.err, done
-    rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
-    assert rows and {row["prompt"] for row in rows} == {1}
 
 
 def test_quickly(cli: Call, tiny: Path, prompts: Path) -> None:
@@ -154,18 +146,6 @@ def test_bad_input_is_one_line(
     assert done.code == 2 and done.out == ""
     for word in words:
         assert word in done.error
-
-
-def test_an_empty_prompt_file_is_refused(cli: Call, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n---\n\n", encoding="utf-8")
-    done = cli("audit", "--prompts", empty)
-    assert done.code == 2 and "--prompts" in done.error and "no text" in done.error
-
-
-def test_prompts_are_split_at_lines_of_dashes() -> None:
-    assert split_prompts("a\n\nb\n---\n\n---\n c -- d\n") == ["a\n\nb", "c -- d"]
-    assert len(shipped_prompts()) == 3
 
 
 def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.cli import bench
 
 SMALL = ("--contexts", "24,48", "--rows", "1,3", "--repeats", "2", "-n", "6")
 
@@ -63,13 +62,3 @@ def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path, words: tuple[s
     (tmp_path / "cwd" / "t.txt").write_text("ab")
     done = cli("bench", "--model", tiny, "--quiet", *words)
     assert done.code == 2 and done.error.startswith(line) and done.out == "", done.err
-
-
-def test_turns_and_spread() -> None:
-    """Forth and back, so that none is always first; the first round does not count."""
-    order: list[str] = []
-    found = bench.in_turns(["a", "b"], lambda name: float(order.append(name) or len(order)), 2)
-    assert order == ["a", "b", "b", "a", "a", "b"] and found == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
-    spread = bench.spread([3.0, 1.0, 2.5])
-    assert (spread["median"], spread["least"], spread["most"]) == (2.5, 1.0, 3.0)
-    assert bench.cell(spread) == "2.5 (1.0–3.0)" and bench.cell(spread, 2) == "2.50 (1.00–3.00)"

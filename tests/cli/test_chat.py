@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -19,10 +18,8 @@ from tests.chats import TEMPLATE, chat_tokenizer
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift import config
 from tokenswift.cli import chat as module
-from tokenswift.cli import options
-from tokenswift.cli.keys import Editor, Typed
-from tokenswift.cli.signals import Interrupted
-from tokenswift.cli.talk import Chat, figures
+from tokenswift.cli.keys import Typed
+from tokenswift.cli.talk import Chat
 from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefixes import Prefixes
@@ -30,14 +27,8 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.stream import Stream
 from tokenswift.runs import folder as folders
-from tokenswift.types import RunError, Step
+from tokenswift.types import Step
 
-SETTINGS = (
-    *("temperature", "top-k", "top-p", "min-p", "eta-cutoff", "repetition-penalty"),
-    *("penalty-window", "seed", "greedy", "presence-penalty", "frequency-penalty", "dry-multiplier"),
-    *("dry-base", "dry-allowed-length", "dry-range", "dry-breakers", "logit-bias", "min-tokens"),
-    *("bad-words", "max-new-tokens"),
-)
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
 
 
@@ -105,31 +96,6 @@ def test_the_same_words_are_treated_the_same_however_they_come(
         assert line.startswith(begins), (argv, line)
         assert record["prompt_tokens"] == tokens, argv
         assert record["sampling"] == sampling, argv
-
-
-def test_the_record_names_what_drafted(generate: Callable[..., tuple[str, dict[str, Any]]]) -> None:
-    _, record = generate("Hi", "--strategy", "magicdec")
-    assert (record["heads"], record["draft_source"]) == (None, "partial passes")
-    assert sum(record["token_sources"].values()) == 6
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("Hi", "--raw", "--chat"), "--continue and --chat given; valid: one of them"),
-        (("Hi", "--raw", "--system", "x"), "--continue and --system given; valid: one of them"),
-        (("Hi", "--raw", "--system", ""), "--continue and --system given; valid: one of them"),
-        (("--prompt-ids", "1", "--chat"), "--prompt-ids and --chat given; valid: --chat with text"),
-        (("--prompt-ids", "1", "--system", "x"), "--prompt-ids and --system given; valid: --system with"),
-    ],
-)
-def test_options_that_contradict_each_other(
-    cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    for command in ("generate", "plan"):
-        done = cli(command, *argv)
-        assert done.code == 2 and done.error.startswith(words), done
 
 
 def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
@@ -205,23 +171,6 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
     assert "4 messages written to c.json" in done.err and "cut off by max-new-tokens" in done.err
 
 
-def test_a_chat_without_a_seed_varies_and_says_what_repeats_it(talk: Callable[..., Outcome]) -> None:
-    lines = b"Hello\n/save c.json\n"
-    seen: dict[str, str] = {}
-    for _ in range(3):
-        done = talk(lines, "-v", seed=())
-        said = re.findall(r"temperature 0.7, min-p 0.05; --seed (\d+) repeats", done.err)
-        assert done.code == 0 and len(said) == 1, done
-        assert f"2 messages written to c.json (--seed {said[0]} repeats them)" in done.err
-        seen[said[0]] = done.out
-        Path("c.json").unlink()
-        assert talk(lines, seed=("-s", said[0])).out == done.out
-        Path("c.json").unlink()
-    assert len(seen) == len(set(seen.values())) == 3
-    quiet = talk(lines, seed=())
-    assert "repeats the answers" not in quiet.err
-
-
 def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
     """The beginning of the conversation is copied, but for the rows that drafting starts from."""
     known = Prefixes(1 << 30)
@@ -243,11 +192,6 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
     ours, whole = read[::2], read[1::2]
     assert ours[0] == whole[0] and known.reused == sum(whole) - sum(ours)
     assert all(0 < one < all_ - 20 for one, all_ in zip(ours[1:], whole[1:], strict=True)), (ours, whole)
-
-
-def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> None:
-    done = talk(b"Hi\n/reset\n/save c.json\n/exit\nnot asked\n", "--system", "Be brief.", "--quiet")
-    assert done.code == 0 and done.err == "" and messages_of() == [("system", "Be brief.")]
 
 
 @pytest.mark.parametrize(
@@ -284,37 +228,11 @@ def test_what_ends_a_piped_chat(talk: Callable[..., Outcome], lines: bytes, word
     assert done.code == 2 and words in done.error, done
 
 
-def test_paths_are_no_commands_and_answers_fit_the_positions(talk: Callable[..., Outcome]) -> None:
-    done = talk(b"/usr/bin is what?\n/save c.json\n")
-    assert done.code == 0 and messages_of()[0] == ("user", "/usr/bin is what?")
-    done = talk(b"x" * 492 + b"\n")
-    assert done.code == 0 and "cut off by the model's positions" in done.err, done.err
-
-
 def test_no_file_is_replaced_that_the_chat_has_not_made(talk: Callable[..., Outcome]) -> None:
     Path("mine.json").write_text("mine")
     done = talk(b"/save new.json\nHi\n/save new.json\n/save mine.json\n", "--quiet")
     assert done.code == 2 and done.error.startswith("/save mine.json: it is there already")
     assert len(messages_of("new.json")) == 2 and Path("mine.json").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("--max-new-tokens", "0"), "--max-new-tokens is 0"),
-        (("--top-p", "2"), "--top-p is 2.0"),
-        (("--strategy", "magic"), "--strategy is 'magic'"),
-        (("--gamma", "2"), "--gamma"),
-        (("--rope-scaling", "linear"), "--rope-scaling is 'linear'"),
-        (("--heads", "nowhere"), "--heads is 'nowhere'"),
-        (("--history", "no/such/folder/h"), "--history no/such/folder/h cannot be written"),
-        (("Hello",), "unexpected argument 'Hello'"),
-    ],
-)
-def test_bad_input(cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str) -> None:
-    monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    done = cli("chat", *argv)
-    assert done.code == 2 and words in done.error, done
 
 
 def test_a_saved_conversation_is_gone_on_with(talk: Callable[..., Outcome]) -> None:
@@ -334,24 +252,11 @@ USER, ANSWER = '{"role": "user", "content": "a"}', '{"role": "assistant", "conte
     [
         (None, "/load f cannot be read (No such file"),
         (b"user:\nHello", "/load f: JSON is malformed"),
-        (b"[" * 100_000, "/load f: "),
-        (b'[{"role": "user", "content": "caf\xe9"}]', "/load f: "),
-        ('{"messages": []}', "/load f: Expected `array`, got `object`"),
         (f"[{USER}, 7]", "/load f: Expected `object`, got `int` - at `$[1]`"),
         (f'[{USER}, {{"role": "assistant"}}]', "missing required field `content` - at `$[1]`"),
-        (f'[{{"role": "user", "content": "a", "id": 1}}, {ANSWER}]', "unknown field `id` - at `$[0]`"),
-        (f'[{{"role": "tool", "content": "a"}}, {ANSWER}]', "Invalid enum value 'tool' - at `$[0].role`"),
-        (f'[{{"role": ["user"], "content": "a"}}, {ANSWER}]', "got `array` - at `$[0].role`"),
-        (f'[{{"role": "user", "content": ["a"]}}, {ANSWER}]', "got `array` - at `$[0].content`"),
         (f'[{{"role": "user", "content": ""}}, {ANSWER}]', "message 1 is empty"),
-        (f'[{{"role": "user", "content": "\\ud800"}}, {ANSWER}]', "/load f: "),
         (f"[{USER}]", "its last message has no answer"),
-        (f"[{USER}, {USER}]", "message 2 is of role user, not assistant"),
         (f"[{ANSWER}]", "message 1 is of role assistant, not user"),
-        (
-            f'[{USER}, {ANSWER}, {{"role": "system", "content": "c"}}]',
-            "message 3 is of role system, not user",
-        ),
         (f"[{USER.replace('a', 'a' * 600)}, {ANSWER}]", "the conversation has 6"),
     ],
 )
@@ -361,22 +266,6 @@ def test_what_load_refuses(talk: Callable[..., Outcome], content: bytes | str | 
     done = talk(b"/load f\n", "--quiet")
     assert done.code == 2 and words in done.error and done.out == "", done
     assert len(done.err) < 500
-
-
-def test_load_needs_a_file(talk: Callable[..., Outcome]) -> None:
-    assert talk(b"/load\n", "--quiet").error == "/load has no file; valid: /load FILE"
-    Path("f").mkdir()
-    assert "/load f cannot be read (it is a folder)" in talk(b"/load f\n", "--quiet").error
-
-
-def test_a_message_of_several_lines(talk: Callable[..., Outcome]) -> None:
-    done = talk(
-        b'"""one\r\n\n/help\nfour"""\n"""five"""\n"""\nsix\n"""\n/save c.json\n"""seven\n/save d.json'
-    )
-    assert done.code == 0, done
-    questions = [content for role, content in messages_of() if role == "user"]
-    assert questions == ["one\n\n/help\nfour", "five", "six"]
-    assert "d.json" not in done.files and done.err.count(" tokens/s") == 4
 
 
 def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
@@ -398,14 +287,6 @@ def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
     assert "1 message written to b.json\n" in done.err and "0 messages written to d.json" in done.err
 
 
-def test_the_system_text_is_part_of_what_the_model_reads(talk: Callable[..., Outcome], chatty: Path) -> None:
-    done = talk(b"Hello\n/system Be brief.\nAnd then?\n/save c.json\n", "--greedy")
-    assert done.code == 0, done
-    said = [{"role": role, "content": content} for role, content in messages_of()]
-    with LLM(chatty) as llm:
-        assert llm.generate(said[:-1], 6, greedy=True).text == said[-1]["content"]
-
-
 def test_a_template_without_system_messages_is_told_with_the_first_message(real: LLM) -> None:
     chat = Chat(real, 4)
     refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
@@ -415,50 +296,6 @@ def test_a_template_without_system_messages_is_told_with_the_first_message(real:
         assert chat.take("/system Be brief.") and chat.take("Hello") and len(chat.turns) == 1
         told = [{"role": "user", "content": "Be brief.\n\nHello"}]
         assert real.encode(chat.messages[:-1]) == real.encode(told)
-
-
-def test_settings_are_shown_and_changed(talk: Callable[..., Outcome]) -> None:
-    lines = (
-        b"/set\n/set temperature 0.25\n/set top_p=0.5\n/set --max-new-tokens 3\nHello\n/set\n"
-        b"/set temperature 0\n/set min-p 0.2\n/set temperature 2\n/set greedy\n/set greedy off\n/set\n"
-        b"/save c.json\n"
-    )
-    done = talk(lines)
-    assert done.code == 0, done
-    words = [" ".join(line.split()[:2]) for line in done.err.splitlines()]
-    first, second, third = (
-        {name: words[place + i].split()[1] for i, name in enumerate(SETTINGS)}
-        for place in [
-            i for i, line in enumerate(words) if line.startswith("temperature ") and "is" not in line
-        ]
-    )
-    usual = ["0.7", "0", "1", "0.05", "0", "1", "1024", "0", "off", "0", "0", "0", "1.75", "2", "-1"]
-    usual += ["'\\n',':','\"','*'", "none", "0", "none", "6"]
-    assert list(first.values()) == usual
-    assert first | {"temperature": "0.25", "top-p": "0.5", "max-new-tokens": "3"} == second
-    assert second | {"temperature": "2", "min-p": "0.2"} == third
-    assert "temperature is 0.25" in done.err and "greedy is on" in done.err
-    assert "greedy decoding takes the likeliest token: min-p without effect" in done.err
-    assert "(3 tokens, " in done.err and "repeats them" not in done.err
-
-
-def test_help_names_the_sampling_of_answers(cli: Call) -> None:
-    shown = " ".join(cli("chat", "--help").out.split())
-    for words in (
-        "default: 0.7",
-        "1 is off; default: 1.0",
-        "keeps all; default: 0.05",
-        "default: a new one",
-    ):
-        assert words in shown, words
-    assert "1.2" not in shown
-
-
-def test_settings_act_as_the_options_do(talk: Callable[..., Outcome]) -> None:
-    one = talk(b"Hello\n", "--quiet", "--temperature", "0.9", "--top-k", "7", seed=("--seed", "5"))
-    other = talk(b"/set temperature 0.9\n/set top-k 7\n/set seed 5\nHello\n", "--quiet")
-    plain = talk(b"Hello\n", "--quiet")
-    assert one.code == other.code == 0 and one.out == other.out != plain.out
 
 
 def test_retry_writes_another_answer_with_the_next_seed(talk: Callable[..., Outcome]) -> None:
@@ -485,33 +322,6 @@ def test_undo_takes_the_last_turn_back(talk: Callable[..., Outcome]) -> None:
     assert "2 messages written to b.json (--seed 0 repeats them)\n" in done.err  # the kept answers
     told = talk(b"/system Be brief.\nHello\n/undo\n").err
     assert "taken back: 'Hello' and its answer; 0 messages left\n" in told  # the instructions are none
-
-
-def test_names_that_other_programs_have(talk: Callable[..., Outcome]) -> None:
-    done = talk(b"Hello\n/regen\n/reset\n/?\n/bye\nnot asked\n")
-    assert done.code == 0 and "with seed 1" in done.err and "a new conversation" in done.err
-    assert all(name in done.err for name in ("/system TEXT", "/clear", "Ctrl-J", '"""'))
-
-
-def test_retry_that_fails_keeps_the_answer(real: LLM) -> None:
-    chat = Chat(real, 6, sampling=SamplingParams(seed=3))
-    chat.take("Hello")
-    kept = chat.messages
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat, "_llm", Slow(real, signal.SIGINT, 0))  # Ctrl-C while it reads
-        assert chat.take("/retry") and chat.messages == kept
-        patch.setattr(real, "start", lambda *_: (_ for _ in ()).throw(RunError("out of memory")))
-        patch.setattr(chat, "_llm", real)
-        with pytest.raises(RunError):
-            chat.take("/retry")
-    assert chat.messages == kept and chat.settings.sampling.seed == 5
-
-
-def test_a_message_without_an_answer_is_asked_again(real: LLM) -> None:
-    chat = Chat(Slow(real, signal.SIGINT, 0), 6)
-    assert chat.take("Hello") and chat.messages == []
-    chat._llm = real
-    assert chat.take("/retry") and chat.messages[0]["content"] == "Hello" and len(chat.turns) == 1
 
 
 # ---- chat, interrupted ------------------------------------------------------------------------------------
@@ -567,17 +377,6 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(real: LLM, capsys: pytest.CaptureFi
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_before_the_answer_leaves_the_conversation_as_it_was(real: LLM) -> None:
-    chat = Chat(Slow(real, signal.SIGINT, 0), 40)
-    assert chat.take("Hello") and chat.messages == []
-
-
-def test_a_termination_ends_the_chat(real: LLM) -> None:
-    with pytest.raises(Interrupted) as ended:
-        Chat(Slow(real, signal.SIGHUP, 2), 40).take("Hello")
-    assert ended.value.code == 129
-
-
 # ---- chat, in a terminal ----------------------------------------------------------------------------------
 
 
@@ -610,40 +409,3 @@ def _parsed(*argv: str) -> Any:
     from tokenswift.cli.main import build_parser
 
     return build_parser()[0].parse_args(["chat", *argv])
-
-
-def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prompt_toolkit.application import create_app_session
-    from prompt_toolkit.input import create_pipe_input
-    from prompt_toolkit.output import DummyOutput
-
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        ask = Editor(None)
-        keys.send_text("one\x1b\rtwo\nthree\r")  # Alt-Enter, Ctrl-J, Enter
-        assert ask() == "one\ntwo\nthree"
-        keys.send_text("\x1b[A\r")  # arrow up
-        assert ask() == "one\ntwo\nthree"
-        keys.send_text('"""one\rtwo\r"""\r')
-        assert ask() == '"""one\ntwo\n"""'
-        keys.send_text('/system """one\rtwo"""\r')
-        assert ask() == '/system """one\ntwo"""'
-        keys.send_text("gone\x03")
-        with pytest.raises(KeyboardInterrupt):
-            ask()
-        keys.send_text("\x04")
-        with pytest.raises(EOFError):
-            ask()
-        file = tmp_path / "cache" / "chat-history"
-        assert file.stat().st_mode & 0o777 == 0o600 and "+one" in file.read_text()
-        again = Editor(str(tmp_path / "other"))
-        keys.send_text("three\r")
-        assert again() == "three" and "+three" in (tmp_path / "other").read_text()
-        Editor("none")
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "other"]
-
-
-def test_figures_say_why_an_answer_was_cut(real: LLM) -> None:
-    done = real.generate("Hi", 4, ignore_eos=True)
-    assert figures(done, 4).endswith("; cut off by max-new-tokens, see /set")
-    assert figures(done, 9).endswith("; cut off by the model's positions")

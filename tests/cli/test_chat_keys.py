@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import termios
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,61 +146,6 @@ def test_lines_typed_during_an_answer_are_kept_and_run(session: Session) -> None
     (session.folder / "go").touch()
     assert session.wait() == 0, session.screen
     assert session.messages() == ["Hello", "Größe?", "right"]
-
-
-def test_ctrl_c_throws_no_typed_line_away(session: Session) -> None:
-    begin(session)
-    session.type(b"And you?\r/save c.json\r")
-    time.sleep(0.2)
-    session.type(b"\x03")
-    (session.folder / "go").touch()
-    session.until((session.folder / "c.json").exists)
-    session.type(b"/exit\r")
-    assert session.wait() == 0, session.screen
-    assert session.messages() == ["Hello", "And you?"] and b"(stopped)" in session.screen
-
-
-@pytest.mark.slow
-def test_ctrl_j_and_three_quotes_begin_new_lines(session: Session) -> None:
-    begin(session)
-    session.type(b'one\ntwo\r"""three\r\r/help\r"""\r/system """four\rfive"""\r')
-    (session.folder / "go").touch()
-    session.type(b"/save c.json\r/exit\r")
-    assert session.wait() == 0, session.screen
-    assert session.messages() == ["Hello", "one\ntwo", "three\n\n/help"]
-    assert json.loads((session.folder / "c.json").read_text())[0]["content"] == "four\nfive"
-
-
-@pytest.mark.slow
-def test_what_is_typed_before_the_chat_begins_is_a_message(session: Session) -> None:
-    session.type(b"Hello\r")  # the terminal makes Ctrl-J of Enter, as nobody has told it otherwise
-    (session.folder / "go").touch()
-    session.until(lambda: b"loading" in session.screen)
-    session.type(b"And then?\r/save c.json\r")
-    session.until((session.folder / "c.json").exists)
-    session.type(b"/exit\r")
-    assert session.wait() == 0, session.screen
-    assert session.messages() == ["Hello", "And then?"]
-
-
-@pytest.mark.slow
-def test_no_word_of_an_answer_is_cut(session: Session) -> None:
-    text = "The quick brown fox jumps over the lazy dog, and the considerable remainder of it does so, too."
-    pieces = [
-        "The qu",
-        "ick brown fox",
-        " jumps over the la",
-        "zy dog, and the considerab",
-        "le remainder of it",
-    ]
-    (session.folder / "say").write_text("|".join([*pieces, text.removeprefix("".join(pieces))]))
-    begin(session)
-    (session.folder / "go").touch()
-    session.type(b"/help\r/save c.json\r/exit\r")
-    assert session.wait() == 0, session.screen
-    assert textwrap.fill(text, 39) + "\n(" in session.texts()
-    assert json.loads((session.folder / "c.json").read_text())[1]["content"] == text
-    assert all(len(line) < 40 for line in session.texts().partition("Enter sends")[2].splitlines()[:8])
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.cli.conftest import Call, Outcome, Terminal, chatty_model, on_a_terminal
+from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift.cli.escapes import COMMANDING, visible
 
 LENGTH = ("--max-new-tokens", "120", "--ignore-eos", "--seed", "3")
@@ -33,16 +29,6 @@ NASTY = {
 def test_each_kind(text: str) -> None:
     assert visible(text) == NASTY[text]
     assert "".join(map(visible, text)) == NASTY[text]  # split over steps, in the worst way
-
-
-@given(st.text())
-def test_nothing_commands_and_json_stays_json(text: str) -> None:
-    shown = visible(text)
-    assert not COMMANDING.search(shown)
-    assert all(unicodedata.category(c) != "Cc" or c in "\t\n" for c in shown)
-    assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
-    if not COMMANDING.search(text):
-        assert shown == text
 
 
 @pytest.fixture
@@ -80,35 +66,3 @@ def test_chat(cli: Call, roomy: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "in").write_text("Hello\n")
     argv = ("chat", "--model", roomy, "--max-new-tokens", "120", "--temperature", "1", "--quiet", "-s", "3")
     check(*(done.out for done in three_ways(cli, monkeypatch, *argv, stdin=tmp_path / "in")))
-
-
-def test_resume(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ("generate", "hello", "--raw", "--model", roomy, *LENGTH, "--quiet", "--run-dir", "run")
-    assert cli(*argv).code == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", Terminal(sys.stdout))
-        shown = cli("resume", "run", "--max-new-tokens", "300", "--quiet")
-        raw = cli("resume", "run", "--max-new-tokens", "600", "--quiet", "--raw-output")
-    assert shown.code == raw.code == 0
-    assert shown.out and not COMMANDING.search(shown.out) and COMMANDING.search(raw.out)
-
-
-def test_demo(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ("demo", "--model", roomy, "--max-new-tokens", "120", "--quiet")
-    shown = [done.out for done in three_ways(cli, monkeypatch, *argv)]
-    texts = [re.split("(?:\x1b\\[1m)?strategy\\b", text)[0] for text in shown]
-    check(*texts)
-
-
-@pytest.mark.parametrize("raw", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_real_terminal(roomy: Path, raw: bool) -> None:
-    argv = ["generate", "hello", "--raw", "--model", str(roomy), *LENGTH, "--output", str(roomy / "text")]
-    done = on_a_terminal(*argv, *(["--raw-output"] if raw else []), streams=(1,))
-    text = (roomy / "text").read_bytes().decode()
-    expected = (text if raw else visible(text)).encode()
-    assert done.code == 0 and done.screen.removesuffix(b"\n") == expected.removesuffix(b"\n")
-
-
-def test_messages_command_no_terminal_either() -> None:
-    done = on_a_terminal("generate", "hi", "--output", "\x1b]0;t\x07/x")
-    assert done.code == 2 and b"\x1b" not in done.screen and b"\\u001b]0;t\\u0007" in done.screen

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Call, Stream
-from tokenswift.cli import demo
+from tests.cli.conftest import Call
 from tokenswift.cli import output as output_module
-from tokenswift.cli.output import TextSink, check_writable, write_json
-from tokenswift.cli.progress import Progress, duration, mode_of, summary
+from tokenswift.cli.output import TextSink, write_json
 from tokenswift.engine import stream
-from tokenswift.engine.run import Run
-from tokenswift.types import Generation, InputError, Metrics, RunError, Step
-
-STEP = Step(token_ids=(1, 2), drafted=3, accepted=1, ngram_accepted=0, gamma=2, text="ab")
-METRICS = Metrics(95, 0, 0.37, 0.1, 2.1, 0.2, 24.7, 8.1, 0.4, (0.9, 1.0, 1.0, 1.0), {"draft": 0.1})
-RESULT = Generation([1, 2], "ab", "length", METRICS, 3)
+from tokenswift.types import RunError, Step
 
 
 def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
@@ -166,13 +157,6 @@ def test_failures_keep_the_text(
     assert done.files == ["t"]
 
 
-def test_debug_shows_the_traceback(cli: Call) -> None:
-    done = cli("generate", "x", "--top-p", "2", "--debug")
-    assert (
-        done.code == 2 and "Traceback" in done.err and done.err.splitlines()[-1].startswith("error: --top-p")
-    )
-
-
 def test_a_full_disk() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
@@ -198,95 +182,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "r.json"]
 
 
-def test_check_writable_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_writable("--json", str(tmp_path / "new")) == tmp_path / "new"
-    assert list(tmp_path.iterdir()) == []
-    assert check_writable("--json", "/dev/null") == Path("/dev/null")
-    assert check_writable("--json", None) is None
-    (tmp_path / "old").write_text("old")
-    monkeypatch.setattr(output_module.os, "access", lambda *_: False)
-    with pytest.raises(InputError, match="--json .*old cannot be written .no right"):
-        check_writable("--json", str(tmp_path / "old"))
-
-
 # ---- progress ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("err", "out", "expected"), [(0, 0, "plain"), (0, 1, "plain"), (1, 0, "live"), (1, 1, "title")]
-)
-def test_progress_by_place(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], err: int, out: int, expected: str
-) -> None:
-    stderr, stdout = Stream(bool(err)), Stream(bool(out))
-    assert mode_of(stderr, stdout) == expected  # type: ignore[arg-type]
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", stderr)
-        patch.setattr(sys, "stdout", stdout)
-        progress = Progress(total=100)
-    for _ in range(24):
-        progress.update(STEP)
-        clock[0] += 1
-    line = "24 of 100 tokens, 2.0 tokens/s, ETA 0:38"
-    shown = line.replace("24 of 100", "22 of 100").replace("0:38", "0:39")
-    if expected == "plain":
-        assert stderr.text.splitlines() == [shown, shown.replace("22 of", "42 of").replace("0:39", "0:29")]
-    else:
-        assert ("\x1b]2;" in stderr.text) == (expected == "title")
-        assert stderr.text.count("\n") == 0 and shown in stderr.text
-        progress.end()
-        assert stderr.text.endswith("\x1b[23;2t" if expected == "title" else "\r\x1b[K")
-    assert stdout.text == ""
-
-
-def test_progress_in_figures(clock: list[float]) -> None:
-    progress = Progress(100, verbose=True)
-    for _ in range(11):
-        progress.update(STEP)
-        clock[0] += 1
-    shown = progress.line(clock[0])
-    assert shown == "22 of 100 tokens, 1.8 tokens/s, 2.00 tokens a pass, α 0.50, ETA 0:43"
-
-
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    progress = Progress(100, quiet=True)
-    for _ in range(30):
-        progress.update(STEP)
-        clock[0] += 1
-    progress.end()
-    progress.summary(RESULT)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_summary_and_duration() -> None:
-    assert summary(RESULT) == "2 tokens in 8.1 s (24.7 tokens/s); ended at the length asked for"
-    slow = replace(RESULT, metrics=replace(METRICS, prefill_seconds=3.0), finish_reason="eos")
-    assert summary(slow) == (
-        "2 tokens in 8.1 s (24.7 tokens/s), after 3.0 s for a prompt of 3 tokens; the model ended the text"
-    )
-    detailed = summary(RESULT, verbose=True)
-    assert "; 95 passes, acceptance rate 0.37 (n-grams 0.10)" in detailed
-    assert "prompt of 3 tokens" in detailed and "LOSSLESS" not in detailed
-    one = replace(RESULT, token_ids=[1], prompt_tokens=1, metrics=replace(METRICS, steps=1))
-    assert summary(one, verbose=True).startswith(
-        "1 token in 8.1 s (24.7 tokens/s), after 0.4 s for a prompt of 1 token; ended at the length asked "
-        "for; 1 pass, acceptance"
-    )
-    assert summary(replace(RESULT, lossless=False)).endswith("NOT LOSSLESS (published acceptance rule)")
-    drafted = replace(RESULT, token_sources={"target": 9, "head": 3, "ngram": 8, "eagle": 0})
-    assert summary(drafted).endswith(
-        "; n-grams and heads: 2.1 tokens a pass"
-    )  # nothing says what plain takes
-    timed = replace(drafted, drafting={"summary": "", "gain": 1.2249})
-    assert summary(timed).endswith("; n-grams and heads: 2.1 tokens a pass, 1.22 × plain")
-    assert "a pass" not in summary(replace(timed, token_sources={"target": 20}))  # no draft was accepted
-    assert [duration(s) for s in (0, 59.6, 3599, 3600, 36061)] == [
-        "0:00",
-        "1:00",
-        "59:59",
-        "1:00:00",
-        "10:01:01",
-    ]
 
 
 def test_heads_are_advised_once_a_model(
@@ -327,15 +223,6 @@ def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
     assert done.out.endswith(f"\nleft in results: {left} (tokens, text and figures of each)\n")
 
 
-def test_a_demo_that_does_not_begin_leaves_nothing(cli: Call, roomy: Path) -> None:
-    done = cli("demo", "--model", "no/model", "--out", "new")
-    assert done.code == 2 and done.files == [], done
-    assert cli("demo", "--model", "no/model", "--out", "").code == 2
-    Path("old/auto.json").mkdir(parents=True)
-    done = cli("demo", "--model", roomy, "--out", "old")
-    assert done.code == 2 and "--out old/auto.json cannot be written (it is a folder)" in done.error, done
-
-
 def test_demo_compares_speeds(cli: Call, roomy: Path) -> None:
     """A line for each way and text, speeds over the plain line of its text."""
     done = cli("demo", "--model", roomy, "--tokens", "40")
@@ -346,65 +233,6 @@ def test_demo_compares_speeds(cli: Call, roomy: Path) -> None:
     ]
     for plain, adaptive in (rows[:2], rows[2:]):
         assert plain[3:] == ["1.00", "1.00"] and float(adaptive[4]) >= 1.0
-
-
-def test_demo_takes_turns(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is always first."""
-    order: list[str] = []
-    real = demo.Side.run_to
-
-    def noted(self: demo.Side, tokens: int) -> Iterator[Step]:
-        order.append(self.steps._run.request.strategy)
-        return real(self, tokens)
-
-    monkeypatch.setattr(demo.Side, "run_to", noted)
-    assert cli("demo", "--model", roomy, "--tokens", "32").code == 0
-    plain, auto = "autoregressive", "auto"
-    assert order == [plain, auto, auto, plain] * 2
-
-
-def test_an_interrupted_demo_says_how_far_it_was(
-    cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = demo.Side.run_to
-
-    def stopped(self: demo.Side, tokens: int) -> Iterator[Step]:
-        if tokens > 16:
-            raise KeyboardInterrupt
-        return real(self, tokens)
-
-    monkeypatch.setattr(demo.Side, "run_to", stopped)
-    done = cli("demo", "--model", roomy, "--tokens", "100")
-    assert done.code == 130 and "error: interrupted; tokens written: 16 by plain and " in done.err
-
-
-def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Run.result
-
-    def other(self: Run) -> Generation:
-        result = real(self)
-        if self.request.strategy == "auto":
-            return replace(result, token_ids=[t ^ (i == 3) for i, t in enumerate(result.token_ids)])
-        return result
-
-    monkeypatch.setattr(Run, "result", other)
-    done = cli("demo", "--model", roomy, "--tokens", "8", "--quiet")
-    assert done.code == 1 and "differ from new token 3" in done.error
-    assert "identical: no" in done.out and "(prose)" in done.error and len(done.files) == 5
-
-
-@pytest.mark.slow
-def test_closed_standard_output(tiny: Path, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m tokenswift.cli.main generate hi --model {tiny} --quiet --ignore-eos"
-    command += f" --run-dir {tmp_path / 'run'}"
-    done = subprocess.run(
-        f"({command}; echo code $? >&2) | true", shell=True, capture_output=True, text=True, timeout=120
-    )
-    assert done.stderr.splitlines() == [
-        "error: standard output was closed; nothing more was generated; continue with: tokenswift resume "
-        f"{tmp_path / 'run'}",
-        "code 1",
-    ]
 
 
 @pytest.mark.model

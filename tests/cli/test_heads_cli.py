@@ -12,7 +12,6 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.spec.heads.test_published import published
 from tests.train.test_train import words
 from tokenswift.cli.progress import STAGES, Stages
-from tokenswift.loader.load import load
 from tokenswift.spec.heads.checkpoint import read_heads
 
 
@@ -85,54 +84,6 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
     assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
 
 
-def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) -> None:
-    done = cli("train-draft", "--model", base, "--data", text, "--out", "draft", "--layers", "1",
-               "--pack", "d.safetensors", *DATA)  # fmt: skip
-    assert done.code == 0, done.err
-    assert "steps 4, " in done.err and "loss 0.0" not in done.err
-    assert Path("d.safetensors").stat().st_mode & 0o777 == 0o644
-    assert len(load("draft", device="cpu").model.model.layers) == 1
-    for option in (
-        ("--model", "draft"),
-        ("--model", base, "--strategy", "triforce", "--draft-model", "draft"),
-    ):
-        done = cli("generate", "the whale", *option, "--max-new-tokens", "4", "--budget", "32", "--quiet")
-        assert done.code == 0, done.err
-    done = cli("train-draft", "--model", base, "--states", "draft.work", "--out", "other", "--quiet",
-               "--layers", "2", "--steps", "2")  # fmt: skip
-    assert done.code == 0, done.err
-    assert len(load("other", device="cpu").model.model.layers) == 2
-    assert not Path("other.work/states").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (("--layers", "0"), "layers is 0"),
-        (("--layers", "3"), "--layers is 3; valid: from 1 to 2"),
-        (("--data", "empty.txt"), "gives 0 tokens"),
-        (("--states", "none"), "not both"),
-        (("--lr", "7"), "lr is 7.0"),
-        (("--out", "taken"), "--out taken exists and is not a draft model"),
-    ],
-)
-def test_bad_draft_options(cli: Call, base: str, text: str, arguments: tuple[str, ...], message: str) -> None:
-    Path("empty.txt").write_text("")
-    Path("taken").mkdir()
-    Path("taken/file").write_text("mine")
-    given = {"--model": base, "--data": text, "--out": "draft", arguments[0]: arguments[1]}
-    done = cli("train-draft", *[word for pair in given.items() for word in pair], "--quiet")
-    assert done.code == 2 and message in done.error
-    assert not Path("draft").exists() and Path("taken/file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("states", ["none", "empty"])
-def test_draft_model_from_no_states(cli: Call, base: str, states: str) -> None:
-    Path("empty").mkdir()
-    done = cli("train-draft", "--model", base, "--states", states, "--out", "draft", "--quiet")
-    assert done.code == 2 and f"states {states} holds no hidden states" in done.error
-
-
 def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
     published(tmp_path / "c")
     done = cli("import-heads", "--checkpoint", str(tmp_path / "c"), "--out", "h.safetensors", "--model", base)
@@ -145,42 +96,3 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
     published(tmp_path / "other", seed=3)
     done = cli("import-heads", "--checkpoint", str(tmp_path / "other"), "--out", "x", "--model", base)
     assert done.code == 2 and "weights differ" in done.error and "x" not in done.files
-
-
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (("--data", "none.txt"), "--data none.txt does not exist"),
-        (("--heads", "0"), "heads is 0"),
-        (("--lr", "7"), "lr is 7.0"),
-        (("--tokens", "3"), "tokens is 3"),
-        (("--continued", "--block", "64", "--prompt-lengths", "60"), "--prompt-lengths is 60"),
-        (("--kind", "square"), "square"),
-        (("--targets", "text"), "--targets"),
-        (("--data", "self", "--continued"), "--continued"),
-        (("--model", "no-such-model"), "no-such-model"),
-    ],
-)
-def test_bad_training_options(
-    cli: Call, base: str, text: str, arguments: tuple[str, ...], message: str
-) -> None:
-    given = {"--model": base, "--data": text, "--out": "h.safetensors"}
-    if arguments[0] in given:
-        del given[arguments[0]]
-    done = cli("train-heads", *[word for pair in given.items() for word in pair], *arguments)
-    assert done.code == 2 and message in done.error
-    assert done.files == []
-
-
-def test_bad_imports(cli: Call, tmp_path: Path) -> None:
-    done = cli("import-heads", "--checkpoint", str(tmp_path / "none"), "--out", "h")
-    assert done.code == 2 and "is not a folder" in done.error
-    done = cli("import-heads", "--checkpoint", str(tmp_path))
-    assert done.code == 2 and "--out" in done.error
-    done = cli("import-heads", "--export", "x")
-    assert done.code == 2 and "--heads and --model" in done.error
-
-
-def test_evaluation_without_heads(cli: Call, base: str, text: str) -> None:
-    done = cli("eval-heads", "--model", base, "--data", text, "--quiet")
-    assert done.code == 2 and "no heads fit" in done.error

@@ -147,12 +147,6 @@ def test_bad_options(cli: Call, argv: tuple[str, ...], words: str) -> None:
     assert done.code == 2 and done.error.startswith(words), done
 
 
-def test_a_file_in_place_of_the_folder(many: Callable[..., Outcome]) -> None:
-    Path("out").write_text("mine", encoding="utf-8")
-    done = many(PROMPTS)
-    assert done.code == 2 and done.error.startswith("--out is 'out': it is not a folder")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_folder_of_prompts_is_gone_on_with(
     many: Callable[..., Outcome], chatty: Path, number: signal.Signals

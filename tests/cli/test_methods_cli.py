@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.cli.declare import keys_of
-from tokenswift.cli.main import build_parser, subparsers_of
-from tokenswift.cli.options import STRATEGY
 from tokenswift.method_options import MagicDecOptions
 
 
@@ -47,25 +44,6 @@ def test_help_on_the_options_of_a_method(cli: Call) -> None:
     assert needed.code == 0 and "backend=" in needed.out and "gamma=" not in needed.out
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "plan", "audit"])
-def test_every_option_of_a_method_is_a_key(command: str) -> None:
-    """With the value, and the hidden option of before, that the key stands for."""
-    parser = subparsers_of(build_parser()[0])[command]
-    keys = keys_of(parser)
-    assert set(keys) == {*STRATEGY, "backend", "cuda_graphs"}
-    texts = {"int": "7", "tuple[int, ...]": "1,2"}
-    for key, owners in STRATEGY.items():
-        text = texts.get(str(next(iter(owners.values())).type).removesuffix(" | None"), "full")
-        spelled = [
-            ["--method-option", f"{key}={text}"],
-            ["--method-option", f"{key.replace('_', '-')}={text}"],
-            [f"--{key.replace('_', '-')}", text],
-        ]
-        values = {str(getattr(parser.parse_args(argv), key)) for argv in spelled}
-        assert len(values) == 1 and values != {"None"}, key
-        assert f"--{key.replace('_', '-')} " not in parser.format_help()
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -84,19 +62,6 @@ def test_bad_options_of_a_method(cli: Call, tiny: Path, argv: str, words: tuple[
     outcome = cli("generate", "hi", "--model", tiny, "--method-option", argv)
     assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
     assert all(word in outcome.error for word in words), outcome.error
-
-
-def test_the_same_text_by_every_strategy_without_heads(cli: Call, tiny: Path) -> None:
-    model = ("--model", tiny, "--max-new-tokens", "30", "--ignore-eos", "--quiet")
-    plain = cli("generate", "hello there", *model, "--strategy", "autoregressive")
-    assert plain.code == 0, plain.err
-    for argv in (
-        ("magicdec", "--gamma", "2", "--kv", "streaming", "--budget", "20"),
-        ("magicdec", "--draft-model", tiny, "--budget", "20"),
-        ("triforce", "--draft-model", tiny, "--budget", "20", "--method-option", "inner_gamma=3"),
-    ):
-        got = cli("generate", "hello there", *model, "--strategy", *argv)
-        assert (got.code, got.out) == (0, plain.out), argv
 
 
 def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:

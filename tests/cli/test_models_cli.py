@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 
 from tests.chats import chat_tokenizer
-from tests.cli.conftest import Call, Terminal
+from tests.cli.conftest import Call
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
-from tokenswift.cli import models as command
-from tokenswift.loader import cached
 from tokenswift.loader.find import ALIASES
-from tokenswift.loader.known import KNOWN
 
 REVISION = "a" * 40
 
@@ -127,33 +121,6 @@ def test_a_model_of_ours(cli: Call, hub: Path, own_cache: Path, tmp_path: Path) 
     assert name not in listed(cli) and seen(tmp_path / "outside", hub) == before
 
 
-@pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("\n", 1), ("no\n", 1)])
-def test_it_asks(
-    cli: Call, hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, left: int
-) -> None:
-    done = cli("models", "remove", "owner/big")
-    assert done.code == 2 and "valid: with --yes" in done.error
-    (tmp_path / "said").write_text(said)
-    monkeypatch.setattr(command, "sys", SimpleNamespace(stdin=None, stderr=sys.stderr))
-    with open(tmp_path / "said") as stream:
-        monkeypatch.setattr(command.sys, "stdin", Terminal(stream))
-        assert command._remove("owner/big", False, None) == 0
-    assert (hub / "models--owner--big").exists() == bool(left)
-
-
-def test_an_empty_cache(cli: Call, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
-    assert cli("models").out.startswith("no models in the caches\n")
-    assert "valid: none, the caches hold no model" in cli("models", "remove", "x", "--yes").error
-
-
-def test_what_cannot_be_removed_is_said(cli: Call, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's library only warns."""
-    monkeypatch.setattr(shutil, "rmtree", lambda path, *_: None)
-    done = cli("models", "remove", "owner/big", "--yes")
-    assert done.code == 1 and "could not be removed whole" in done.error
-
-
 def test_show(cli: Call, tiny: Path) -> None:
     made = json.loads(cli("models", "show", tiny, "--json", "-", "--quiet").out)
     model = tiny_model()
@@ -164,11 +131,3 @@ def test_show(cli: Call, tiny: Path) -> None:
     assert made["contexts"] == [{"context": 256, "nbytes": 4 * numbers + 256 * row}]
     shown = cli("models", "show", tiny)
     assert "context: 256 tokens" in shown.out and shown.err == f"reading {tiny}\n"
-
-
-def test_the_known(cli: Call) -> None:
-    made = json.loads(cli("models", "list", "--known", "--json").out)["known"]
-    assert [one["name"] for one in made] == [one.name for one in KNOWN]
-    assert all(one["licence"] in cli("models", "--known").out for one in made)
-    assert {one.draft for one in KNOWN if one.draft} >= {ALIASES[1]}
-    assert cached.BESIDE.keys() <= {"kernels", "costs"} and os.sep not in "".join(cached.BESIDE)

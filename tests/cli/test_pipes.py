@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,11 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, chatty_model
-from tests.cli.test_many import lines_of
 from tokenswift.cli import inputs
 from tokenswift.cli.main import main
-
-GENERATE = [sys.executable, "-m", "tokenswift", "generate"]
 
 
 @pytest.fixture(scope="module")
@@ -105,22 +101,6 @@ def test_a_pipe_that_stays_open_is_said(
     assert "(</dev/null leaves it out)" in caplog.text
 
 
-@pytest.mark.slow
-def test_through_a_shell(chatty: Path) -> None:
-    """``echo hi | tokenswift generate``, and with a question; /dev/null and a closed input do not hang."""
-    rest = f"--model {chatty} --max-new-tokens 2 --ignore-eos --json - --quiet"
-    command = " ".join(GENERATE)
-
-    def tokens(shell: str) -> int:
-        done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done
-        return json.loads(done.stdout)["prompt_tokens"]
-
-    alone = tokens(f"{command} hi {rest} </dev/null")
-    assert tokens(f"echo hi | {command} {rest}") == tokens(f"{command} hi {rest} <&-") == alone
-    assert tokens(f"echo hi | {command} why {rest}") == alone + len("\n\nwhy")
-
-
 # ---- the default length -----------------------------------------------------------------------------------
 
 
@@ -154,13 +134,3 @@ def test_an_answer_ends_where_the_model_ends_it(cli: Call, chatty: Path) -> None
     made = json.loads(done.out)
     assert made["prompt_tokens"] + len(made["token_ids"]) == 1024
     assert done.err.splitlines()[-1].endswith("; ended with the room for an answer (--max-new-tokens)")
-
-
-def test_many_texts_that_stopped_at_the_default_length(cli: Call, chatty: Path) -> None:
-    prompts = [{"prompt": "a"}, {"prompt": "b", "max_new_tokens": 3}, {"prompt": "c"}]
-    argv = ("generate", "--prompts", lines_of(prompts), "--out", "out", "--model", chatty, "--ignore-eos")
-    argv += ("--strategy", "autoregressive")
-    done = cli(*argv)
-    assert done.code == 0 and "2 of them stopped at the default of 200 tokens (--max-new-tokens)" in done.err
-    again = cli(*argv, "-n", "210")
-    assert again.code == 0 and "default" not in again.err

@@ -24,9 +24,3 @@ def test_a_preset_is_what_the_record_says(cli: Call, tiny_folder: Callable[..., 
     assert cli(*words, "--preset", name, "--top-p", "0.5", "--min-p", "0.1").code == 0
     sampling = json.loads(Path("r.json").read_text())["sampling"]
     assert sampling == settings_of(replace(made, top_p=0.5, min_p=0.1))
-
-
-def test_a_name_that_is_none(cli: Call) -> None:
-    done = cli("generate", "hello", "--preset", "best")
-    assert done.code == 2 and done.error.startswith("--preset is 'best'; valid: llama3.1-8b, yarn-llama2-7b")
-    assert done.files == []

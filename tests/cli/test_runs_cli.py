@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
 from tokenswift.engine.stream import Stream
@@ -97,35 +93,6 @@ def test_generate_goes_on_with_its_own_run(
     assert longer.code == 0 and summary_of(tmp_path / "cwd/run")["tokens"] == 90
 
 
-def test_before_the_first_step_a_signal_raises_at_once_and_the_second_leaves() -> None:
-    left: list[int] = []
-    with Signals(left.append) as signals:
-        with pytest.raises(Interrupted) as caught:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        assert caught.value.code == 143
-        signals._take(signal.SIGINT, None)
-        assert left == [130]
-    with Signals() as signals:
-        signals.check()
-        os.kill(os.getpid(), signal.SIGINT)  # does not raise in the middle of a step
-        with pytest.raises(Interrupted):
-            signals.check()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_ignored_signals_stay_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Signals() as signals:
-            signals.check()
-            os.kill(os.getpid(), signal.SIGHUP)
-            signals.check()
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
@@ -164,19 +131,6 @@ def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 130
     contents, state = folders.load(tmp_path / "run")
     assert not contents.damaged and len(state.tokens) == 3
-
-
-@pytest.mark.slow
-def test_a_terminal_that_is_closed(tiny: Path, tmp_path: Path) -> None:
-    """Text and errors go to a terminal that disappears: exit code 129, and everything is kept."""
-    leader, follower = pty.openpty()
-    argv = ["generate", "hello", "--model", str(tiny), *LENGTH, "--run-dir", str(tmp_path / "run"), "--quiet"]
-    with begun(argv, 1.0, stdout=follower, stdin=follower) as process:
-        os.close(follower)
-        process.send_signal(signal.SIGHUP)
-        os.close(leader)
-        assert process.wait(timeout=60) == 129
-    assert not folders.load(tmp_path / "run")[0].damaged and summary_of(tmp_path / "run")["tokens"] >= 3
 
 
 @pytest.mark.parametrize(
@@ -235,37 +189,6 @@ def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
     assert len(json.loads(cli("resume", "r", "--json").out)["token_ids"]) == 9
 
 
-def test_runs(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished, interrupted, running, damaged and unreadable ones, and what is no run."""
-    assert cli("runs").out == "no runs in .\n"
-    argv = ("generate", "hello", "--model", tiny, *LENGTH, "--quiet")
-    cwd = tmp_path / "cwd"
-    cli(*argv, "--run-dir", "done")
-    with monkeypatch.context() as patch:
-        interrupted(patch, 30)
-        cli(*argv, "--run-dir", "cut")
-    (cwd / "other").mkdir()
-    (cwd / "strange").mkdir()
-    (cwd / "strange" / "journal").write_text("hello")
-    (cwd / "bad").mkdir()
-    data = bytearray((cwd / "done" / "journal").read_bytes())
-    data[-9] ^= 1
-    (cwd / "bad" / "journal").write_bytes(data)
-    lock = folders.Lock(cwd / "cut")
-    shown = cli("runs").out
-    lock.release()
-    rows = {line.split("  ")[0]: line for line in shown.splitlines()[2:]}
-    assert list(rows) == ["bad", "cut", "done", "strange"]
-    assert re.search(r"finished \(length\) +60 +60 ", rows["done"]) and "running" in rows["cut"]
-    assert (
-        "damaged at byte" in rows["bad"] and "unreadable: strange/journal is not a journal" in rows["strange"]
-    )
-    assert "interrupted" in cli("runs", "cut").out
-    record = json.loads(cli("runs", "done", "--json").out)
-    assert record["tokens"] == 60 and record["finished"] and record["dtype"] == "float32"
-    assert cli("runs", "nowhere").error == "folder is 'nowhere': no such folder; valid: one with runs in it"
-
-
 def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     cli("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
     done = cli("report", "run")
@@ -280,54 +203,6 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert (tmp_path / "cwd/page.html").exists()
     (tmp_path / "cwd/empty").mkdir()
     assert "holds no run" in cli("report", "empty").error
-
-
-def test_one_report_of_many_runs(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    """Of a folder with runs in it, and of an address, which has nowhere to put a page."""
-    for name, length in (("first", 30), ("second", 40)):
-        argv = (
-            "--model",
-            tiny,
-            "--ignore-eos",
-            "--max-new-tokens",
-            length,
-            "--run-dir",
-            f"out/{name}",
-            "--quiet",
-        )
-        cli("generate", "hello", *argv)
-    done = cli("report", "out")
-    assert (done.code, done.err) == (0, "out/report.html, 2 runs\n")
-    page = (tmp_path / "cwd/out/report.html").read_text(encoding="utf-8")
-    assert "Runs in out: 2 of 2 finished, 70 tokens" in page and ">first</th>" in page
-    there = f"file://{tmp_path}/cwd/out"
-    shown = cli("runs", there)
-    assert shown.out.count(f"{there}/") == 2 and shown.out.count("finished (length)") == 2
-    assert cli("report", there).error.startswith("--output is not given, and file://")
-    assert cli("report", there, "--output", "page.html").code == 0
-    assert (tmp_path / "cwd/page.html").read_text(encoding="utf-8").replace(there, "out") == page
-    assert "no such folder" in cli("runs", "missing").error
-
-
-def test_a_plan_of_many_prompts(cli: Call, tiny: Path) -> None:
-    Path("p").write_text(
-        '{"prompt": "hello"}\n{"prompt": "hello there", "max_new_tokens": 50}\n' * 2, "utf-8"
-    )
-    how = ("--prompts", "p", "--model", tiny, "--quiet", "--max-new-tokens", "100")
-    shown = cli("plan", *how, "--nodes", "2")
-    assert shown.code == 0 and shown.err == "", shown
-    for word in (
-        "4 texts, 32 tokens of prompts, 300 new tokens; 2 nodes, 2 concurrent sequences on each",
-        "node hours",
-    ):
-        assert word in shown.out
-    record = json.loads(cli("plan", *how, "--at-once", "3", "--json", "--no-measure").out)
-    assert (record["at_once"], record["nodes"], record["seconds"]) == (3, 1, None)
-    assert record["peak"] == sum(part["nbytes"] for part in record["parts"])
-    assert cli("plan", "hi", "--nodes", "2").error == "--nodes is given without --prompts; valid: both"
-    assert cli("plan", "hi", "--prompts", "p").error.startswith("--prompts and PROMPT given")
-    too_long = cli("plan", *how, "--max-new-tokens", "1000")
-    assert too_long.code == 2 and "valid: up to the model's 256 positions" in too_long.error
 
 
 def test_plan(cli: Call, tiny: Path) -> None:

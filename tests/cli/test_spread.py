@@ -63,13 +63,3 @@ def test_what_is_refused(
     assert main(["generate", "--model", folder, *ASKED, *options]) == 2
     errors = [text for text in capfd.readouterr().err.splitlines() if text.startswith("error: ")]
     assert len(errors) == 1 and errors[0].startswith(f"error: {line}")
-
-
-@pytest.mark.parametrize("content", ["[1]", "{", '{"": "tape"}'])
-def test_files_that_place_nothing(
-    folder: str, content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "places.json"
-    path.write_text(content)
-    assert main(["generate", "--model", folder, *ASKED, "--device-map", str(path)]) == 2
-    assert capfd.readouterr().err.count("error: --device-map ") == 1

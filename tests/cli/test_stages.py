@@ -6,18 +6,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Stream, on_a_terminal
-from tests.conftest import tiny_model, tiny_tokenizer
-from tokenswift import LLM
 from tokenswift.cli.progress import Progress, Stages, mode_of
-from tokenswift.kv.select import OBSERVED
-from tokenswift.models.decoder import PREFILL_CHUNK
-from tokenswift.models.generic import GenericTarget
 
 
 def stages_on(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool = False) -> tuple[Stages, Stream]:
@@ -69,30 +63,6 @@ def test_a_live_line_moves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.text == ended
 
 
-def test_plain_lines_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    stages, stream = stages_on(monkeypatch, terminal=False)
-    for done in range(0, 31):
-        stages("fetch", done * 3_000_000, 93_000_000)
-        clock[0] += 1
-    assert stream.text.splitlines() == [
-        "fetching: 30 of 93 MB, ETA 0:21",
-        "fetching: 60 of 93 MB, ETA 0:11",
-        "fetching: 90 of 93 MB, ETA 0:01",
-    ]
-    stages("load", 0, 9)  # a stage that ends within ten seconds says nothing
-    stages("load", 9, 9)
-    assert stream.text.count("\n") == 3 and "\x1b" not in stream.text
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_quiet_stages(monkeypatch: pytest.MonkeyPatch, clock: list[float], terminal: bool) -> None:
-    stages, stream = stages_on(monkeypatch, terminal, quiet=True)
-    for done in range(5):
-        stages("pack", done, 5)
-        clock[0] += 20
-    assert stream.text == ""
-
-
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
 def test_no_escape_codes(monkeypatch: pytest.MonkeyPatch, clock: list[float], name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
@@ -110,34 +80,6 @@ def test_no_escape_codes(monkeypatch: pytest.MonkeyPatch, clock: list[float], na
     progress.stages("prompt", 1, 2)
     progress.end()
     assert "\x1b" not in both[0].text
-
-
-def test_the_library_tells_python(tiny_folder: Callable[..., Path]) -> None:
-    told: list[tuple[str, int, int]] = []
-    folder = tiny_folder(max_position_embeddings=4096)
-    llm = LLM(folder, device="cpu", on_progress=lambda *stage: told.append(stage))
-    stages = [stage for stage, _, _ in told]
-    assert sorted(set(stages)) == ["load", "pack"] and stages == sorted(stages)
-    assert told[0][1] == 0 and all(done <= total for _, done, total in told)
-    assert [told[i] for i in (stages.index("pack") - 1, -1)] == [
-        ("load", told[0][2], told[0][2]),
-        ("pack", 2, 2),
-    ]
-    told.clear()
-    prompt = [5] * (2 * PREFILL_CHUNK + 4)
-    llm.generate(prompt, 1, on_progress=lambda *stage: told.append(stage))
-    total = len(prompt) - 1
-    assert told == [("prompt", done, total) for done in (0, PREFILL_CHUNK, total - OBSERVED, total)]
-
-
-def test_generic_models_tell_too() -> None:
-    told: list[int] = []
-    model = tiny_model("llama")
-    model.config.hidden_act = "relu"  # says no more than that the native decoder does not fit
-    llm = LLM.from_model(model, tiny_tokenizer())
-    assert isinstance(llm.target, GenericTarget)
-    llm.generate([5] * 100, 1, on_progress=lambda stage, done, total: told.append(done))
-    assert told[0] == 0 and told[-1] == 99
 
 
 @pytest.mark.parametrize("term", ["xterm", pytest.param("dumb", marks=pytest.mark.slow)])
