@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tests import shapes
 from tests.tiny import BYTE_FAMILIES as FAMILIES
@@ -86,12 +86,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def embedded() -> str:
     """The folder of the default model; fetched into the user's cache on first use."""
     return str(embedded_model.ensure(cache_dir()))
-
-
-@pytest.fixture(scope="session")
-def embedded_tokenizer(embedded: str) -> Any:
-    """The default model's tokenizer."""
-    return AutoTokenizer.from_pretrained(embedded)
 
 
 #: flags of a processor with AVX2 alone, and of one about which nothing is known

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.conftest import tiny_model, tiny_tokenizer
-from tokenswift.cli.output import check_folder, check_writable, same_file, write_text
+from tokenswift.cli.output import check_folder, check_writable, write_text
 from tokenswift.files import replacing
 from tokenswift.loader import draft
 from tokenswift.loader.load import load
@@ -51,16 +50,6 @@ def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["link", "real"]
 
 
-def test_texts_go_into_devices_and_pipes_but_renamed_files_do_not(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("/dev/null", str(tmp_path / "pipe")):
-        assert check_writable("--json", name) == Path(name)
-        with pytest.raises(InputError, match="--out .* cannot be written .it is a "):
-            check_writable("--out", name, renamed=True)
-    write_text(Path("/dev/null"), "text")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
 def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
     for renamed in (True, False):
         with pytest.raises(InputError, match="^--out .*/a/b/c cannot be written .there is no folder .*/a/b."):
@@ -71,17 +60,6 @@ def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="^--work .* cannot be written"):
             check_folder("--work", name)
     assert names(tmp_path) == ["file"]
-
-
-def test_which_paths_are_one_file(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    (tmp_path / "link").symlink_to("a")
-    os.link(tmp_path / "a", tmp_path / "hard")
-    for name in ("a", "link", "hard", "../" + tmp_path.name + "/a"):
-        assert same_file(tmp_path / name, tmp_path / "a")
-    assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
-    assert not same_file(tmp_path / "a", tmp_path / "new")
-    assert not same_file(Path("/dev/null"), Path("/dev/null"))
 
 
 def test_a_draft_model_replaces_its_like_and_nothing_else(tmp_path: Path) -> None:

@@ -11,19 +11,14 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import tiny_tokenizer
-from tests.gguf_files import small, write
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
-from tokenswift.kernels.formats.registry import FORMATS
-from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Memory, host_memory
-from tokenswift.models.decoder import NativeTarget, savings
 from tokenswift.types import InputError, RunError
 
 PROMPT = [3, 4, 5, 6]
@@ -103,14 +98,6 @@ def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> 
         llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
 
 
-def test_a_budget_that_is_never_reached_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default budget is no reason to refuse a short text on a small machine."""
-    monkeypatch.setattr(memory, "host_memory", lambda: Memory(200 * KV, 10_000 * KV))
-    llm_of().generate(PROMPT, 6, "tokenswift", {"tree": (1, 1), "ngrams": 1}, ignore_eos=True)
-    monkeypatch.setattr(memory, "host_memory", lambda: None)  # a system that does not tell
-    llm_of().generate(PROMPT, 6, ignore_eos=True)
-
-
 def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is available, or what the tightest control group leaves; page cache counts as free."""
     own, groups = tmp_path / "own", tmp_path / "cgroup"
@@ -132,11 +119,6 @@ def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (old / "memory.usage_in_bytes").write_text("6500000\n")
     (old / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100000\n")
     assert host_memory(groups, own) == (600000, 7000000)
-
-
-def test_this_machine_tells() -> None:
-    found = TorchBackend().memory()
-    assert found is not None and 0 < found.free <= found.total
 
 
 # ---- memory of a card that runs out under way -------------------------------------------------------
@@ -178,58 +160,3 @@ def test_memory_that_runs_out_under_way(monkeypatch: pytest.MonkeyPatch) -> None
     strategy: Any = Run(llm, Request(PROMPT, new, "autoregressive")).strategy
     assert free == held and took >= (len(PROMPT) + new) * KV
     assert most == memory.largest(llm.target, strategy, len(PROMPT), free + took - 3072)
-
-
-def test_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text whose caches do not fit fails with the line."""
-    llm = llm_of()
-    short_of(monkeypatch, llm, 10**6, 0)
-    with pytest.raises(RunError, match=r"out of memory: .* valid: max_new_tokens up to \d+"):
-        llm.generate_many([PROMPT, PROMPT], 5, "autoregressive", ignore_eos=True)
-
-
-def test_weights_that_would_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
-    model = tiny_model("llama", vocab_size=128, **wide)  # whole panels
-    llm = LLM.from_model(model, heads="none")
-    expected = savings(llm.target)
-    assert list(expected) == (["q8_0", "q4_1", "q4_0"] if llm.target.backend.formats else [])
-    if expected:  # of 36 bytes for 32 numbers of four
-        dense = llm.target.weight_bytes - vectors(llm)
-        assert expected["q8_0"] == dense - dense // 4 // 32 * FORMATS["q8_0"].nbytes
-    short_of(monkeypatch, llm, 10**6, 0)
-    with pytest.raises(RunError) as caught:
-        llm.generate(PROMPT, 5, "autoregressive")
-    for form, nbytes in expected.items():
-        assert f", or weights {form} (frees {nbytes:,} bytes)" in str(caught.value)
-
-
-def vectors(llm: LLM) -> int:
-    """Bytes of norms, which stay as they are."""
-    target: Any = llm.target
-    found = [t for w in target.body.weights for t in (w.norm, w.mlp_norm)]
-    return sum(t.numel() * t.element_size() for t in found)
-
-
-@pytest.mark.parametrize("opened", ["by transformers", "from its files"])
-def test_a_card_without_room_for_the_weights(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, opened: str
-) -> None:
-    """Memory that runs out while a model is loaded is one line with the bytes, and ways that would fit."""
-    path = tmp_path / "model.gguf"
-    write(path, small())
-    if opened == "by transformers":
-        path = tmp_path / "folder"
-        small().save_pretrained(path)
-        tiny_tokenizer().save_pretrained(path)
-
-    def without(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise torch.OutOfMemoryError(ASKED)
-
-    monkeypatch.setattr(NativeTarget, "__init__", without)
-    with pytest.raises(
-        RunError, match=r"needs [\d,]+ bytes of memory for its weights, .*; nothing was kept"
-    ) as e:
-        LLM(path, device="cpu", heads="none")
-    if opened == "from its files":
-        assert "weights q8_0 (" in str(e.value) and "weights q4_0 (" in str(e.value)

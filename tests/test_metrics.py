@@ -6,19 +6,8 @@ import time
 
 import pytest
 
-from tokenswift.metrics import Meter, distinct
+from tokenswift.metrics import Meter
 from tokenswift.types import Step
-
-
-def test_distinct() -> None:
-    text = [1, 2, 1, 2, 1]
-    assert distinct(text, 1) == 2 / 5
-    assert distinct(text, 2) == 2 / 4
-    assert distinct(text, 3) == 2 / 3
-    assert distinct(text, 4) == 1.0
-    assert distinct(text, 5) == 1.0
-    assert distinct(text, 6) == 0.0
-    assert distinct([], 1) == 0.0
 
 
 def test_figures_from_steps() -> None:
@@ -35,18 +24,6 @@ def test_figures_from_steps() -> None:
     assert figures.tokens_per_second == pytest.approx(2.0)
     assert figures.seconds == 3.0 and figures.prefill_seconds == 0.5
     assert figures.distinct == (1.0, 1.0, 1.0, 1.0)
-
-
-def test_nothing_generated_and_nothing_drafted() -> None:
-    figures = Meter().finish([])
-    assert figures.steps == 0 and figures.phases == {}
-    for name in ("acceptance_rate", "ngram_acceptance_rate", "node_acceptance_rate", "seconds"):
-        assert getattr(figures, name) == 0.0
-    assert figures.mean_acceptance_length == figures.tokens_per_second == 0.0
-    plain = Meter()
-    plain.add(Step((1,), drafted=0, accepted=0, ngram_accepted=0, gamma=0))
-    figures = plain.finish([1], seconds=2.0)
-    assert figures.acceptance_rate == 0.0 and figures.mean_acceptance_length == 1.0
 
 
 def test_phases_add_up_and_keep_the_prefill_apart(monkeypatch) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tokenswift
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.case import Case
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.buffers import address
-from tokenswift.kernels.cpu.entries import IntFullCache, Pages
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS, Q4_1, Q8_0
+from tokenswift.kernels.formats.registry import Q4_1, Q8_0
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
@@ -85,31 +81,6 @@ def test_the_default_type_changes_nothing(kernels: CpuBackend, default: torch.dt
         assert torch.equal(mine, theirs)
 
 
-def test_no_tensor_of_floats_is_made_without_a_type() -> None:
-    """Functions of torch that make floats without being told of which type, in all of the library."""
-    makers = {"empty", "zeros", "ones", "rand", "randn", "linspace", "eye", "logspace", "Linear", "Embedding"}
-    found = []
-    for path in Path(tokenswift.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Attribute):
-                ours = ast.unparse(called.value) in ("torch", "nn", "torch.nn") and called.attr in makers
-                if ours and "dtype" not in [keyword.arg for keyword in node.keywords]:
-                    found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
-    assert found == []
-
-
-def test_one_function_gives_addresses_to_c() -> None:
-    """Nobody else reads a tensor's address for it."""
-    package = Path(tokenswift.__file__).parent
-    found = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if "data_ptr" in path.read_text(encoding="utf-8")
-    }
-    # large pages for memory of a size that torch says, and where a card's caches lie from each other
-    assert found == {"kernels/cpu/buffers.py", "kv/pages.py", "kernels/cuda/plan.py"}
-
-
 # ---- what is refused -----------------------------------------------------------------------------------
 
 
@@ -144,22 +115,6 @@ WRONG: dict[str, Callable[[CpuBackend], object]] = {
     "a parent after its row": lambda k: k.attend(random(4, 2, 8), 0, cache(), [1, -1], 1.0),
     "a parent below -1": lambda k: k.attend(random(4, 2, 8), 0, cache(), [-2, 0], 1.0),
 }
-
-
-def test_pages_of_other_sizes_are_refused(kernels: CpuBackend) -> None:
-    def pages(layers: int, heads: int, width: int, room: int) -> Pages:
-        made = kernels.new_cache(layers, heads, width, room, torch.int8)
-        assert isinstance(made, IntFullCache)
-        return made.pages
-
-    to = pages(2, 3, 20, 100)
-    to.copy(pages(2, 3, 20, 40), [99, 0], [0, 39])
-    for source in (pages(1, 3, 20, 40), pages(2, 2, 20, 40), pages(2, 3, 16, 40)):
-        with pytest.raises(ValueError, match=r"^pages of the source is torch.uint8 of shape .*; valid: "):
-            to.copy(source, [99, 0], [0, 39])
-    to.data = to.data[:, :2]
-    with pytest.raises(ValueError, match="^pages is torch.uint8 of shape .*, not contiguous; valid: "):
-        to.copy(pages(2, 2, 20, 40), [0], [0])
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -209,11 +164,3 @@ def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
             setattr(case, name, wrong)
         with pytest.raises(ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"):
             case.run(kernels, [[0, 1]])
-
-
-def test_every_format_has_its_panels(kernels: CpuBackend) -> None:
-    """The sizes that the boundary asks for are those of packing, for all number formats."""
-    for form in FORMATS.values():
-        blocks = torch.zeros(70, form.row_bytes(2 * form.block), dtype=torch.uint8)
-        weight = Packed(Stored(form, blocks), panels=True)
-        assert kernels.linear(random(1, 2 * form.block), weight).abs().sum() == 0

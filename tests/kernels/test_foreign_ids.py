@@ -80,21 +80,6 @@ def test_tokens_of_a_text(kernels: CpuBackend, native: bool, limited: bool) -> N
     assert sampler.candidates(rows) == expected
 
 
-def test_places_that_are_no_columns(kernels: CpuBackend) -> None:
-    params = SamplingParams(repetition_penalty=1.3)
-    subset = Subset(torch.arange(10), ROWS)
-    rows = LogitRows(random(1, 10), [5], [[]], [1], [3], True, subset)
-    subset.place[5] = 10
-    with pytest.raises(ValueError, match="^places of the subset are not columns; valid: -1 to 9"):
-        Sampler(params, ROWS, CPU, kernels.ranker(params)).candidates(rows)
-
-
-@pytest.mark.parametrize("foreign", FOREIGN)
-def test_tokens_of_a_subset(foreign: int) -> None:
-    with refused(foreign):
-        Subset(torch.tensor([3, foreign, 4]), ROWS)
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_tokens_of_a_pass(family: str) -> None:
     """The native decoder, its embedding apart or tied, and transformers' own forward."""

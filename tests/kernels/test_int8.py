@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.kernels.rows import random_pages
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.entries import SCALES, IntFullCache, IntSparseCache
+from tokenswift.kernels.cpu.entries import SCALES, IntFullCache
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
@@ -124,43 +124,6 @@ def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
     ).all()
 
 
-def test_entries_move_by_token() -> None:
-    noise = torch.Generator().manual_seed(1)
-    full = kernels().new_cache(2, 3, 20, 100, torch.int8)
-    assert isinstance(full, IntFullCache)
-    random_pages(full, noise)
-    full._length = 90
-    before = full.keys(1)
-    full._length = 50
-    full.commit((0, 3, 4, 17))
-    assert full.length == 54
-    assert torch.equal(full.keys(1), before[:, [*range(50), 50, 53, 54, 67]])
-    copy = full.fork(60, 33)
-    assert torch.equal(copy.keys(0), full.keys(0)[:, :33])
-    sparse = kernels().partial_cache(full, 20, 2, 8)
-    assert isinstance(sparse, IntSparseCache)
-    chosen = [torch.stack([torch.randperm(54, generator=noise)[:20] for _ in range(3)]) for _ in range(2)]
-    sparse.load(full, chosen)
-    for layer in range(2):
-        wanted = torch.stack([full.keys(layer)[head, chosen[layer][head]] for head in range(3)])
-        assert torch.equal(sparse.pages.keys(slice(layer, layer + 1), 0, 20)[0], wanted)
-    sparse.append(full, 50, 54)  # the ring's first slots after the sinks
-    assert torch.equal(sparse.pages.keys(slice(0, 1), 2, 6)[0], full.keys(0)[:, 50:54])
-    turned = sparse.first_keys()
-    sparse.turn_sinks(0, torch.ones(10), turned)
-    assert (sparse.first_keys() - turned).abs().max() <= turned.abs().max() / 127
-
-
-def test_slots_outside_are_refused() -> None:
-    full = kernels().new_cache(1, 1, 8, 20, torch.int8)
-    assert isinstance(full, IntFullCache) and full.capacity == 32
-    for into, rows in (([32], [0]), ([0], [32]), ([-1], [0])):
-        with pytest.raises(ValueError, match="slots from"):
-            full.pages.copy(full.pages, into, rows)
-    with pytest.raises(ValueError, match="one for each of 2 slots"):
-        full.pages.copy(full.pages, [0, 1], [0])
-
-
 @pytest.mark.parametrize("what", ["key", "value", "query"])
 def test_what_is_no_number_is_seen(what: str) -> None:
     noise = torch.Generator().manual_seed(3)
@@ -175,10 +138,3 @@ def test_what_is_no_number_is_seen(what: str) -> None:
         cache.pages.scales[..., 0 if what == "key" else 1, 7] = math.nan
     found = kernels().attend(query, 0, cache, None, 0.25, 0)
     assert found[1, 0].isnan().all()
-
-
-def test_heads_that_do_not_fit_are_refused() -> None:
-    assert not kernels().has_int8_keys(6)
-    cache = kernels().new_cache(1, 1, 6, 20, torch.int8)
-    with pytest.raises(ValueError, match="multiple of 4"):
-        kernels().attend(torch.randn(1, 1, 6), 0, cache, None, 1.0, 0)

@@ -51,27 +51,6 @@ def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
     assert check.fault(kernels._lib) is None
 
 
-def test_a_sound_library_is_asked_once(
-    kernels: CpuBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str | None] = []
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
-    made = CpuBackend(kernels._lib)
-    for key, build_text, finds, found in (
-        ("kernels-1", "gcc", "rows", "rows"),  # which is not kept
-        ("kernels-1", "gcc", None, None),
-        ("kernels-1", "gcc", "never asked", None),
-        ("kernels-2", "gcc", "another processor", "another processor"),
-        ("kernels-1", "clang", "another compiler", "another compiler"),
-        (None, "gcc", None, None),  # a library that is not kept
-        (None, "gcc", "rows", "rows"),
-    ):
-        monkeypatch.setattr(targets, "fault", lambda library, finds=finds: (asked.append(finds), finds)[1])
-        made.key, made.build = key, build_text
-        assert targets._fault(kernels._lib, made) == found
-    assert "never asked" not in asked and len(asked) == 6
-
-
 @pytest.mark.slow  # each compiles all kernels
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_kernels_that_round_by_the_row_are_found(
@@ -96,10 +75,3 @@ def test_such_kernels_are_not_used_and_nothing_is_promised(
         "the compiled CPU kernels give rows other bits than t"
     ]
     assert target.numerics()["equal_bits"] is False
-
-
-def test_numerics_name_the_compiler_and_its_flags(kernels: CpuBackend) -> None:
-    target = targets.make_target(tiny_model("llama"))
-    if isinstance(target.backend, CpuBackend):
-        made = target.numerics()["compiler"]
-        assert "-ffp-contract=off" in made and "version" in made

@@ -50,16 +50,6 @@ def test_the_best_set_of_the_processor_is_taken(
     assert prebuilt.choice("auto", report, rest) == ([None, *prebuilt.fitting(report)][-2:-1] or [None])[0]
 
 
-def test_a_mac_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(build.sys, "platform", "darwin")
-    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(build.platform, "platform", lambda: "macOS-14.5-arm64")
-    monkeypatch.setattr(build, "_mac_says", lambda name: bool(asked.append(name)) or "BF16" not in name)
-    assert prebuilt.fitting(build.processor())[-1] == "neon-i8mm"
-    assert asked == [f"hw.optional.arm.FEAT_{name}" for name in ("DotProd", "I8MM", "BF16")]
-
-
 LITTLE = "const char ts_build[] = TS_BUILD;\nint ts_answer(void) { return 42; }\n"
 
 
@@ -154,20 +144,6 @@ def test_another_library_is_not_loaded_and_a_line_says_why(
     monkeypatch.undo()
 
 
-def test_what_is_no_library_is_one_line(built: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (built / prebuilt.LIBRARY).unlink()
-    (built / prebuilt.LIBRARY).write_bytes(b"no library")
-    _changed(built / ABOUT, sha256=prebuilt.hashlib.sha256(b"no library").hexdigest())
-    assert build.carried("auto") is None
-    assert len(caplog.records) == 1 and "are not used (" in caplog.records[0].message
-
-
-def test_without_a_library_nothing_is_said(built: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shutil.rmtree(built)
-    assert build.carried("auto") is None and not caplog.records
-    assert build.describe() == "native (compiled at first use, for this processor)"
-
-
 def test_a_damaged_library_is_replaced_by_a_compiled_one(
     kernels: CpuBackend, built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,26 +154,6 @@ def test_a_damaged_library_is_replaced_by_a_compiled_one(
         backend = targets.make_target(tiny_model("llama")).backend
     assert isinstance(backend, CpuBackend) and backend.build == kernels.build
     assert [record.message[-17:] for record in caplog.records] == ["d (it is damaged)"]
-
-
-def test_what_cannot_be_built_is_one_line(sources: Path, tmp_path: Path) -> None:
-    for wanted, given, reason in (
-        ("beos-ppc", {}, "platform is 'beos-ppc'; valid: linux-x86_64"),
-        ("linux-x86_64", {"sets": ["neon"]}, "instruction set is 'neon'; valid: x86-64"),
-        ("linux-x86_64", {"compiler": ["/bin/false"]}, "/bin/false ended with 1"),
-        ("linux-x86_64", {"compiler": ["/no/such/cc"]}, "No such file"),
-    ):
-        with pytest.raises(prebuilt.BuildError, match=reason):
-            prebuilt.make(wanted, tmp_path / "out", **given)
-    assert not (tmp_path / "out" / ABOUT).exists()
-
-
-def test_zig_is_given_its_own_names_of_processors() -> None:
-    flags = prebuilt.flags_for("avx512-bf16", "x86_64", prebuilt.zig("x86_64-linux-gnu.2.28"))
-    assert flags[-3:] == ["-march=x86_64_v4", "-mavx512vnni", "-mavx512bf16"]
-    flags = prebuilt.flags_for("neon-bf16", "arm64", prebuilt.zig("aarch64-macos.14.0"))
-    assert flags[-1] == "-mcpu=generic+dotprod+i8mm+bf16"
-    assert prebuilt.flags_for("avx2", "x86_64", ["/usr/bin/gcc"])[-1] == "-march=x86-64-v3"
 
 
 @pytest.mark.slow

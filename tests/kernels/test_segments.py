@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,15 +10,12 @@ from torch import Tensor
 
 from tests.conftest import tiny_model
 from tests.tiny import VOCAB
-from tokenswift.engine.source import open_model
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.full import FullCache
-from tokenswift.load_config import LoadConfig
 from tokenswift.models.target import Target, make_target
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, INNER = 6, 2, 40, 64, 72
@@ -110,27 +105,6 @@ def test_rows_beside_other_texts_are_rows_alone(
         )
 
 
-@pytest.mark.parametrize("weights", TYPES)
-@pytest.mark.parametrize("keys", TYPES)
-def test_keys_have_a_type_of_their_own(kernels: CpuBackend, weights: torch.dtype, keys: torch.dtype) -> None:
-    ours, reference = (Layers(backend, weights, keys) for backend in (kernels, TorchBackend()))
-    for sizes in TEXTS[1:4]:
-        (found, queries, data), (states, expected, rows) = (
-            layers.run([layers.text(*sizes)])[0] for layers in (ours, reference)
-        )
-        assert data.dtype == rows.dtype == keys
-        assert queries.dtype == expected.dtype == active_type(keys)
-        close = 2e-2 if torch.bfloat16 in (weights, keys) else 2e-3
-        assert float((found - states).norm() / states.norm()) < close
-        assert float((queries.float() - expected.float()).norm() / expected.float().norm()) < close
-
-
-def test_activations_of_a_type_that_products_do_not_take(kernels: CpuBackend) -> None:
-    shape = Shape(1, 64, 64, 2, 2, 32, torch.bfloat16, torch.bfloat16, torch.float32, 1e-5, 1.0)
-    with pytest.raises(ValueError, match="activations are torch.float32; valid with"):
-        kernels.body(shape, [])
-
-
 def test_a_text_that_does_not_fit_its_cache_is_refused(kernels: CpuBackend) -> None:
     layers = Layers(kernels, torch.float32, torch.float32)
     fits, states = layers.text(2, 5), layers.random(3, HIDDEN)
@@ -164,48 +138,3 @@ def test_a_models_pass_over_two_texts(family: str) -> None:
             assert torch.equal(one.hidden, other.hidden)
         assert torch.allclose(one.hidden, other.hidden, atol=1e-4)
         assert len(one.queries) == len(other.queries) == target.layers
-
-
-@pytest.mark.parametrize(
-    "dtype,form",
-    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "q8_0"), (torch.bfloat16, "q4_1")],
-)
-def test_logits_of_several_texts_in_one_pass(
-    tiny_folder: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
-    form: str | None,
-) -> None:
-    """Hidden states and logits are those of each text alone, by one call of the kernels for all rows."""
-    name = str(dtype).removeprefix("torch.")
-    source = open_model(str(tiny_folder()), LoadConfig(name, "cpu", weights=form or "stored"))
-    target = source.target(None)
-    if not target.equal_bits:
-        pytest.skip("no C compiler here")
-    made = torch.Generator().manual_seed(3)
-    calls: list[tuple[int, int]] = []
-    layers = type(target.backend).layers
-
-    def counted(self: Backend, body: object, states: Tensor, *rest: Any) -> Any:
-        calls.append((len(states), len(rest[2].segments)))
-        return layers(self, body, states, *rest)
-
-    ids = torch.randint(VOCAB, (200,), generator=made)
-    segments: list[Segment] = []
-    for before, rows in ((1, 1), (90, -20), (17, 5), (64, 1), (130, -7), (3, 40)):
-        cache = target.new_cache(before + abs(rows))
-        target.prefill(ids[:before].tolist(), cache)
-        parents = parents_of(-rows) if rows < 0 else list(range(-1, rows - 1))
-        depths = [0]
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-        positions = torch.tensor(depths) + before
-        segments.append(Segment(ids[: len(parents)], positions, cache, parents if rows < 0 else None))
-    alone = [target.forward(s.tokens, s.positions, s.cache, s.parents).hidden for s in segments]
-    monkeypatch.setattr(type(target.backend), "layers", counted)
-    together = [one.hidden for one in target.forward_all(segments)]
-    assert calls == [(74, 6)]
-    sizes = [len(s.tokens) for s in segments]
-    logits = target.logits(torch.cat(together)).split(sizes)
-    for one, other, found in zip(alone, together, logits, strict=True):
-        assert torch.equal(one, other) and torch.equal(target.logits(one), found)

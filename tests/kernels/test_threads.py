@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.cpu import threads as policy
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.threads import HOLD, LONGEST, MOST_TRIALS, RECENT, Threads
+from tokenswift.kernels.cpu.threads import LONGEST, MOST_TRIALS, RECENT, Threads
 from tokenswift.kernels.weights import Packed
 
 # ---- how many --------------------------------------------------------------------------------------
@@ -34,39 +30,12 @@ def _run(threads: Threads, passes: int, limit: int, cost: Any) -> list[int]:
     return given
 
 
-def test_an_idle_machine_makes_no_trials() -> None:
-    assert set(_run(Threads(), 5000, 2, lambda n: (0.01 / n, 0.0005))) == {2}
-    assert set(_run(Threads(), 500, 64, lambda n: (0.01 / n, 0.00001))) == {64}
-
-
 def test_a_thread_that_gains_nothing_is_left_out_and_taken_again_when_it_does() -> None:
     threads, busy = Threads(), lambda n: (0.010, 0.0) if n == 1 else (0.016, 0.008)
     given = _run(threads, 200, 2, busy)
     assert given[: RECENT - 1] == [2] * (RECENT - 1) and given.count(1) > 150
     later = _run(threads, LONGEST + 3 * MOST_TRIALS, 2, lambda n: (0.010 / n, 0.0))
     assert set(later[-100:]) == {2}
-
-
-def test_comparisons_grow_rare_while_nothing_changes() -> None:
-    given = _run(Threads(), 20_000, 2, lambda n: (0.010, 0.0) if n == 1 else (0.016, 0.008))
-    assert given[-10_000:].count(2) < 10_000 / LONGEST * 2 * RECENT + 2 * RECENT
-
-
-def test_a_thread_that_waits_and_still_gains_is_kept() -> None:
-    given = _run(Threads(), 20_000, 2, lambda n: (0.010, 0.0) if n == 1 else (0.008, 0.003))
-    assert given.count(1) < 20_000 / HOLD * RECENT and given[-5_000:].count(1) < 100
-
-
-def test_many_threads_are_halved_as_long_as_that_gains() -> None:
-    given = _run(Threads(), 4000, 16, lambda n: (0.004 + 0.001 * n, 0.5 * (0.004 + 0.001 * n) * (n > 4)))
-    assert given[-1] == 4
-
-
-def test_passes_of_many_sizes_do_not_keep_a_comparison_open() -> None:
-    threads = Threads()
-    for size in range(RECENT + MOST_TRIALS):
-        threads.observe(size, 2, threads.count(2), 0.01, 0.009)
-    assert threads._rival is None
 
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
@@ -91,13 +60,6 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
     assert policy.quota(tmp_path, tmp_path / "none") == math.inf
 
 
-def test_usable_follows_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    for allowed, expected in ((math.inf, 8), (2.5, 3), (0.2, 1)):
-        monkeypatch.setattr(policy, "quota", lambda allowed=allowed: allowed)
-        assert policy.usable() == expected
-
-
 # ---- the team --------------------------------------------------------------------------------------
 
 
@@ -111,25 +73,6 @@ def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> N
         expected = one.linear(states, packed)
         for _ in range(200):
             assert torch.equal(many.linear(states, packed), expected)
-
-
-def test_threads_of_the_program_share_the_library(kernels: CpuBackend) -> None:
-    packed = Packed(torch.randn(700, 512, generator=torch.Generator().manual_seed(1)), panels=True)
-    states = torch.randn(4, 512, generator=torch.Generator().manual_seed(2))
-    each = CpuBackend(kernels._lib, 2)
-    expected, wrong = each.linear(states, packed), []
-
-    def run() -> None:
-        for _ in range(300):
-            if not torch.equal(each.linear(states, packed), expected):
-                wrong.append(1)
-
-    members = [threading.Thread(target=run) for _ in range(4)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-    assert not wrong
 
 
 # ---- fork and spawn --------------------------------------------------------------------------------
@@ -165,42 +108,3 @@ def test_a_child_process_writes_the_same_text(start: str) -> None:
     finally:
         child.kill()
     assert _text(llm) == expected
-
-
-class _Texts(torch.utils.data.Dataset[list[int]]):
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> list[int]:
-        return _text(self.llm)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_data_loader_of_two_workers() -> None:
-    llm = _llm()
-    expected = _text(llm)
-    loader = torch.utils.data.DataLoader(
-        _Texts(llm),
-        num_workers=2,
-        multiprocessing_context="fork",
-        timeout=120,
-        collate_fn=list,  # type: ignore[arg-type]
-    )
-    assert [item for batch in loader for item in batch] == [expected] * 3
-
-
-def test_torchs_threads_do_not_spin_for_long_beside_ours() -> None:
-    code = "import os, tokenswift; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
-
-    def said(**changes: str) -> str:
-        environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-        environment |= {"PYTHONPATH": os.pathsep.join(sys.path)} | changes
-        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        return ran.stdout.strip()
-
-    assert said() not in ("None None", "")
-    assert said(GOMP_SPINCOUNT="7") == "7 None"
-    assert said(OMP_WAIT_POLICY="ACTIVE") == "None ACTIVE"
