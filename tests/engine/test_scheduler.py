@@ -39,7 +39,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.methods.autoregressive import Autoregressive
+from tokenswift.spec.methods.table import Autoregressive
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
 COSTS = Table((1, 4, 32), (1.0, 1.1, 2.0), (1e-4, 1e-4, 2e-4), 0.05, 0.2)

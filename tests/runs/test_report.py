@@ -13,8 +13,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, SamplingParams
 from tokenswift.runs import folder as folders
-from tokenswift.runs.report.figures import bins, repeats
-from tokenswift.runs.report.page import number, page
+from tokenswift.runs.report.page import bins, number, page, repeats
 from tokenswift.runs.state import RunState
 
 VOID = {"meta", "input", "br", "hr", "path", "link"}

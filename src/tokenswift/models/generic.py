@@ -9,20 +9,84 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader import placed
 from tokenswift.loader.rope import Rotary
-from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
+
+NAME = "tokenswift"
+
+
+@dataclass(slots=True)
+class PassContext:
+    """What the attention function needs to know of the pass under way, and what it notes of it.
+
+    Attributes:
+        segment: the pass's rows and their cache.
+        backend: what computes attention.
+        queries: filled with each layer's rotated queries (H, n, d).
+        windows: filled with each layer's sliding window.
+        notes: of the backend, from layer to layer.
+    """
+
+    segment: Segment
+    backend: Backend
+    queries: list[Tensor] = field(default_factory=list)
+    windows: list[int | None] = field(default_factory=list)
+    notes: dict[Any, Any] = field(default_factory=dict)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    tokenswift_pass: PassContext | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention of one layer: (1, H, n, d) × (1, K, L, d) → (1, n, H, d).
+
+    Args:
+        softcap: Gemma 2's cap of the scores.
+        s_aux: gpt-oss's score of a sink per head.
+    Raises:
+        ValueError: when called without a pass context, that is, not through `models.generic`.
+    """
+    if tokenswift_pass is None:
+        raise ValueError(f"attention {NAME!r} works only under tokenswift's decode loop")
+    context, computes = tokenswift_pass, tokenswift_pass.backend
+    layer, rows = len(context.queries), query[0].to(computes.device)  # a layer may lie on another device
+    context.queries.append(rows)
+    context.windows.append(sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    cache, parents = context.segment.cache, context.segment.parents
+    window = (sliding_window or 0) if cache.ordered else 0
+    sinks = None if s_aux is None else s_aux.to(computes.device)
+    out = computes.attend(
+        rows, layer, cache, parents, scale, window, softcap=softcap, sinks=sinks, notes=context.notes
+    )
+    return out.to(query.device, query.dtype)[None], None
+
+
+AttentionInterface.register(NAME, attention)
+
 
 #: names of the final norm in the families' bodies
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")

@@ -19,8 +19,7 @@ from tokenswift.files import replacing
 from tokenswift.loader.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
 from tokenswift.spec.heads.checkpoint import save_heads
-from tokenswift.spec.heads.conditioned import ConditionedStep
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads.modules import ConditionedStep, Heads, HeadsConfig
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job

@@ -29,7 +29,7 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.methods.autoregressive import Autoregressive
+from tokenswift.spec.methods.table import Autoregressive
 from tokenswift.types import InputError
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()

@@ -7,19 +7,132 @@ before, is a highlighted stretch. Blocks of the text are laid out only when they
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from tokenswift.metrics import decoding, distinct
 from tokenswift.runs.listing import cells
-from tokenswift.runs.report import figures
-from tokenswift.runs.report.html import render
 from tokenswift.runs.state import RunState
 from tokenswift.spec.drafters.registry import mark_of, marks
 from tokenswift.words import counted
+
+BINS = 24  # stretches, at most
+REPEAT = 8  # tokens of an n-gram whose second occurrence counts as a repeat
+#: of a step: tokens, accepted, accepted of n-grams, γ, ms since the step before (None: not known)
+TimedStep = tuple[int, int, int, int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A stretch of the text.
+
+    Attributes:
+        end: new tokens at its end.
+        speed: tokens a second; None where no time is known.
+        length: tokens a pass.
+        alpha, beta: acceptance rates of drafted depth, all and by n-grams.
+        repeated: share of tokens in repeats.
+    """
+
+    end: int
+    speed: float | None
+    length: float
+    alpha: float
+    beta: float
+    repeated: float
+
+
+def repeats(tokens: Sequence[int], n: int = REPEAT) -> list[bool]:
+    """For each token whether it lies in an n-gram that the text has had before (overlaps count)."""
+    seen: set[tuple[int, ...]] = set()
+    marked = [False] * len(tokens)
+    for at in range(len(tokens) - n + 1):
+        gram = tuple(tokens[at : at + n])
+        if gram in seen:
+            marked[at : at + n] = [True] * n
+        else:
+            seen.add(gram)
+    return marked
+
+
+def bins(state: RunState, marked: Sequence[bool]) -> list[Bin]:
+    """The run in stretches of about equal length.
+
+    Args:
+        marked: of each token, whether it is in a repeat.
+    """
+    size = max(1, -(-len(state.tokens) // BINS))
+    made: list[Bin] = []
+    steps: list[TimedStep] = []
+    at = start = 0
+    for step in _timed(state):
+        steps.append(step)
+        at += step[0]
+        if at - start >= size or at == len(state.tokens):
+            made.append(_bin(steps, at, marked[start:at]))
+            steps, start = [], at
+    return made
+
+
+def _timed(state: RunState) -> Iterator[TimedStep]:
+    for session in state.steps:
+        last: int | None = None
+        for tokens, _, accepted, ngram, gamma, ms in session:
+            yield tokens, accepted, ngram, gamma, None if last is None else ms - last
+            last = ms
+
+
+def _bin(steps: Sequence[TimedStep], end: int, marked: Sequence[bool]) -> Bin:
+    timed = [(step[0], step[4]) for step in steps if step[4] is not None]
+    seconds = sum(ms for _, ms in timed) / 1000
+    gamma = sum(step[3] for step in steps) or 1
+    return Bin(
+        end,
+        sum(tokens for tokens, _ in timed) / seconds if seconds else None,
+        len(marked) / len(steps),
+        sum(step[1] for step in steps) / gamma,
+        sum(step[2] for step in steps) / gamma,
+        sum(marked) / max(1, len(marked)),
+    )
+
+
+def resumed_at(state: RunState) -> list[int]:
+    """New tokens at which sessions after the first began."""
+    ends, at = [], 0
+    for session in state.steps[:-1]:
+        at += sum(step[0] for step in session)
+        ends.append(at)
+    return ends
+
+
+_BAD = {code: 0xFFFD for code in (*range(9), 11, 12, *range(14, 32), 127)}
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of ``report/templates`` with these values; those of ``.html`` are escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader("tokenswift.runs.report"),
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        finalize=lambda value: value.translate(_BAD) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["plain"] = plain
+    return environment.get_template(template).render(values).strip() + "\n"
+
+
+def plain(text: str) -> str:
+    """Text as Markdown, on one line, without markup of its own."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(text.split()))
+
 
 BLOCK = 1000  # tokens of a block of the text
 #: letter of a source → its element; others have one of their own, such as k-x
@@ -38,7 +151,7 @@ def page(state: RunState, name: str, running: bool = False) -> str:
         name: of the run, for the title.
         running: whether a process writes it now.
     """
-    marked = figures.repeats(state.tokens)
+    marked = repeats(state.tokens)
     word = "running" if running else f"finished ({state.end.reason})" if state.end else "interrupted"
     starts = range(0, len(state.tokens), BLOCK)
     return render(
@@ -50,7 +163,7 @@ def page(state: RunState, name: str, running: bool = False) -> str:
         cost=_cost(state),
         settings=_settings(state),
         others=_others(state),
-        repeat=figures.REPEAT,
+        repeat=REPEAT,
         jumps=starts[:: max(1, -(-len(starts) // JUMPS))],
         blocks=_blocks(state, marked, starts),
         tail=state.tail,
@@ -92,7 +205,7 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
     steps, tokens = state.all_steps, len(state.tokens)
     gamma = sum(step[4] for step in steps) or 1
     spent = decoding(state.seconds)
-    resumed = ", ".join(f"{at:,}" for at in figures.resumed_at(state))
+    resumed = ", ".join(f"{at:,}" for at in resumed_at(state))
     again = f"resumed at token {resumed}" if resumed else "never resumed"
     return [
         ("state", word),
@@ -152,7 +265,7 @@ def _lengths(state: RunState, marked: Sequence[bool]) -> Rows:
     """The run in stretches: up to which token, and the figures of each."""
     return [
         (f"{row.end:,}", *map(number, (row.speed, row.length, row.alpha, row.beta)), f"{row.repeated:.1%}")
-        for row in figures.bins(state, marked)
+        for row in bins(state, marked)
     ]
 
 

@@ -173,3 +173,122 @@ class Heads(nn.Module):
 def _bare(cls: type[Heads], config: HeadsConfig) -> Heads:
     """An instance to be filled by a copy's or a pickle's state."""
     return cls.__new__(cls, config)
+
+
+class ConditionedStep(nn.Module):
+    """One conditioned head, or all of them when they share it.
+
+    The state it makes lives where the LM head reads (after the final norm), so no norm follows and
+    its length can say how sure the head is.
+    """
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.first_norm = RMSNorm(width, config.eps)  # of the base model's own state, as `previous`
+        self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
+        self.base_norm = RMSNorm(width, config.eps)
+        self.embed_norm = RMSNorm(width, config.eps)
+        self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
+        self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
+        self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
+        if self.outer is not None:
+            nn.init.zeros_(self.outer.weight)
+
+    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
+        """The step's input x, (m, 3 D)."""
+        state = self.first_norm(previous) if first else self.state_norm(previous)
+        return torch.cat((state, self.base_norm(base), self.embed_norm(embeds)), dim=-1)
+
+    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
+        x = self.inputs(previous, base, embeds, first)
+        state = self.linear(x)
+        if self.inner is not None and self.outer is not None:
+            state = state + self.outer(torch.relu(self.inner(x)))
+        return state
+
+
+class ConditionedHeads(Heads, kind="conditioned"):
+    """One step, shared by all heads."""
+
+    conditioned = True
+
+    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
+        """The step."""
+        yield ConditionedStep(config)
+
+    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
+        """The first head's `previous` is the base state, which has a norm of its own."""
+        return self.layers[0](previous, base, embeds, i == 0)
+
+
+class LinearHead(nn.Module):
+    """One head of the paper; the names are those of the published checkpoints."""
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, previous: Tensor) -> Tensor:
+        return previous + self.linear(self.input_layernorm(previous))
+
+
+class LinearHeads(Heads, kind="linear"):
+    """One linear layer a head, one after the other."""
+
+    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
+        """A layer each."""
+        return (LinearHead(config) for _ in range(config.count))
+
+    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
+        """Looks at the state of the head before alone."""
+        return self.layers[i](previous)
+
+    def normed(self, i: int, states: Tensor) -> Tensor:
+        """Each head has a final norm of its own."""
+        return self.layers[i].post_layernorm(states)  # type: ignore[operator]
+
+
+class MedusaHead(nn.Module):
+    """One Medusa-1 head: ``x + SiLU(Linear(x))`` blocks on the final-normed base state."""
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.final_norm = RMSNorm(width, config.eps)
+        self.blocks = nn.ModuleList(
+            nn.Linear(width, width, dtype=torch.float32) for _ in range(config.blocks)
+        )
+        self.lm_head = (
+            nn.Linear(width, config.vocab_size, bias=False, dtype=torch.float32)
+            if config.own_lm_heads
+            else None
+        )
+
+    def forward(self, base: Tensor) -> Tensor:
+        state = self.final_norm(base)
+        for block in self.blocks:
+            state = state + nn.functional.silu(block(state))
+        return state
+
+
+class MedusaHeads(Heads, kind="medusa"):
+    """Heads side by side: none looks at another."""
+
+    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
+        """A head each."""
+        return (MedusaHead(config) for _ in range(config.count))
+
+    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
+        """Looks at the base state alone."""
+        return self.layers[i](base)
+
+    def own_logits(self, i: int, states: Tensor) -> Tensor:
+        """By the head's own LM head, where it has one."""
+        lm_head = self.layers[i].lm_head
+        if not isinstance(lm_head, nn.Linear):
+            return super().own_logits(i, states)
+        return lm_head(states).float()

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import DraftWeights, Packed
-from tokenswift.spec.heads.conditioned import ConditionedStep
-from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.heads.modules import ConditionedStep, Heads
 
 
 class PackedStep:

@@ -5,19 +5,220 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from tokenswift.interfaces import Strategy
+from tokenswift.interfaces import Strategy, TokenSequence
+from tokenswift.loader.shipped import where
 from tokenswift.memory import Planned
-from tokenswift.method_options import OPTIONS
+from tokenswift.method_options import (
+    OPTIONS,
+    AutoOptions,
+    MagicDecOptions,
+    MedusaOptions,
+    TokenSwiftOptions,
+    TriForceOptions,
+)
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.drafters.registry import others
+from tokenswift.spec.adaptive.candidates import CHAIN as LONGEST
+from tokenswift.spec.adaptive.recipe import ByChance
+from tokenswift.spec.drafters.checked import CheckedDrafter
+from tokenswift.spec.drafters.drafter import Drafter, Setting
+from tokenswift.spec.drafters.eagle import EagleDrafter
+from tokenswift.spec.drafters.grammar import GrammarDrafter
+from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
+from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
+from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
+from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.spec.drafters.recipe import FixedWidths
+from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.methods.auto import Auto
-from tokenswift.spec.methods.autoregressive import Autoregressive
-from tokenswift.spec.methods.magicdec import MagicDec
-from tokenswift.spec.methods.medusa import Medusa
 from tokenswift.spec.methods.resources import Resources
-from tokenswift.spec.methods.tokenswift import TokenSwift
-from tokenswift.spec.methods.triforce import TriForce
+from tokenswift.tree import check_tree
+from tokenswift.types import InputError
+
+
+class Autoregressive(FixedWidths):
+    """One token per pass over the full cache.
+
+    Args:
+        llm, options: not looked at.
+        sampler: the target's choice rule.
+    """
+
+    name = "autoregressive"
+
+    def __init__(self, llm: Any, options: Any, sampler: Sampler) -> None:
+        super().__init__([], sampler, coupled=True, widths=(), option=("tree", "1"))
+
+
+class Medusa(FixedWidths):
+    """Medusa's drafting.
+
+    Args:
+        llm: model and heads.
+        options: `method_options.MedusaOptions`.
+        sampler: the target's choice rule, shared for coupled candidates.
+    Raises:
+        InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
+    """
+
+    name = "medusa"
+
+    def __init__(self, llm: Resources, options: MedusaOptions, sampler: Sampler) -> None:
+        heads = llm.heads_of("medusa")
+        if heads is None:
+            raise InputError(
+                "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
+                f"tokenswift train-heads --kind medusa or import-heads{where()}"
+            )
+        tree = options.tree
+        check_tree(tree, llm.target.vocab_size)
+        drafter = HeadDrafter(llm.target, heads, options.vocabulary == "frequent")
+        coupled = options.candidates == "coupled"
+        super().__init__([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
+
+
+class TokenSwift(FixedWidths):
+    """The paper's method.
+
+    Args:
+        llm: model and heads (without heads: backbone and n-grams only).
+        options: `method_options.TokenSwiftOptions`.
+        sampler: the target's choice rule, shared for coupled candidates.
+    Raises:
+        InputError: tree widths above the vocabulary, or too many nodes.
+    """
+
+    name = "tokenswift"
+
+    def __init__(self, llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
+        target, coupled = llm.target, options.candidates == "coupled"
+        tree, self.target, self.mode = options.tree, llm.target, options.draft
+        check_tree(tree, target.vocab_size)
+        self.budget = options.budget
+        heads, frequent = llm.heads, options.vocabulary == "frequent"
+        self.heads = [] if heads is None else [HeadDrafter(target, heads, frequent)]
+        context, frozen = None, options.cache == "partial"
+        if options.cache != "full":
+            context = SparseContext(target, "important", self.budget, options.sinks, 1, frozen=frozen)
+        self.partial = PartialDrafter(target, context, next(iter(self.heads), None), least=self.budget)
+        count = options.ngrams
+        self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
+        drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
+        super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, most=1)
+
+    @property
+    def max_nodes(self) -> int:
+        """Upper bound of the tree's nodes: the heads' and the branches'."""
+        return self.nodes + sum(ngrams.count * LENGTH for ngrams in self.ngrams)
+
+    def asked(self, sequence: TokenSequence) -> list[Drafter]:
+        """The paper's Algorithm 1, lines 4 to 7: what drafts the tree, then the n-grams."""
+        total = sequence.cache.length
+        pays = total > self.budget and total * self.target.kv_bytes > self.target.weight_bytes
+        passes = self.mode == "partial" or (self.mode == "auto" and pays)
+        if passes and sequence.newest is not None and not self.partial.refusals.dropped:
+            return [self.partial, *self.ngrams]
+        return [*self.heads, *self.ngrams]
+
+
+class TriForce(FixedWidths):
+    """TriForce's drafting: a chain of at least γ tokens.
+
+    Args:
+        llm: model and draft model.
+        options: `method_options.TriForceOptions`.
+        sampler: the target's choice rule, shared by both levels.
+    Raises:
+        InputError: the draft model cannot be had.
+    """
+
+    name = "triforce"
+
+    def __init__(self, llm: Resources, options: TriForceOptions, sampler: Sampler) -> None:
+        gamma, sinks, size = options.gamma, options.sinks, options.draft_budget
+        longest, coupled = gamma + options.inner_gamma, options.candidates == "coupled"
+        small = llm.draft_models.get(options.draft_model)
+        own = ModelContext(small, llm.target.vocab_size, "streaming", size, sinks, longest, llm.frequent())
+        inner = ModelDrafter(own, llm.target, ("draft_budget", size))
+        context = SparseContext(
+            llm.target, "chunks", options.budget, sinks, longest + 1, options.refresh, chunk=options.chunk
+        )
+        drafter = CheckedDrafter(llm.target, context, inner, sampler, options.inner_gamma, gamma)
+        super().__init__([drafter], sampler, coupled, (1,) * (gamma + 1), ("gamma", gamma))
+
+
+POLICIES = {"snapkv": "snapkv", "streaming": "recent"}
+
+
+class MagicDec(FixedWidths):
+    """MagicDec's drafting: a chain of γ tokens.
+
+    Args:
+        llm: model and draft model.
+        options: `method_options.MagicDecOptions`; without a draft model the target drafts for itself.
+        sampler: the target's choice rule, shared for coupled drafting.
+    Raises:
+        InputError: the draft model cannot be had.
+    """
+
+    name = "magicdec"
+
+    def __init__(self, llm: Resources, options: MagicDecOptions, sampler: Sampler) -> None:
+        budget, sinks, gamma = options.budget, options.sinks, options.gamma
+        drafter: Drafter
+        if options.draft_model is None:
+            refresh = 0 if options.kv == "snapkv" else None
+            context = SparseContext(llm.target, POLICIES[options.kv], budget, sinks, gamma, refresh)
+            drafter = PartialDrafter(llm.target, context, mark=CHAIN)
+        else:
+            small = llm.draft_models.get(options.draft_model)
+            own = ModelContext(small, llm.target.vocab_size, options.kv, budget, sinks, gamma, llm.frequent())
+            drafter = ModelDrafter(own, llm.target, ("budget", budget))
+        coupled, widths = options.candidates == "coupled", (1,) * gamma
+        super().__init__([drafter], sampler, coupled, widths, ("gamma", gamma))
+
+
+BUDGET = 1024  # tokens of the partial cache: smaller passes pay earlier
+MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
+
+
+class Auto(ByChance):
+    """All drafters that the model has, each where it gains time.
+
+    Args:
+        llm: model, heads, measured costs and draft models.
+        options: `method_options.AutoOptions`.
+        sampler: the target's choice rule, shared for coupled candidates.
+    Raises:
+        InputError: the draft model cannot be had, or the file for explanations cannot be written.
+    """
+
+    name = "auto"
+
+    def __init__(self, llm: Resources, options: AutoOptions, sampler: Sampler) -> None:
+        target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
+        drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
+        if options.ngrams != 0:
+            drafters.append(PromptLookup(sampler.params.window > 0))
+        levels = None
+        if heads is not None:
+            depth = DEPTH if heads.conditioned else heads.count
+            levels = HeadDrafter(target, heads, options.vocabulary == "frequent", depth)
+            drafters += [levels] if options.draft != "partial" else []
+        if options.draft != "hidden" and options.cache != "full":
+            budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
+            context = SparseContext(target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen)
+            drafters.append(PartialDrafter(target, context, levels, least=context.budget))
+        if options.draft_model is not None:
+            small = llm.draft_models.get(options.draft_model)
+            own = ModelContext(
+                small, llm.target.vocab_size, "streaming", MODEL_BUDGET, MODEL_SINKS, LONGEST, llm.frequent()
+            )
+            drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
+        if llm.eagle is not None:
+            drafters.append(EagleDrafter(llm.eagle))
+        drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
+        priors = None if heads is None else heads.calibration
+        super().__init__(drafters, sampler, coupled, llm.costs, llm.learn_costs, priors, options.explain)
 
 
 class Planning(Strategy, Planned, Protocol):
