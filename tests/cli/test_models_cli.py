@@ -75,7 +75,7 @@ def test_the_list(cli: Call, hub: Path, tmp_path: Path) -> None:
     assert big["parameters"] == sum(one.numel() for one in model.parameters())
     assert (big["drafts"], draft["drafts"], big["heads"]) == (["owner/draft"], [], [])
     assert file["stored"] == "f32" and file["nbytes"] == (tmp_path / "ggufs/one.gguf").stat().st_size
-    assert "no whole GGUF file" in bad["problem"]
+    assert "not a complete GGUF file" in bad["problem"]
     shown = cli("models")
     assert all(name in shown.out for name in found) and "owner/link" not in shown.out
     assert "models--owner--broken" in shown.err
