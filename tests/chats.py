@@ -54,7 +54,9 @@ NEXT = {":": "<tool_call>", "!": "o", "o": "k", "k": "</s>", ">": "</s>"}
 
 
 #: the same of a model that thinks: ``<think>y</think>``, then "o"
-THINKS = dict(zip((":", *"<think>y", "</think>", "o"), (*"<think>y", "</think>", "o", "</s>"), strict=True))
+THINKS: dict[str, str] = dict(
+    zip((":", *"<think>y", "</think>", "o"), (*"<think>y", "</think>", "o", "</s>"), strict=True)
+)
 
 
 def calling_tokenizer(template: str = HERMES_TEMPLATE, mark: str = "<tool_call>") -> Any:

@@ -64,6 +64,3 @@ def test_the_fuzz_finds_rows_that_know_of_their_pass(kernels: CpuBackend) -> Non
 
     tally = fuzz(kernels._lib, range(12), Bent)
     assert {case.split()[0] for case in tally.wrong} == {"attention", "product", "passes"}
-
-
-# ---- slow: more shapes, and everything that the compilers know -----------------------------------------

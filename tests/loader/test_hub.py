@@ -179,7 +179,7 @@ def test_a_file_by_its_format_in_a_folder_and_in_parts(
     Hub.files |= {"other-Q4_K_M.gguf": whole}
     with pytest.raises(InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"):
         locate(f"{NAME}:Q4_K_M")
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="no such file"):
         locate(f"{NAME}:../x.gguf")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     Hub.asked.clear()

@@ -212,4 +212,4 @@ def test_default_model(embedded: str) -> None:
         34,
         36,
     ]
-    assert loaded.model.generation_config.eos_token_id == loaded.tokenizer.eos_token_id == 2
+    assert loaded.tokenizer.eos_token_id == 2 and loaded.model.generation_config.eos_token_id == [0, 2]
