@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
 
+from benchmarks.fetch import fetched
 from tests.chat.test_chat import ASKED, NAMED, TOOLS, check
 from tokenswift import LLM
 
-MODEL = os.environ.get("TOKENSWIFT_TEST_QWEN", "")
-
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not MODEL, reason="TOKENSWIFT_TEST_QWEN names no GGUF file of Qwen2.5-Coder-0.5B-Instruct"
-)
 def test_calls_of_a_coder() -> None:
-    with LLM(MODEL, heads=None) as llm:
+    with LLM(str(fetched("qwen2.5-coder-0.5b-q4_k_m")), heads=None) as llm:
         for choice in ("required", NAMED):
             how: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": 7}
             reply = llm.chat(ASKED, 80, parallel_tool_calls=False, **how)
