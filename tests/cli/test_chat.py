@@ -203,8 +203,8 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
         ),
         (b"/sytem Hi\n", "; did you mean /system?"),
         (b"/redo\n", "; did you mean /undo?"),
-        (b"/retry\n", "/retry has no message to answer again; valid: behind a message"),
-        (b"/undo\n", "/undo has no answer to take back; valid: behind an answer"),
+        (b"/retry\n", "/retry has no message to answer again; valid: after a message"),
+        (b"/undo\n", "/undo has no answer to take back; valid: after an answer"),
         (b"/undo 2\n", "/undo is followed by '2'; valid: /undo alone"),
         (b"/set top-p 2\n", "/set top-p is 2.0; valid: in (0, 1]"),
         (b"/set seed one\n", "/set seed is 'one'; valid: an integer"),
@@ -217,7 +217,7 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
         (b"/set top_b 1\n", "/set top_b is not a setting; valid: temperature, top-k, top-p, min-p, "),
         (b"/set temprature 1\n", "; did you mean temperature?"),
         (b"/save\n", "/save has no file; valid: /save FILE"),
-        (b"/save .\n", "/save .: it is there already; valid: a new file"),
+        (b"/save .\n", "/save .: it exists already; valid: a new file"),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
         (b"ok\n\xff\n", "line 2 of standard input is not UTF-8"),
         (b"x" * 600 + b"\n", "the conversation has 618 tokens, the model 512 positions; valid: a shorter"),
@@ -231,7 +231,7 @@ def test_what_ends_a_piped_chat(talk: Callable[..., Outcome], lines: bytes, word
 def test_no_file_is_replaced_that_the_chat_has_not_made(talk: Callable[..., Outcome]) -> None:
     Path("mine.json").write_text("mine")
     done = talk(b"/save new.json\nHi\n/save new.json\n/save mine.json\n", "--quiet")
-    assert done.code == 2 and done.error.startswith("/save mine.json: it is there already")
+    assert done.code == 2 and done.error.startswith("/save mine.json: it exists already")
     assert len(messages_of("new.json")) == 2 and Path("mine.json").read_text() == "mine"
 
 
@@ -283,7 +283,7 @@ def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
     assert messages_of("b.json") == [("system", "Be brief.")] and messages_of("d.json") == []
     assert messages_of("c.json") == [("system", "two\nlines")]
     assert "no instructions but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
-    assert "the instructions are set; the conversation goes on (/clear begins a new one)\n" in done.err
+    assert "the instructions are set; the conversation continues (/clear begins a new one)\n" in done.err
     assert "1 message written to b.json\n" in done.err and "0 messages written to d.json" in done.err
 
 

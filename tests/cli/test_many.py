@@ -166,7 +166,7 @@ def test_a_folder_of_prompts_is_gone_on_with(
     _, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert err.splitlines()[-1].endswith("of 5 texts are written; the same command goes on"), err
+        assert err.splitlines()[-1].endswith("of 5 texts are written; the same command resumes"), err
     unfinished = list(Path("out").rglob("text.unfinished.txt"))
     assert unfinished or len(list(Path("out").iterdir())) < 5
     assert many(prompts, "--max-new-tokens", 200, "--at-once", 2).code == 0

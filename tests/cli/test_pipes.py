@@ -133,4 +133,4 @@ def test_an_answer_ends_where_the_model_ends_it(cli: Call, chatty: Path) -> None
     done = cli(*argv)
     made = json.loads(done.out)
     assert made["prompt_tokens"] + len(made["token_ids"]) == 1024
-    assert done.err.splitlines()[-1].endswith("; ended with the room for an answer (--max-new-tokens)")
+    assert done.err.splitlines()[-1].endswith("; reached the limit of an answer (--max-new-tokens)")

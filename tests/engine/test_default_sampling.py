@@ -79,7 +79,7 @@ def test_settings_that_are_not_usable_are_left_aside(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tokenswift"), through(kind, folder) as llm:
             assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS
-            (line,) = [r.getMessage() for r in caplog.records if "left aside" in r.getMessage()]
+            (line,) = [r.getMessage() for r in caplog.records if "are ignored" in r.getMessage()]
             assert "repetition_penalty is 0.5; valid: at least 1" in line
             with pytest.raises(InputError, match="repetition_penalty is 0.5"):
                 llm.model_sampling()

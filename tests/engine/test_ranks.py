@@ -68,7 +68,7 @@ def test_what_ranks_would_not_do_alike_is_refused(tiny_folder: Callable[..., Pat
         LLM(tiny_folder(), tp=2)
     llm = LLM(tiny_folder(), heads=None)
     llm.target.ranks = 2
-    with pytest.raises(InputError, match="^strategy is 'auto', which goes by the clock"):
+    with pytest.raises(InputError, match="^strategy is 'auto', which depends on timings"):
         llm.generate(PROMPT, 2)
     with pytest.raises(InputError, match="^run_dir is given with tp; valid: None"):
         llm.generate(PROMPT, 2, "autoregressive", run_dir=tmp_path / "run")

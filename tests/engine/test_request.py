@@ -100,7 +100,7 @@ def test_a_stream_ends_with_the_result(llm: LLM) -> None:
         "strategy_options": TREE,
     }
     stream = llm.stream("abc abc", **call)
-    with pytest.raises(InputError, match="stream.result is not there before the end"):
+    with pytest.raises(InputError, match="stream.result is not available before the end"):
         _ = stream.result
     steps = list(stream)
     whole = llm.generate("abc abc", **call)

@@ -256,7 +256,7 @@ def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_load
         compiled.parent.chmod(mode)
         caplog.clear()
         assert build.library(compiled.parent) is not None
-        assert len(caplog.records) == 1 and "others could write" in caplog.records[0].message
+        assert len(caplog.records) == 1 and "was writable by others" in caplog.records[0].message
         assert compiled.parent.stat().st_mode & 0o777 == 0o700
         assert not planted.exists() and compiled.stat().st_mtime_ns != before
 

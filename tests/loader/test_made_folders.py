@@ -65,7 +65,7 @@ def test_a_damaged_folder_is_made_anew(name: str, how: str, made: Path, caplog: 
     with caplog.at_level(logging.WARNING, "tokenswift"):
         assert embedded.ensure(made.parent) == made
     assert contents(made) == whole and embedded.is_whole(made)
-    said = [r.getMessage() for r in caplog.records if "made anew" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "is rebuilt" in r.getMessage()]
     assert len(said) == 1 and name in said[0] and "\n" not in said[0]
 
 

@@ -95,14 +95,14 @@ def test_streams(server: Running, more: dict[str, Any], new: int) -> None:
 
 
 BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("chat/completions", {"messages": CHAT, "echo": True}, "echo is not served; valid: "),
-    ("responses", {"input": "x", "echo": True}, "echo is not served; valid: "),
+    ("chat/completions", {"messages": CHAT, "echo": True}, "echo is not supported; valid: "),
+    ("responses", {"input": "x", "echo": True}, "echo is not supported; valid: "),
     ("completions", {"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768, or 0 with echo"),
     ("completions", {"max_tokens": 0, "echo": False}, "max_tokens is 0; valid: an integer from 1 to"),
     ("completions", {"max_tokens": -2, "echo": True}, "max_tokens is -2; valid: an integer from 0 to 32,768"),
     ("completions", {"echo": True, "logprobs": 21}, "logprobs is 21; valid: "),
     ("completions", {"prompt_logprobs": 21}, "prompt_logprobs is 21; valid: "),
-    ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs are not told in a stream"),
+    ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs cannot be streamed"),
     (
         "completions",
         {"tokenswift": {"logprobs_mode": "raw"}},

@@ -59,7 +59,7 @@ def test_a_signal_ends_a_server_that_hangs(launch: Launch) -> None:
     process.hangs.touch()
     time.sleep(0.5)
     assert process.end(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert "error: no end came within 8 seconds" in process.log.read_text()
+    assert "error: not shut down within 8 seconds" in process.log.read_text()
     process.hangs.unlink()
     process = launch()
     reader.read(process.url, 10**6)

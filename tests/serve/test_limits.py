@@ -200,11 +200,11 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
     ),
     (own(strategy="magicdec", strategy_options={"gamma": DEEP}), "tokenswift", ""),
     (own(strategy="tokenswift", strategy_options={"tree": DEEP}), "tokenswift", ""),
-    ({**HELLO, "suffix": "b"}, "suffix", "suffix is not served; valid: a request without it"),
+    ({**HELLO, "suffix": "b"}, "suffix", "suffix is not supported; valid: leave it out"),
     (
         {**HELLO, "previous_response_id": "b"},
         "previous_response_id",
-        "previous_response_id is not served",
+        "previous_response_id is not supported",
     ),
 ]
 
@@ -237,7 +237,7 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
         "response",
         {"input": "x", "prompt": {"id": "y"}},
         "prompt",
-        "prompt is not served; valid: a request without it",
+        "prompt is not supported; valid: leave it out",
     ),
     ("completion", {**HELLO, "max_tokens": "3"}, "max_tokens", "max_tokens is '3'; valid: an integer"),
     (

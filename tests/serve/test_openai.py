@@ -366,7 +366,7 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
         ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; valid: from -2 to 2"),
-        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions is not served; valid: a request without"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions is not supported; valid: leave it out"),
         ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
         ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
         ({"seed": -2}, "seed is -2; valid: an integer from 0 to"),

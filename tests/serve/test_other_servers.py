@@ -168,14 +168,14 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "completions",
         {**TEXT, "use_beam_search": True},
         "use_beam_search",
-        "use_beam_search is not served; valid: a request without it",
+        "use_beam_search is not supported; valid: leave it out",
     ),
-    ("completions", {**TEXT, "suffix": "."}, "suffix", "suffix is not served; valid: a request without it"),
+    ("completions", {**TEXT, "suffix": "."}, "suffix", "suffix is not supported; valid: leave it out"),
     (
         "responses",
         {**SAID, "conversation": "conv_1"},
         "conversation",
-        "conversation is not served; valid: a request without it",
+        "conversation is not supported; valid: leave it out",
     ),
     (
         "completions",

@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "audit",
-        help="prove that strategies write what plain decoding writes",
+        help="check that every strategy writes the tokens of plain decoding",
         description="Compare strategies with plain decoding, token by token, on this model, dtype and "
         "device, and the logits of both with transformers' own pass in float32; show every difference with "
         "the scores of both tokens. With --distribution, compare the frequencies of what is written with the "
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
         "--quick",
         action="store_true",
         help=f"the first prompt alone, and {QUICK} new tokens per text where --max-new-tokens is not given: "
-        "whether an installation is sound",
+        "to check an installation",
     )
     parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(

@@ -30,7 +30,7 @@ from tokenswift.types import InputError, RunError
 
 #: what options of other commands are here
 TEXTS = {
-    "system": "instructions that stand before the conversation; default: the template's own",
+    "system": "system prompt; default: the template's own",
     "max_new_tokens": "tokens of an answer at most, at least 1; default: until the model ends it",
     "sampling": "settings that are not given: default (the model's generation_config.json or GGUF file, else "
     "the defaults above) or model (the model's; what it does not name is off); default: default",

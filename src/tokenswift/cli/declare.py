@@ -245,7 +245,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     if any(level_of(action) == RARE for action in parser._actions):
         debug.level, debug.text, debug.help = RARE, debug.help, argparse.SUPPRESS  # type: ignore[attr-defined]
         parser.add_argument(
-            "--help-all", action=HelpAll, nargs=0, help="show this and the options that few need; exit"
+            "--help-all", action=HelpAll, nargs=0, help="show all options, the rare ones included, and exit"
         )
     shown = [a for a in parser._optionals._group_actions if a.help != argparse.SUPPRESS]
     if all(action.dest in ("help", "help_all", "debug") for action in shown):

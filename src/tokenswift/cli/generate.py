@@ -331,7 +331,7 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
 def default_length(run_dir: str | None, answered: bool) -> str:
     """What is said of a text that ended at a length nobody asked for."""
     if answered:
-        return "ended with the room for an answer (--max-new-tokens)"
+        return "reached the limit of an answer (--max-new-tokens)"
     more = "--max-new-tokens 1000"
     again = f"the same command with {more} continues this text"
     if run_dir is not None:

@@ -50,7 +50,7 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
     if not prompt:
         raise InputError(f"{names[0] if names else 'standard input'} is empty; valid: at least one token")
     if beside and piped:
-        logger.info("standard input (%s) stands before PROMPT", counted(len(piped), "character"))
+        logger.info("standard input (%s) is put before PROMPT", counted(len(piped), "character"))
         return f"{piped}\n\n{args.prompt}"
     return prompt
 

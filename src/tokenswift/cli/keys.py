@@ -158,5 +158,5 @@ def _history(name: str | None) -> Any:
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # nobody else reads it
         return FileHistory(str(path))
     except OSError as error:
-        logger.warning("lines are not kept: %s (%s)", path, error.strerror or error)
+        logger.warning("the input history is not saved: %s (%s)", path, error.strerror or error)
         return InMemoryHistory()

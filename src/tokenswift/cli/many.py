@@ -36,11 +36,11 @@ class Several:
 
     Attributes:
         prompts: JSON Lines file of prompts: {"prompt": text to continue} or {"messages": a chat to answer},
-            with an id and settings of its own if need be, such as seed and max_new_tokens; needs --out
+            optionally with an id and settings of its own, such as seed and max_new_tokens; needs --out
         out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
             resumes what is missing
-        at_once: max concurrent sequences (with --ray: of an actor), or auto: as many as memory holds and make
-            it faster
+        at_once: sequences written concurrently (with --ray: by each actor), or auto: as many as fit in memory
+            and make it faster
         ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
             HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
             s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     ]
     if cut:
         logger.info(
-            "%d of them stopped at the default of %s (--max-new-tokens); the same command with more goes on",
+            "%d of them stopped at the default of %s (--max-new-tokens); repeat with more to continue",
             len(cut), counted(CONTINUED_LENGTH, "token"),
         )  # fmt: skip
     records = {}
@@ -288,7 +288,7 @@ def request_of(
 
 def interrupted(interrupt: KeyboardInterrupt, written: int, texts: int) -> KeyboardInterrupt:
     """An interruption that says what of many texts is written."""
-    kept = f"{written} of {counted(texts, 'text is', 'texts are')} written; the same command goes on"
+    kept = f"{written} of {counted(texts, 'text is', 'texts are')} written; the same command resumes"
     if isinstance(interrupt, Interrupted):
         return Interrupted(interrupt.number, kept)
     return KeyboardInterrupt(kept)

@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "models",
-        help="list the models in the caches, show what one needs, remove one",
+        help="list cached models, show what a model needs, remove one",
         description="list: the models in the caches, ours and the hub's, with size, type and the drafters "
         "for them. show NAME: memory by length of the text, and context; the model need not be "
         "in a cache, and no weights of the hub are fetched. remove NAME: "
@@ -128,7 +128,7 @@ def _list() -> tuple[dict[str, Any], str]:
     text = [
         table(lines, COLUMNS, right=(2, 3)) if lines else "no models in the caches",
         "",
-        *([f"besides in {cache_dir()}: {rest}"] if rest else []),
+        *([f"also in {cache_dir()}: {rest}"] if rest else []),
         "good small models by name: tokenswift models list --known",
     ]
     return {"caches": caches, "models": records, "beside": beside}, "\n".join(text)
@@ -249,7 +249,7 @@ def _known() -> tuple[dict[str, Any], str]:
         for one in KNOWN
     ]
     shown = table(lines, ("model", "millions", "licence", "drafts for it"), right=(1,))
-    note = "repeats of the text, and the model itself over part of it, draft for every model"
+    note = "for every model, repeats of earlier text and passes over a partial KV cache can be drafted"
     return {"known": [asdict(one) for one in KNOWN]}, f"{shown}\n\n{note}"
 
 
@@ -363,6 +363,6 @@ def _agreed(name: str) -> bool:
         InputError: nobody is there who could.
     """
     if not sys.stdin.isatty():
-        raise InputError("remove asks, and standard input is not a terminal; valid: with --yes")
+        raise InputError("remove asks first, but standard input is not a terminal; valid: with --yes")
     print(f"remove {name}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

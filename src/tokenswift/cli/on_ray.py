@@ -74,7 +74,7 @@ def run(
                     if nodes < before:
                         stages.end()
                         left = counted(nodes, "is", "are")
-                        logger.warning("a node is gone, %s left; its texts go on elsewhere", left)
+                        logger.warning("a node was lost, %s left; its texts are resumed on the others", left)
                     continue
                 done[row["name"]] = row
                 tokens += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)

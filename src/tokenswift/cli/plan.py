@@ -30,7 +30,7 @@ class Several:
     Attributes:
         prompts: JSON Lines file of prompts, as generate --prompts takes it
         nodes: machines like this one that share them
-        at_once: max concurrent sequences of each machine, or auto: as generate --ray has them
+        at_once: sequences that each machine writes concurrently, or auto, as in generate --ray
     """
 
     prompts: str | None = option(None, "FILE")
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     group.add_argument(
         "--no-measure",
         action="store_true",
-        help="measure nothing: memory alone",
+        help="no measurement: memory only",
     )
     add_json_option(group)
     add_options(group, options.Quiet)

@@ -27,7 +27,7 @@ class Preset:
 
 def add_preset_option(to: Any) -> None:
     """--preset."""
-    names = f"the paper's sampling settings ({', '.join(SAMPLERS)}); options go over them; default: none"
+    names = f"the paper's sampling settings ({', '.join(SAMPLERS)}); other options override it; default: none"
     add_options(to, Preset, texts={"preset": names})
 
 

@@ -329,7 +329,7 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
     if verbose or m.prefill_seconds >= READING_SECONDS:
         text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
     if verbose and m.calibration_seconds >= MEASURING_SECONDS:
-        text += f", {m.calibration_seconds:.1f} s of measuring what passes cost here, which is kept"
+        text += f", {m.calibration_seconds:.1f} s of measuring passes (once per model)"
     endings = ENDINGS | ({} if at_length is None else {"length": at_length})
     text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
     text += drafted(result)

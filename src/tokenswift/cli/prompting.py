@@ -54,7 +54,7 @@ class System:
     """What stands before a conversation.
 
     Attributes:
-        system: instructions that stand before the conversation; default: the chat template's own
+        system: system prompt; default: the chat template's own
         template_option: variable of the model's chat template, such as enable_thinking=false; the value is
             JSON or text; may be given several times
     """

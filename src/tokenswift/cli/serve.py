@@ -40,8 +40,8 @@ def add_parser(subparsers: Any) -> None:
         help="serve a model over HTTP, with OpenAI's interface",
         description="Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also "
         "in the background; a client that was cut off resumes where it was), /v1/models, /health, /metrics, "
-        "and a page at /. Only this machine is served unless --host and --api-key-file say otherwise.",
-        epilog="SIGTERM or Ctrl-C ends it between two steps, within ten seconds whatever is under way. Exit "
+        "and a page at /. It listens on this machine only, unless --host and --api-key-file are given.",
+        epilog="SIGTERM or Ctrl-C stops it between two steps, within ten seconds in any case. Exit "
         "codes: 0 ended by SIGTERM, 1 it failed, 2 bad input, 129, 130 hung up, interrupted, 143 ended by "
         "force.",
     )

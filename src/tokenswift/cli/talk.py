@@ -189,7 +189,7 @@ class Chat:
         """Answer the last message again, with the next seed."""
         _alone("/retry", rest)
         if self._unanswered is None and not self.turns:
-            raise InputError("/retry has no message to answer again; valid: behind a message")
+            raise InputError("/retry has no message to answer again; valid: after a message")
         before, replaced = self.turns, self._unanswered is None
         question = self._unanswered or self.turns[-1].question
         if replaced:
@@ -212,7 +212,7 @@ class Chat:
         """Take the last turn back."""
         _alone("/undo", rest)
         if not self.turns:
-            raise InputError("/undo has no answer to take back; valid: behind an answer")
+            raise InputError("/undo has no answer to take back; valid: after an answer")
         self.turns, gone, self._unanswered = self.turns[:-1], self.turns[-1], None
         left = counted(2 * len(self.turns), "message")
         logger.info("taken back: %s and its answer; %s left", shown(gone.question), left)
@@ -235,9 +235,9 @@ class Chat:
         system = (unquoted(text) if text != '""' else "") or None
         self._encoded([*prompting.system_messages(system), {"role": "user", "content": "?"}])
         self.system = self._usual = system
-        done = "the instructions are set" if system is not None else "no instructions any more"
+        done = "the instructions are set" if system is not None else "no instructions any longer"
         logger.info(
-            "%s%s", done, "; the conversation goes on (/clear begins a new one)" if self.turns else ""
+            "%s%s", done, "; the conversation continues (/clear begins a new one)" if self.turns else ""
         )
 
     def set(self, words: str) -> None:
@@ -279,7 +279,7 @@ class Chat:
             raise InputError("/save has no file; valid: /save FILE")
         path = Path(name).expanduser()
         if path.exists() and path.resolve() not in self._saved:
-            raise InputError(f"/save {name}: it is there already; valid: a new file")
+            raise InputError(f"/save {name}: it exists already; valid: a new file")
         try:
             path.write_text(conversation.text_of(self.messages, path), encoding="utf-8")
         except (OSError, ValueError) as error:

@@ -37,9 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "train-eagle",
         help="train an EAGLE-3 drafter for a model",
-        description="A layer that reads what enters three layers of the model, trained to the model's "
-        "next-token distribution as decoding processes it, on what it made itself from the second token on. "
-        "The states of train-heads will do (--states).",
+        description="Train a layer that reads the inputs of three of the model's layers. It learns the "
+        "model's next-token distribution as decoding processes it, and reads its own output from the second "
+        "token on. --states reuses the work folders of train-heads.",
     )
     add_options(parser, Base, texts={"model": "alias, folder or hub id of the target model"})
     add_options(parser, Eagle)

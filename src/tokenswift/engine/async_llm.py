@@ -85,7 +85,7 @@ class AsyncStream(AsyncIterator[Step]):
             InputError: it is not over.
         """
         if self._ticket is None:
-            raise InputError("stream.result is not there before the end; valid: after the stream's last step")
+            raise InputError("stream.result is not available before the end; valid: after the last step")
         return self._ticket.result
 
     def close(self) -> None:

@@ -296,7 +296,7 @@ class Run:
 def _check_ranks(request: Request) -> None:
     """Refuse what processes that compute one model together would not all do alike."""
     if request.strategy == "auto":
-        raise InputError("strategy is 'auto', which goes by the clock, with tp; valid: a fixed strategy")
+        raise InputError("strategy is 'auto', which depends on timings, with tp; valid: a fixed strategy")
     if request.run_dir is not None:
         raise InputError("run_dir is given with tp; valid: None")
 
@@ -306,4 +306,4 @@ def _keep(what: Callable[[], object]) -> None:
     try:
         what()
     except Exception as error:
-        logger.warning("nothing of a text is kept for those after it (%s)", error)
+        logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)

@@ -378,7 +378,7 @@ class Scheduler:
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)
         if error is not None and not isinstance(error, Exception):  # a callback's sys.exit, say
-            error, cause = RunError(f"the text was ended by {error!r}"), error
+            error, cause = RunError(f"generation failed ({error!r})"), error
             error.__cause__ = cause
         with self._wake:
             for those in (self._running, self._reading, self._waiting):

@@ -343,8 +343,8 @@ def _from_files(name: str, folder: Path, how: LoadConfig, backend: Backend) -> F
     found = FromFiles(files, how, backend)
     if how.weights in FORMATS:
         logger.warning(
-            "model %s is quantized to %s: another model, which writes other texts; all that is said of "
-            "exactness holds for it",
+            "model %s is quantized to %s, which makes it another model with other texts; exactness is "
+            "relative to the quantized model",
             name,
             how.weights,
         )

@@ -267,7 +267,7 @@ def _verified(
         try:
             shared, part = _pass(texts, trees, reading)
         except Exception as error:  # one of them is to blame, and is found by passes of their own
-            logger.warning("a pass of %d texts failed (%s); each gets one of its own", together, error)
+            logger.warning("a pass of %d sequences failed (%s); each is retried alone", together, error)
         else:
             if reading is not None:
                 reading.take(part)

@@ -59,7 +59,7 @@ class Stream(Iterator[Step]):
             InputError: the last step has not been taken.
         """
         if self._run.finish_reason is None:
-            raise InputError("stream.result is not there before the end; valid: after the stream's last step")
+            raise InputError("stream.result is not available before the end; valid: after the last step")
         return self._run.result()
 
     def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:

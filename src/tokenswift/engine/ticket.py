@@ -77,7 +77,7 @@ class Ticket:
         if self._error is not None:
             raise self._error
         if self._result is None:
-            raise InputError("ticket.result is not there before the end; valid: after ticket.wait()")
+            raise InputError("ticket.result is not available before the end; valid: after ticket.wait()")
         return self._result
 
     def cancel(self) -> None:
@@ -106,7 +106,7 @@ class Ticket:
             InputError: it is over.
         """
         if self._run is None:
-            raise InputError("the ticket's text is over; valid: ticket.result")
+            raise InputError("the ticket's text has ended; valid: ticket.result")
         return self._run
 
     def tell(self, event: Event, result: Generation | None = None) -> None:

@@ -116,7 +116,7 @@ def remove(name: str) -> int:
     alone = replace(found, repos=frozenset([repo]))
     alone.delete_revisions(*(one.commit_hash for one in repo.revisions)).execute()
     if os.path.lexists(repo.repo_path):
-        raise RunError(f"{repo.repo_path} could not be removed whole; valid: a folder that you may write to")
+        raise RunError(f"{repo.repo_path} could not be removed completely; valid: a writable folder")
     return before - size_of(hub_dir())
 
 
@@ -125,8 +125,7 @@ def _without(folder: Path) -> None:
         shutil.rmtree(folder)
     except OSError as error:
         raise RunError(
-            f"{folder} could not be removed whole ({error.strerror or error}); valid: a folder that you may "
-            "write to"
+            f"{folder} could not be removed completely ({error.strerror or error}); valid: a writable folder"
         ) from error
 
 

@@ -127,8 +127,8 @@ def check_tensors(
         if wanted is None:
             if is_read(name):
                 raise InputError(
-                    f"{where}: {what} {called(name)} is none of a {layout.model_type} model's; valid: a file "
-                    "without it"
+                    f"{where}: {what} {called(name)} does not belong to a {layout.model_type} model; "
+                    "valid: a file without it"
                 )
             continue
         if shape != wanted:

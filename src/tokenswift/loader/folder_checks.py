@@ -163,8 +163,8 @@ def numbers_of(name: str, config: Any) -> int:
             model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
     except Exception as error:  # a family's own code
         raise InputError(
-            f"model {name}: its config.json makes no causal language model ({line_of(error)}); valid: causal "
-            "language models with rotary positions, such as Llama, Qwen or Mistral"
+            f"model {name}: its config.json does not describe a causal language model ({line_of(error)}); "
+            "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
         ) from error
     return sum(part.numel() for part in model.parameters())
 

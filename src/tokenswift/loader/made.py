@@ -92,7 +92,7 @@ def made_whole(folder: Path, sha256: str, version: int, need: str, make: Callabl
         if reason is None:  # another process made it while we waited
             return
         if folder.exists():
-            logger.warning("the model folder %s is made anew: %s", folder, reason)
+            logger.warning("the model folder %s is rebuilt: %s", folder, reason)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()

@@ -105,5 +105,5 @@ class OwnSampling:
         except InputError as error:
             if not self._said:
                 self._said = True
-                logger.warning("the sampling settings that %s names are left aside: %s", self._model, error)
+                logger.warning("the sampling settings of %s are ignored: %s", self._model, error)
             return ANSWERS

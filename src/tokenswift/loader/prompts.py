@@ -194,7 +194,7 @@ def _written(
     continued = last["role"] == "assistant" and wanted is not False and not last.get("tool_calls")
     if wanted and not continued:
         given = f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
-        raise InputError(f"{given}; valid: with text of the assistant at the end", "continue_final_message")
+        raise InputError(f"{given}; valid: with an assistant message at the end", "continue_final_message")
     given, stands_for = set_apart({**more, "messages": said}, tokenizer, str(tokenizer.chat_template))
     turns: Turns = given.pop("messages")
     if not continued:

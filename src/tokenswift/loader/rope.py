@@ -278,7 +278,7 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
             found, factor = _yarn(powers, width, rope)
         except ArithmeticError as error:  # a theta of 1, or turns beyond floats
             raise InputError(
-                f"the model's rope_parameters give no frequencies ({error}); valid: a model's"
+                f"the model's rope_parameters cannot be used ({error}); valid: those of a working checkpoint"
             ) from error
     elif kind != "default":
         raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")

@@ -450,7 +450,7 @@ class Answers:
         are asked for."""
         left = await self.shelf.left()
         if left:
-            logger.info("going on with %s of %s", counted(len(left), "answer"), self.shelf.disk.folder)
+            logger.info("resuming %s from %s", counted(len(left), "answer"), self.shelf.disk.folder)
             self._spawn(self._go_on(left))
 
     async def _go_on(self, left: list[Answer]) -> None:
@@ -477,7 +477,7 @@ class Answers:
         try:
             msgspec.json.encode(known)
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
-            raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
+            raise InputError(f"the body cannot be stored ({error}); valid: whole characters") from error
         name = KINDS[kind][1] + secrets.token_hex(16)
         seed = secrets.randbits(31)
         record = Record(name, kind, int(time.time()), known, seed, [0], client=owner_of(client))
@@ -653,8 +653,8 @@ class Answers:
                         raise
                     raise answer.body.in_own_words(error) from error
         if not self.closing:
-            raise Refused(503, "the server cannot write any more, its log says why; valid: another server")
-        raise Refused(503, "the server ends; valid: another try when it is there again")
+            raise Refused(503, "the server can no longer generate (see its log); valid: a restarted server")
+        raise Refused(503, "the server is shutting down; valid: try again once it is back")
 
     def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
         """Hand the texts to the scheduler; in a thread."""
@@ -732,7 +732,7 @@ class Answers:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, InputError | Refused):
-            logger.error("the server's own work failed", exc_info=error)
+            logger.error("a background task of the server failed", exc_info=error)
 
 
 def _pass_on(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], event: Any) -> None:

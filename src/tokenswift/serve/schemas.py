@@ -453,12 +453,12 @@ class Body(Formed):
         """Refuse what would change the answer and cannot be served."""
         if self.stream and getattr(self, "prompt_logprobs", None) is not None:
             raise InputError(
-                "prompt_logprobs are not told in a stream; valid: stream false, or echo with logprobs",
+                "prompt_logprobs cannot be streamed; valid: stream false, or echo with logprobs",
                 "prompt_logprobs",
             )
         for name in self._unserved():
             if name in WITHOUT:
-                raise InputError(f"{name} is not served; valid: a request without it", name)
+                raise InputError(f"{name} is not supported; valid: leave it out", name)
         for name in CLOSED:
             if name in self.own.strategy_options:
                 raise InputError(

@@ -91,7 +91,10 @@ class Server(uvicorn.Server):
     def _watch(self) -> None:
         """End the process where a step, or a client's prompt, does not let it end by itself."""
         if not self._over.wait(PATIENCE):
-            logger.error("error: no end came within %g seconds; what is kept goes on", PATIENCE)
+            logger.error(
+                "error: not shut down within %g seconds; a restart resumes what is kept",
+                PATIENCE,
+            )
             os._exit(128 + self.number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

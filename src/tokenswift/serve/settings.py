@@ -40,14 +40,14 @@ class Settings:
         strict_model: refuse requests for a model of another name; default: they are answered, too
         run_dir: keep a journal of every answer there; a server that is started again on the same folder
             resumes what was under way
-        max_concurrent: max concurrent sequences, or auto: as many as memory holds
+        max_concurrent: sequences written concurrently, or auto: as many as fit in memory
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
         max_choices: texts of one request at most: its prompts times n; the default is half of what
             --max-num-seqs auto writes at once, so that one request leaves room for others
-        share_prefixes: prefill a common beginning of prompts once for all keys, not once for each; how soon
-            an answer begins then tells a client what others have asked
+        share_prefixes: share cached prompt prefixes among all keys; the time to the first token then tells a
+            client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
         max_seconds: seconds that an answer may take before it is stopped, 0 for any number

@@ -60,7 +60,7 @@ class DataOptions:
         continued: learn from the model's continuations of the data
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
         sequence_length: tokens run through the model at once (default 768; CUDA 8192)
-        prompt_lengths: tokens of a passage before the model goes on; several for contexts of several lengths
+        prompt_lengths: tokens of each passage that the model continues; several for several context lengths
             (default 256)
         write_batch: texts that the model writes together (default 48; CUDA 32)
     """
@@ -103,7 +103,7 @@ class TrainingOptions:
     """How a drafter is trained from its start.
 
     Attributes:
-        epochs: passes over the data; 0 keeps the start
+        epochs: passes over the data; 0 keeps the initial weights
         steps: optimiser steps; 0 takes the epochs
         lr: peak learning rate (AdamW, cosine to zero after a warm-up)
         weight_decay, beta2: AdamW's

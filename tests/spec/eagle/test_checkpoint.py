@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         {},
         "is an EAGLE-1 or EAGLE-2 checkpoint, which is not supported; valid: an EAGLE-3 drafter of one layer",
     ),
-    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight: it is not such a drafter"),
+    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight: it is not an EAGLE-3 drafter"),
     "p-eagle": (
         {"speculators_model_type": "peagle"},
         {},

@@ -64,7 +64,7 @@ def library(
                 return loaded
     if program is None:
         return _without(f"there is no C compiler ({compiler or 'cc, gcc or clang'})")
-    logger.info("compiling the CPU kernels (once, some seconds) into %s", folder)
+    logger.info("compiling the CPU kernels (once, a few seconds) into %s", folder)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-") as made:
             built = _compile(program, Path(made), targets)
@@ -191,21 +191,21 @@ def _private(folder: Path) -> Path | None:
         about = os.stat(folder)
         if about.st_uid != os.getuid():
             logger.warning(
-                "compiled kernels are not kept: %s belongs to another user, who could change them "
+                "compiled kernels are not cached: %s belongs to another user, who could change them "
                 "(TOKENSWIFT_CACHE names another cache folder)",
                 folder,
             )
             return None
         if about.st_mode & 0o022:
             logger.warning(
-                "others could write into %s: it is closed, and the kernels are compiled anew", folder
+                "%s was writable by others: it is now private, and the kernels are recompiled", folder
             )
             os.chmod(folder, 0o700)
             for path in folder.glob("kernels-*"):
                 path.unlink()
         return folder
     except OSError as error:
-        logger.info("compiled kernels are not kept: %s", error.strerror or error)
+        logger.info("compiled kernels are not cached: %s", error.strerror or error)
         return None
 
 
@@ -251,7 +251,7 @@ def _keep(built: Path, path: Path) -> Path:
             os.replace(library, path)
         return path
     except OSError as error:
-        logger.info("compiled kernels are not kept: %s", error.strerror or error)
+        logger.info("compiled kernels are not cached: %s", error.strerror or error)
         return built
 
 

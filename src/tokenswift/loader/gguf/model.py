@@ -149,7 +149,7 @@ def config_of(file: GgufFile) -> NativeConfig:
         },
     )
     if made is None:
-        raise InputError(f"{where}: no {kind} model has its numbers; valid: numbers of such a model")
+        raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
     return made
 
 

@@ -141,7 +141,7 @@ def _stated(file: GgufFile, limit: int) -> dict[str, Any]:
         return made
     if rule != "yarn":
         raise InputError(
-            f"model file {file.path} scales positions by {shown(rule)}; valid: none, linear, yarn, or "
+            f"model file {file.path} has the RoPE scaling {shown(rule)}; valid: none, linear, yarn, or "
             f"{FACTORS}"
         )
     first = said.get(f"{kind}.rope.scaling.original_context_length") or limit
@@ -161,7 +161,7 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
         InputError: no such rule gives them.
     """
     refused = InputError(
-        f"model file {file.path}: {FACTORS} is not by the rule of Llama 3; valid: such factors"
+        f"model file {file.path}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
     )
     if file.tensors[FACTORS].shape != (width // 2,):
         raise refused

@@ -238,13 +238,13 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     rule = _rule(metadata)
     if _value(metadata, "pre") is None:
         logger.warning(
-            "model file %s lacks tokenizer.ggml.pre, by whose rule texts are cut before they are encoded; "
-            "the default rule is taken, under which the model may get other tokens than it was trained on",
+            "model file %s does not name its pre-tokenizer (tokenizer.ggml.pre); the default one is used, "
+            "and the model may get other tokens than it was trained on",
             path,
         )
     if rule not in CUTS:
         valid = ", ".join((*CUTS, *SAME))
-        raise InputError(f"model file {path}: its tokenizer cuts texts by the rule {rule!r}; valid: {valid}")
+        raise InputError(f"model file {path}: its pre-tokenizer is {rule!r}; valid: {valid}")
     made = Tokenizer(
         models.BPE(
             vocab=_vocabulary(metadata),

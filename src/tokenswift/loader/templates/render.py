@@ -64,7 +64,7 @@ def rendered(
     try:
         lines = json.dumps(template).encode(), json.dumps(given).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"messages hold what JSON cannot ({error}); valid: texts, numbers, lists") from error
+        raise InputError(f"messages are not JSON ({error}); valid: texts, numbers, lists") from error
     size = len(lines[1])
     most = Limits(MEMORY + MEMORY_EACH * size, TEXT + TEXT_EACH * size, SECONDS + SECONDS_EACH * size)
     answer = _process.ask(lines, most)

@@ -189,7 +189,7 @@ def page_of_all(rows: Sequence[Mapping[str, Any]], name: str) -> str:
         ("finished", f"{finished:,} of {len(rows):,}"),
         ("new tokens", f"{total('tokens'):,} of at most {total('max_new_tokens'):,}"),
         ("prompt tokens", f"{total('prompt_tokens'):,}"),
-        ("tokens a second of a text's own time", number(total("tokens") / seconds if seconds else None)),
+        ("tokens/s of each text, on average", number(total("tokens") / seconds if seconds else None)),
         ("resumed", counted(sum(row["sessions"] > 1 for row in known), "text")),
         ("sessions", f"{total('sessions'):,}"),
         ("repeat themselves", counted(looping, "text")),

@@ -65,7 +65,7 @@ class ByChance:
         self.drafters, self.sampler, self.coupled = list(drafters), sampler, coupled
         self.explain = None if explain is None else Path(explain)
         if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
-            raise InputError(f"explain is {str(explain)!r}; valid: a file in a folder that is there")
+            raise InputError(f"explain is {str(explain)!r}; valid: a file in an existing folder")
         self.calibration = Calibration(priors)
         self._table, self._learned = table, learned
         self._control: Control | None = None

@@ -102,7 +102,7 @@ def _check_target(target: Any) -> None:
 def _check_kind(files: Files) -> None:
     """Recognise what is no EAGLE-3 by its tensors."""
     if "fc" not in files.found:
-        raise InputError(f"{files.where} has no tensor fc.weight: it is not such a drafter; {VALID}")
+        raise InputError(f"{files.where} has no tensor fc.weight: it is not an EAGLE-3 drafter; {VALID}")
     shape, hidden = files.found["fc"][0], "hidden_norm" in files.found
     if len(shape) != 2:
         raise InputError(f"{files.where}: tensor fc.weight has shape {shape}; valid: a matrix")
@@ -151,7 +151,9 @@ def _check_table(files: Files, config: EagleConfig) -> None:
     for name, (shape, kind) in files.found.items():
         wanted = table.get(name, maps.get(name))
         if wanted is None:
-            raise InputError(f"{where}: the tensor {files.names[name]} is none of such a drafter's; {VALID}")
+            raise InputError(
+                f"{where}: the tensor {files.names[name]} is not part of an EAGLE-3 drafter; {VALID}"
+            )
         if shape != wanted:
             raise InputError(f"{where}: tensor {files.names[name]} has shape {shape}; valid: {wanted}")
         if kind not in (valid := kinds.get(name, WEIGHTS)):
