@@ -282,8 +282,8 @@ def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
     ]
     assert messages_of("b.json") == [("system", "Be brief.")] and messages_of("d.json") == []
     assert messages_of("c.json") == [("system", "two\nlines")]
-    assert "no instructions but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
-    assert "the instructions are set; the conversation continues (/clear begins a new one)\n" in done.err
+    assert "no system prompt but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
+    assert "the system prompt is set; the conversation continues (/clear begins a new one)\n" in done.err
     assert "1 message written to b.json\n" in done.err and "0 messages written to d.json" in done.err
 
 

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from tokenswift.engine.prefixes import Prefixes
 
 COMMANDS = {
-    "/system TEXT": "set the instructions before the conversation; alone it shows them, and "
-    '/system "" removes them',
+    "/system TEXT": 'set the system prompt; alone it shows it, and /system "" removes it',
     "/set NAME VALUE": "change the sampling or the length of answers; alone it shows the settings",
     "/retry": "write another answer to the last message, with the next seed",
     "/undo": "remove the last message and its answer",
-    "/clear": "begin a new conversation; instructions and settings stay",
+    "/clear": "begin a new conversation; system prompt and settings stay",
     "/load FILE": "load a conversation that /save wrote to a .json file, and continue it",
     "/save FILE": "save the conversation: as JSON for a name that ends in .json, else as text",
     "/help": "show this list",
@@ -41,7 +40,7 @@ COMMANDS = {
 ALSO = {"/reset": "/clear", "/regen": "/retry", "/quit": "/exit", "/bye": "/exit", "/?": "/help"}
 KEYS = (
     f"Enter sends; Ctrl-J (or Alt-Enter) begins a new line, and so does Enter in a message that begins with "
-    f"{QUOTES}, up to the {QUOTES} that end it. Ctrl-C stops an answer and keeps what was said of it. Arrow "
+    f"{QUOTES}, up to the {QUOTES} that end it. Ctrl-C stops an answer and keeps what was written. Arrow "
     f"up brings back earlier messages."
 )
 logger = logging.getLogger("tokenswift")
@@ -230,12 +229,12 @@ class Chat:
             InputError: the model's chat template takes none.
         """
         if not text:
-            logger.info("%s", self.system or "no instructions but the chat template's own")
+            logger.info("%s", self.system or "no system prompt but the chat template's own")
             return
         system = (unquoted(text) if text != '""' else "") or None
         self._encoded([*prompting.system_messages(system), {"role": "user", "content": "?"}])
         self.system = self._usual = system
-        done = "the instructions are set" if system is not None else "no instructions any longer"
+        done = "the system prompt is set" if system is not None else "no system prompt any longer"
         logger.info(
             "%s%s", done, "; the conversation continues (/clear begins a new one)" if self.turns else ""
         )

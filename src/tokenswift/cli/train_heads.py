@@ -56,7 +56,7 @@ class Source:
     """Where the hidden states come from.
 
     Attributes:
-        data: a text or JSONL file, a folder of them, self (the model writes from nothing), or pg19
+        data: a text or JSONL file, a folder of them, self (the model writes the text), or pg19
         states: finished work folders of earlier trainings, instead of --data
     """
 

@@ -56,7 +56,7 @@ class DataOptions:
     """What is learnt from.
 
     Attributes:
-        data: a text or JSONL file, a folder of them, pg19, or self (the model writes from nothing)
+        data: a text or JSONL file, a folder of them, pg19, or self (the model writes the text)
         continued: learn from the model's continuations of the data
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
         sequence_length: tokens run through the model at once (default 768; CUDA 8192)
