@@ -44,8 +44,8 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="estimate memory and time of a run",
         description="Estimate what generate would take with these options: memory by part, compared with "
-        "what is free, and time, with a range, from a short measurement. A run that cannot fit is refused, with "
-        "the greatest length that would fit.",
+        "what is free, and time, with a range, from a short measurement. A run that cannot fit is refused, "
+        "with the greatest length that would fit.",
         epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
     )
     add_call_options(parser)

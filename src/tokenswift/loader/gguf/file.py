@@ -72,8 +72,8 @@ class GgufFile:
         path: of the file; of a split one its first part, with the others beside it.
         whole: whether its tensors are there; otherwise a file that was cut off behind its header will do.
     Raises:
-        InputError: it cannot be read, is no whole GGUF file of a known version, or not all parts of a model
-            are there.
+        InputError: it cannot be read, is not a complete GGUF file of a known version, or not all parts of a
+            model are there.
 
     Attributes:
         parts: its files.
