@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import inputs, options, prompting
@@ -147,6 +147,14 @@ def shaped(args: argparse.Namespace, one: Asked) -> Asked:
     )
 
 
+def prepared(args: argparse.Namespace) -> tuple[int | Literal["auto"], list[Asked], Path | None]:
+    """How many sequences at once, the prompts, and the file of records."""
+    side_by_side, prompts = at_once(args.at_once), [shaped(args, one) for one in read(args.prompts)]
+    record = check_record(args.json, options.inputs_of(args))
+    check_options(args, Several)
+    return side_by_side, prompts, record
+
+
 def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     """Write all texts that are missing.
 
@@ -156,13 +164,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         RunError: some of them failed; it names them.
         Interrupted: a signal came; what was written is kept.
     """
-    side_by_side, prompts = at_once(args.at_once), [shaped(args, one) for one in read(args.prompts)]
-    record = check_record(args.json, options.inputs_of(args))
-    check_options(args, Several)
-    if args.ray is not None:
-        from tokenswift.cli import on_ray
-
-        return on_ray.run(args, call, prompts, side_by_side, record)
+    side_by_side, prompts, record = prepared(args)
     if is_address(args.out):
         raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
     folder = check_out(args.out)

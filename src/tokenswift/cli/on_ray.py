@@ -16,7 +16,6 @@ from tokenswift.cli import many, options
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Signals
 from tokenswift.cli.tables import table
-from tokenswift.engine.records import Asked
 from tokenswift.files import is_address
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -25,14 +24,9 @@ logger = logging.getLogger("tokenswift")
 COLUMNS = ("node", "texts", "tokens", "resumed", "failed")
 
 
-def run(
-    args: argparse.Namespace,
-    call: dict[str, Any],
-    prompts: Sequence[Asked],
-    at_once: int | str,
-    record: Path | None,
-) -> int:
+def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     """Write all texts that are missing; see `cli.many.run`."""
+    at_once, prompts, record = many.prepared(args)
     for name in ("ray", "pyarrow", "fsspec"):
         if find_spec(name) is None:
             raise InputError(
