@@ -239,7 +239,7 @@ def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> N
     thread.join(10)
     slow.pause = 0.0
     assert not thread.is_alive() and isinstance(seen[-1], openai.APIError)
-    assert "the server ends" in str(seen[-1])
+    assert "the server is shutting down" in str(seen[-1])
 
 
 def test_the_server_ends_before_an_answer_has_begun(
@@ -262,7 +262,7 @@ def test_the_server_ends_before_an_answer_has_begun(
         assert reads.wait(30)
         server.close()
         said = found.result()
-    assert said.status_code == 503 and "the server ends" in said.json()["error"]["message"]
+    assert said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
     assert not list(Store(tmp_path / "answers").records())
 
 
