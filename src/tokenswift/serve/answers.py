@@ -43,7 +43,7 @@ KEPT = 64  # answers in memory besides those under way and those that somebody r
 BOUND = 2  # requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
 AGAIN = 0.5  # seconds until a full queue is tried again
 #: why an answer was stopped
-GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
+GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server is shutting down"
 LATE = "the answer took longer than the server's --max-seconds"
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
