@@ -141,7 +141,10 @@ class LLM(AbstractContextManager["LLM"]):
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling, backend, cuda_graphs, eagle: as for ``LLM``.
+            rope_scaling: as for ``LLM``.
+            backend: as for ``LLM``.
+            cuda_graphs: as for ``LLM``.
+            eagle: as for ``LLM``.
         """
         how = LoadConfig(rope_scaling=rope_scaling, backend=backend, cuda_graphs=cuda_graphs)
         source, llm = wrap_model(model, tokenizer, how), cls.__new__(cls)
