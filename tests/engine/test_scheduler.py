@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -584,21 +584,26 @@ def test_a_part_that_cannot_be_read_does_not_end_the_step(llm: LLM, monkeypatch:
         _ = second.result
 
 
+def running_beside_prompt(llm: LLM, tokens: Sequence[int]) -> tuple[RunningSequence, TokenSequence]:
+    """A text under way, and another one with the same prompt, of which nothing was read."""
+    made: list[TokenSequence] = []
+    for _ in range(2):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
+    prefill(made[0])
+    chooser = Sampler(SamplingParams(), VOCAB)
+    text = RunningSequence(made[0], Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
+    text.begin()
+    return text, made[1]
+
+
 @pytest.mark.parametrize("rows", [5, 70, 96])
 def test_a_part_is_read_once_where_the_shared_pass_fails(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """After its rows were computed: at the logits of the other text."""
-    tokens = [*SHARED, *range(7)]
-    made: list[TokenSequence] = []
-    for _ in range(2):
-        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
-        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
-    beside, parts = made
-    prefill(beside)
-    chooser = Sampler(SamplingParams(), VOCAB)
-    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
-    text.begin()
+    text, parts = running_beside_prompt(llm, [*SHARED, *range(7)])
+    beside = text.sequence
     seen: list[tuple[int, int]] = []
     parts.on_read = lambda at, hidden: seen.append((at, len(hidden)))
     logits = llm.target.logits
@@ -618,15 +623,7 @@ def test_a_part_is_read_once_where_the_shared_pass_fails(
 
 
 def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
-    made: list[TokenSequence] = []
-    for _ in range(2):
-        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
-        made.append(TokenSequence(list(SHARED), len(SHARED), cache, llm.target, sampler))
-    beside, parts = made
-    prefill(beside)
-    chooser = Sampler(SamplingParams(), VOCAB)
-    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
-    text.begin()
+    text, parts = running_beside_prompt(llm, SHARED)
     told: list[int] = []
 
     def broken(at: int, hidden: torch.Tensor) -> None:
