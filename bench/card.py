@@ -33,7 +33,7 @@ from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES
 from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
-from tokenswift.loader.checkpoint import HEAD, Layout
+from tokenswift.loader.config import HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenswift.loader.embedded import GGUF, ensure
 from tokenswift.loader.find import cache_dir
-from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf import GgufFile
 
 VOCABULARY, WIDTH = 128_256, 128  # tokens, and dimensions of a head
 STEP = 1 << 20  # blocks that are drawn together

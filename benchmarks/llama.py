@@ -21,9 +21,8 @@ import torch
 from benchmarks.common import spread
 from tokenswift.checks import check_choice
 from tokenswift.config import shown
-from tokenswift.loader.find import locate
-from tokenswift.loader.gguf import gguf_in
-from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.find import gguf_in, locate
+from tokenswift.loader.gguf import GgufFile
 from tokenswift.types import InputError, RunError
 
 #: type of KV cache → bytes of a value, and the settings of flash attention that it runs with

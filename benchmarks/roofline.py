@@ -21,12 +21,10 @@ import torch
 from tokenswift.cli.timer import times
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kv.pages import large_empty
-from tokenswift.loader.checkpoint import head_width
-from tokenswift.loader.find import header_of
+from tokenswift.loader.config import head_width
+from tokenswift.loader.find import gguf_in, header_of
 from tokenswift.loader.folder_checks import numbers_of
-from tokenswift.loader.gguf import gguf_in
-from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import config_of
+from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import load_config
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number

@@ -21,7 +21,7 @@ from benchmarks.needs import check_needs, heads_place, none_shipped
 from benchmarks.roofline import weights_of
 from benchmarks.settings import LATER
 from tokenswift.engine.llm import LLM
-from tokenswift.loader.gguf import gguf_in
+from tokenswift.loader.find import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD

@@ -108,7 +108,7 @@ def furnish(folder: Path, model: Path) -> None:
     (folder / "novels").mkdir()
     for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):
         (folder / name).write_text(text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8")
-    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.find import gguf_in
     from tokenswift.loader.load import load
 
     if gguf_in(model) is None:

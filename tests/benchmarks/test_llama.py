@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import llama, specs
 from tests.gguf_files import QuantType, small, write
-from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf import GgufFile
 
 #: writes at 10, 30 and 20 tokens a second without flash attention and at twice that with it; reads at 100
 PROGRAM = """#!{python}

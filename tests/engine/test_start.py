@@ -22,11 +22,11 @@ from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel
+from tokenswift.loader.config import completed
 from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
-from tokenswift.loader.native import completed
-from tokenswift.loader.plain_tokenizer import read
 from tokenswift.loader.prompts import prompt_ids
+from tokenswift.loader.tokenizer import read
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.types import InputError
 

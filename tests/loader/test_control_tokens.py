@@ -21,10 +21,9 @@ from tokenizers import (
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from tests.gguf_files import tokenizer_fields
-from tokenswift.loader.gguf.tokenizer import plain
-from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.templates.render import rendered
+from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer
 from tokenswift.types import InputError
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
@@ -85,7 +84,7 @@ def native() -> PlainTokenizer:
             fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True
         )
     ]
-    return plain(fields, Path("x.gguf"))
+    return gguf_tokenizer(fields, Path("x.gguf"))
 
 
 class Slow(PreTrainedTokenizer):

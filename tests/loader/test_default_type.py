@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
 
 from tests.tiny import SIZES, build
-from tokenswift.loader._hf import making_models, quiet_transformers
+from tokenswift.loader.load import making_models, quiet_transformers
 
 #: model types, some with more than the usual buffers: of embeddings, routers, sinks, several rotary tables
 TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "granite", "phi3", "mixtral", "deepseek_v3")

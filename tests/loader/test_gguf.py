@@ -19,9 +19,8 @@ from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.kernels.formats.registry import FORMATS
-from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
-from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import config_of
+from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import WEIGHTS
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
@@ -230,8 +229,8 @@ def trained(rule: str) -> PreTrainedTokenizerFast:
 def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     real = trained(rule)
     fields = tokenizer_fields(real, pre=rule)
-    made = gguf_tokenizer.build(fields, tmp_path)
-    ours = gguf_tokenizer.wrapped(gguf_tokenizer.plain(fields, tmp_path))
+    made = tokenizers.build(fields, tmp_path)
+    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
     for text in TEXTS:
         ids = real(text)["input_ids"]
         assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
@@ -270,23 +269,23 @@ def sentencepiece(**more: Any) -> dict[str, Any]:
 )
 def test_sentencepiece_tokenizers(text: str, tokens: list[str], tmp_path: Path) -> None:
     fields = sentencepiece()
-    ours = gguf_tokenizer.wrapped(gguf_tokenizer.plain(fields, tmp_path))
+    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
     ids = ours(text)["input_ids"]
     assert ours.convert_ids_to_tokens(ids) == tokens
     assert ours.decode(ids, skip_special_tokens=True) == text
     bare = sentencepiece(add_space_prefix=False, add_bos_token=False)
-    plain = gguf_tokenizer.wrapped(gguf_tokenizer.plain(bare, tmp_path))
+    plain = tokenizers.wrapped(tokenizers.gguf_tokenizer(bare, tmp_path))
     assert plain.decode(plain(text)["input_ids"]) == text
 
 
 def test_ends_of_texts(tmp_path: Path) -> None:
     fields = tokenizer_fields(trained("qwen2"), pre="qwen2")
-    assert gguf_tokenizer.end_ids(fields) == [1]
+    assert tokenizers.gguf_ends(fields) == [1]
     tokens = fields["tokenizer.ggml.tokens"]
     at = len(tokens)
     fields["tokenizer.ggml.tokens"] = [*tokens, "<|im_end|>", "<|endoftext|>"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 3, 3]
-    assert gguf_tokenizer.end_ids({**fields, "tokenizer.ggml.eot_token_id": 7}) == [1, 7, at, at + 1]
+    assert tokenizers.gguf_ends({**fields, "tokenizer.ggml.eot_token_id": 7}) == [1, 7, at, at + 1]
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4])
@@ -296,12 +295,12 @@ def test_well_known_ends_of_turns_whatever_the_file_says(kind: int, tmp_path: Pa
     fields["tokenizer.ggml.tokens"] = [*tokens, "<|im_end|>", "<end_of_turn>"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], kind, kind]
     at = len(tokens)
-    assert gguf_tokenizer.end_ids(fields) == [1, at, at + 1]
-    made = gguf_tokenizer.build(fields, tmp_path).get_added_tokens_decoder()
+    assert tokenizers.gguf_ends(fields) == [1, at, at + 1]
+    made = tokenizers.build(fields, tmp_path).get_added_tokens_decoder()
     assert made[at].special and made[at + 1].special  # so that no message can hold them
     del fields["tokenizer.ggml.eos_token_id"]
     fields["tokenizer.ggml.token_type"][1] = kind  # of </s>
-    assert gguf_tokenizer.end_ids(fields) == ([1, at, at + 1] if kind == 3 else [at, at + 1])
+    assert tokenizers.gguf_ends(fields) == ([1, at, at + 1] if kind == 3 else [at, at + 1])
 
 
 @pytest.mark.parametrize("form", ["gguf", "folder", "program"])
@@ -334,7 +333,7 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
     fields = tokenizer_fields(real, pre="qwen2")
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD901]", "[PAD902]"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5, 5]
-    ours = gguf_tokenizer.plain(fields, tmp_path)
+    ours = tokenizers.gguf_tokenizer(fields, tmp_path)
     assert ours.get_vocab() == real.get_vocab()
     assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
 
@@ -343,21 +342,21 @@ def test_a_file_without_merges_is_refused(tmp_path: Path) -> None:
     fields = tokenizer_fields(trained("gpt-2"))
     fields["tokenizer.ggml.merges"] = None
     with pytest.raises(InputError, match="lacks tokenizer.ggml.merges; valid: a file with its tokenizer"):
-        gguf_tokenizer.build(fields, tmp_path)
+        tokenizers.build(fields, tmp_path)
 
 
 def test_a_file_without_the_rule_of_cuts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is cut as llama.cpp does by default, and that is said."""
     fields = tokenizer_fields(trained("gpt-2"))
     fields["tokenizer.ggml.pre"] = None
-    made = gguf_tokenizer.build(fields, tmp_path)
+    made = tokenizers.build(fields, tmp_path)
     assert "does not name its pre-tokenizer (tokenizer.ggml.pre)" in caplog.text
     text = "Hello, world! 1234567 a  b we'll <=>\n\n x"
     cut = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
     words = ["Hello", ",", " world", "!", " ", "123", "456", "7", " a", " ", " b", " we", "'", "ll", " "]
     assert cut == [*words, "<=>", "\n\n", " x"]
     caplog.clear()
-    gguf_tokenizer.build({**fields, "tokenizer.ggml.pre": "default"}, tmp_path)
+    tokenizers.build({**fields, "tokenizer.ggml.pre": "default"}, tmp_path)
     assert not caplog.text
 
 

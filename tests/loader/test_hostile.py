@@ -17,7 +17,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, TEXT, U32, Draft, Value
 from tokenswift import LLM
-from tokenswift.loader.numbers import check_numbers
+from tokenswift.loader.config import check_numbers
 from tokenswift.types import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")

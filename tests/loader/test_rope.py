@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
+from tokenswift.loader.config import completed
 from tokenswift.loader.load import load
-from tokenswift.loader.native import completed
 from tokenswift.loader.rope import (
     RopeScaling,
     context_limit,

@@ -27,7 +27,7 @@ from tokenswift.engine import step
 from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenswift.loader.gguf.file import ARRAY, NUMBERS, TEXT, GgufFile
+from tokenswift.loader.gguf import ARRAY, NUMBERS, TEXT, GgufFile
 
 U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
 

@@ -163,7 +163,7 @@ def main() -> None:
     from transformers import GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
 
     import tokenswift.engine.llm
-    import tokenswift.loader.dequantized  # noqa: F401
+    import tokenswift.loader.load  # noqa: F401
     from tokenswift.models.target import backend_for
 
     command.build_parser()

@@ -150,16 +150,15 @@ def about(name: str, path: Path) -> About:
 
 
 def _only_gguf(folder: Path) -> bool:
-    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.find import gguf_in
 
     return gguf_in(folder) is not None
 
 
 def _gguf(path: Path) -> About:
-    from tokenswift.loader.checkpoint import EMBEDDING
-    from tokenswift.loader.gguf import gguf_in
-    from tokenswift.loader.gguf.file import GgufFile
-    from tokenswift.loader.gguf.model import architecture, formats, gguf_name, is_native
+    from tokenswift.loader.config import EMBEDDING
+    from tokenswift.loader.find import gguf_in
+    from tokenswift.loader.gguf import GgufFile, architecture, formats, gguf_name, is_native
 
     file = GgufFile(gguf_in(path) or path)
     count = sum(math.prod(entry.shape) for entry in file.tensors.values())
@@ -169,8 +168,9 @@ def _gguf(path: Path) -> About:
 
 
 def _folder(name: str, path: Path) -> About:
-    from tokenswift.loader.checkpoint import FAMILIES, headers
+    from tokenswift.loader.config import FAMILIES
     from tokenswift.loader.folder_checks import check_said
+    from tokenswift.loader.weights import headers
 
     said = check_said(name, path / "config.json", FAMILIES)
     shapes = headers(path)
@@ -219,17 +219,16 @@ def _drafts(name: str, paths: dict[str, Path], said: dict[str, About]) -> tuple[
 
 def _vocabulary(name: str, path: Path, info: About) -> dict[str, int] | None:
     """The tokens of a model by their texts; None where only transformers knows them."""
-    from tokenswift.loader import plain_tokenizer
+    from tokenswift.loader import tokenizer
+    from tokenswift.loader.find import gguf_in
     from tokenswift.loader.folder_checks import check_tokenizer_files
-    from tokenswift.loader.gguf import gguf_in
-    from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
-    from tokenswift.loader.gguf.file import GgufFile
+    from tokenswift.loader.gguf import GgufFile
 
     try:
         if (file := gguf_in(path)) is not None:
-            return gguf_tokenizer.plain(GgufFile(file).metadata, file).get_vocab()
+            return tokenizer.gguf_tokenizer(GgufFile(file).metadata, file).get_vocab()
         check_tokenizer_files(name, path)
-        made = plain_tokenizer.read(path, info.family)
+        made = tokenizer.read(path, info.family)
     except InputError as error:
         logger.warning("%s", error)
         return None
@@ -279,12 +278,10 @@ def sizes_of(name: str) -> Sizes:
     Raises:
         InputError: there is no such model, or its config does not say enough.
     """
-    from tokenswift.loader.checkpoint import head_width
-    from tokenswift.loader.find import header_of
+    from tokenswift.loader.config import head_width
+    from tokenswift.loader.find import gguf_in, header_of
     from tokenswift.loader.folder_checks import numbers_of
-    from tokenswift.loader.gguf import gguf_in
-    from tokenswift.loader.gguf.file import GgufFile
-    from tokenswift.loader.gguf.model import FACTORS, config_of
+    from tokenswift.loader.gguf import FACTORS, GgufFile, config_of
     from tokenswift.loader.load import load_config
     from tokenswift.loader.rope import context_limit
 

@@ -23,9 +23,8 @@ from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 from tokenswift.load_config import LoadConfig, RopeScaling, check_backend
 from tokenswift.loader import placed
-from tokenswift.loader.checkpoint import StoredWeights
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf.model import GgufWeights
+from tokenswift.loader.gguf import GgufWeights
 from tokenswift.loader.identity import (
     base_of_weights,
     digest_of,
@@ -45,7 +44,7 @@ from tokenswift.loader.load import (
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.own_sampling import named
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
-from tokenswift.loader.recoded import Recoded
+from tokenswift.loader.weights import Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.spec.heads.checkpoint import HeadsHost, host_of
@@ -170,7 +169,7 @@ class FromFiles:
         files.check_unchanged()
         if self._how.weights == WEIGHTS[0]:
             return load_located(files.name, str(files.folder), True, self._how, place).model
-        from tokenswift.loader.dequantized import model_of
+        from tokenswift.loader.load import model_of
 
         made = model_of(files.config, self._weights, self._weights.dtype, sorted(files.ends))
         made.name_or_path = files.name

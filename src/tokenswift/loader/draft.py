@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.loader import embedded
-from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import TOLERANCE, distance, file_digest, sample_of
 from tokenswift.loader.made import RECORD, made_whole, write_record
 from tokenswift.loader.shipped import WHERE, weights
@@ -128,15 +127,17 @@ def shared_of(target: Path) -> dict[str, Any]:
     """Embeddings and, where it has its own, LM head of a target model's folder, by name."""
     from safetensors import safe_open
 
+    from tokenswift.loader.find import gguf_in
+
     if (gguf := gguf_in(target)) is None:
         with safe_open(target / "model.safetensors", framework="pt") as file:
             names = [name for name in file.keys() if name.endswith(SHARED)]  # noqa: SIM118
             return {name: file.get_tensor(name) for name in names}
     import torch
 
-    from tokenswift.loader.checkpoint import EMBEDDING, HEAD, unstored
-    from tokenswift.loader.gguf.file import GgufFile
-    from tokenswift.loader.gguf.model import OUTER
+    from tokenswift.loader.config import EMBEDDING, HEAD
+    from tokenswift.loader.gguf import OUTER, GgufFile
+    from tokenswift.loader.weights import unstored
 
     there = GgufFile(gguf)
     names = [name for name in (EMBEDDING, HEAD) if OUTER[name] in there.tensors]

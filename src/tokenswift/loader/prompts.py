@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
 from tokenswift.config import integer_of, shown
-from tokenswift.loader.control_tokens import encoded, first_control, set_apart
-from tokenswift.loader.plain_tokenizer import is_panic
 from tokenswift.loader.templates.render import rendered
-from tokenswift.loader.turns import Turns, fitted
+from tokenswift.loader.tokenizer import is_panic
+from tokenswift.loader.turns import Turns, encoded, first_control, fitted, set_apart
 from tokenswift.types import InputError, RunError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]

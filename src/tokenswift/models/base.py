@@ -18,7 +18,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
 from tokenswift.load_config import LoadConfig
-from tokenswift.loader.checkpoint import Layout, head_width
+from tokenswift.loader.config import Layout, head_width
 from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.choice import Sampler

@@ -26,19 +26,9 @@ from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena
 from tokenswift.load_config import LoadConfig
-from tokenswift.loader.checkpoint import (
-    EMBEDDING,
-    FAMILIES,
-    HEAD,
-    NORM,
-    Layout,
-    ModuleWeights,
-    Weights,
-    head_width,
-    unstored,
-)
-from tokenswift.loader.native import layout_of
+from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
+from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
 

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 from tokenswift.files import replacing
 from tokenswift.json_files import line_of
 from tokenswift.loader import draft as packed_draft
-from tokenswift.loader._hf import making_models, quiet_transformers
 from tokenswift.loader.identity import sample_of
+from tokenswift.loader.load import making_models, quiet_transformers
 from tokenswift.loader.made import RECORD
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, Student

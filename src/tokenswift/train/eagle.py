@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset
 
 from tokenswift.files import replacing
 from tokenswift.json_files import line_of
-from tokenswift.loader.checkpoint import head_width
+from tokenswift.loader.config import head_width
 from tokenswift.loader.made import RECORD
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.spec.eagle.files import INNER, OUTER

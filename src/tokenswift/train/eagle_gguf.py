@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenswift.files import replacing
 from tokenswift.json_files import line_of
-from tokenswift.loader.gguf.model import straight
+from tokenswift.loader.gguf import straight
 from tokenswift.spec.eagle.checkpoint import load_eagle
 from tokenswift.spec.eagle.config import SHARED, EagleConfig
 from tokenswift.spec.eagle.files import IN_GGUF

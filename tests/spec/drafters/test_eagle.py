@@ -25,8 +25,8 @@ from tokenswift.interfaces import Segment
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import Q8_0
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.loader.checkpoint import unstored
 from tokenswift.loader.rope import rotary_of
+from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for

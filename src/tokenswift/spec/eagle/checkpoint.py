@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.loader.numbers import MOST_TOKENS
+from tokenswift.loader.config import MOST_TOKENS
 from tokenswift.spec.eagle.config import SHARED, EagleConfig
 from tokenswift.spec.eagle.files import INNER, INTEGERS, MAPS, OUTER, SWITCHES, WEIGHTS, Files, open_files
 from tokenswift.spec.eagle.said import VALID, unsupported
@@ -53,7 +53,7 @@ def load_eagle(path: str | Path, target: Any, tokens: Sequence[str] | None = Non
 
     Args:
         path: a folder with config.json and weights, or a GGUF file.
-        target: the target's config (`loader.native.NativeConfig` or transformers').
+        target: the target's config (`loader.config.NativeConfig` or transformers').
         tokens: of the target's tokenizer, by their ids; those of a GGUF drafter must be the same.
     Raises:
         InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the target.

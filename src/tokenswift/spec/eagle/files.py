@@ -14,13 +14,10 @@ from torch import Tensor
 from tokenswift.json_files import MOST_CONFIG, line_of, object_in
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import BY_CODE
-from tokenswift.loader.checkpoint import weight_files
-from tokenswift.loader.gguf import gguf_in
-from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import straight
-from tokenswift.loader.gguf.stated import architecture, called, number_of, positions, short
-from tokenswift.loader.numbers import check_numbers
-from tokenswift.loader.safetensors import open_weights
+from tokenswift.loader.config import check_numbers
+from tokenswift.loader.find import gguf_in
+from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
+from tokenswift.loader.weights import open_weights, weight_files
 from tokenswift.spec.eagle.config import EagleConfig
 from tokenswift.spec.eagle.said import OTHERS, biases_of, check_kind, config_of, layers_of, unsupported
 from tokenswift.types import InputError

@@ -20,8 +20,8 @@ from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
-from tokenswift.loader.checkpoint import unstored
 from tokenswift.loader.rope import AngleTable
+from tokenswift.loader.weights import unstored
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenswift.loader.checkpoint import unstored
 from tokenswift.loader.rope import Rotary
+from tokenswift.loader.weights import unstored
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig
 

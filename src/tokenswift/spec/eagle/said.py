@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 from tokenswift.checks import integer_of, shown
-from tokenswift.loader import native
-from tokenswift.loader.numbers import check_numbers, refusal
+from tokenswift.loader.config import COMMON, OWN, check_numbers, positions_said, refusal
 from tokenswift.loader.rope import merged
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.types import InputError
@@ -84,7 +83,7 @@ def config_of(said: Mapping[str, Any], there: Found, target: Any, where: str) ->
     kind = layer.get("model_type", "llama")
     if "speculators_model_type" in said and kind not in USUAL:
         raise refusal(where, "transformer_layer_config.model_type", kind, ", ".join(USUAL))
-    usual = native.COMMON | native.OWN[kind if kind in USUAL else "llama"] | {"num_hidden_layers": 1}
+    usual = COMMON | OWN[kind if kind in USUAL else "llama"] | {"num_hidden_layers": 1}
     fields = usual | {name: value for name, value in layer.items() if value is not None}
     flags = dict(said["eagle_config"]) if isinstance(said.get("eagle_config"), Mapping) else {}
     flags |= {name: value for name, value in said.items() if value is not None}
@@ -209,7 +208,7 @@ def _rope(layer: Mapping[str, Any], limit: int, target: Any, where: str) -> dict
         if scaling is None:
             return dict(target.rope_parameters)
         layer = {**layer, "rope_theta": target.rope_parameters["rope_theta"]}
-    found = native.positions_said(layer, limit)
+    found = positions_said(layer, limit)
     if found is None:
         raise refusal(where, "rope_scaling", scaling, "positions of the kinds default, linear, llama3, yarn")
     return found

@@ -23,7 +23,7 @@ from tokenswift.config import shown
 from tokenswift.files import replacing
 from tokenswift.json_files import line_of
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
-from tokenswift.loader.safetensors import open_weights
+from tokenswift.loader.weights import open_weights
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
 

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from tokenswift.checks import check_integer, shown
 from tokenswift.json_files import MOST_CONFIG, object_in, weight_map
-from tokenswift.loader.find import HUB_ID
-from tokenswift.loader.hub import cached_file
+from tokenswift.loader.find import HUB_ID, cached_file
 from tokenswift.loader.identity import BaseIdentity, base_of, sample_of
-from tokenswift.loader.safetensors import open_weights
+from tokenswift.loader.weights import open_weights
 from tokenswift.spec.heads.checkpoint import MOST_NAME, TYPES, build_heads, check_base
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError

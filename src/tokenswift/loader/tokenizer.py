@@ -1,13 +1,14 @@
-"""The tokenizer that a GGUF file describes, built with `tokenizers`.
+"""A tokenizer without transformers: texts, ids and the chat template, from ``tokenizer.json`` as it stands.
 
-Two kinds are known. Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text
-is cut before (``tokenizer.ggml.pre``). BPE as sentencepiece has it ("llama") comes with scores instead: of
-two neighbours those are joined first whose union scores best. Whatever else a file asks for is refused, as a
-rule that is nearly right gives texts that are nearly right.
+transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it where that
+is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Qwen's
+class builds its tokenizer anew of the file's tokens and merges, which is done here, too. Everything else is
+left to transformers.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,188 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenswift.loader.numbers import refusal
-from tokenswift.loader.plain_tokenizer import PlainTokenizer, is_panic
+from tokenswift.files import read_small
+from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER
+from tokenswift.loader.config import refusal
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+#: files and folders that say more
+MORE = ("tekken.json", "additional_chat_templates")
+#: special tokens with names, as transformers has them
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+#: fields of a tokenizer's config that are looked at, and those that change no ids, texts or templates
+READ = ("added_tokens_decoder", "additional_special_tokens", "chat_template", "extra_special_tokens")
+READ += ("add_prefix_space", "split_special_tokens", "tokenizer_class", *NAMED)
+KNOWN = ("add_bos_token", "add_eos_token", "backend", "clean_up_tokenization_spaces", "errors", "is_local")
+KNOWN += ("local_files_only", "model_input_names", "model_max_length", "name_or_path", "padding_side")
+KNOWN += ("return_token_type_ids", "spaces_between_special_tokens", "truncation_side")
+#: classes that load the file, and the families where they do; the one that builds anew
+LOADED = ("TokenizersBackend", "PreTrainedTokenizerFast")
+LOADING = ("llama", "mistral", "qwen3")
+QWEN, REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast"), ("qwen2", "qwen3")
+END = "<|endoftext|>"  # which Qwen's class takes for names that a file leaves out
+CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+
+class PlainTokenizer:
+    """What `loader.prompts` and the engine ask of a tokenizer; names as of transformers' own.
+
+    Args:
+        made: the tokenizer as its library has it, a ``tokenizers.Tokenizer``.
+        special: special tokens by name (``bos_token``, …).
+        template: the chat template, or None.
+    """
+
+    def __init__(self, made: Any, special: Mapping[str, str], template: str | None) -> None:
+        self.backend_tokenizer = made
+        self.special_tokens_map, self.chat_template = dict(special), template
+        self.bos_token = special.get("bos_token")
+        self.bos_token_id, self.eos_token_id = (self._id(special.get(f"{name}_token")) for name in _ENDS)
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self.backend_tokenizer.token_to_id(token)
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """The ids of a text, under "input_ids"."""
+        made = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": made.ids}
+
+    def decode(
+        self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """The text of some ids."""
+        if clean_up_tokenization_spaces:
+            raise ValueError("clean_up_tokenization_spaces is True; valid: False")
+        return self.backend_tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The name of an id in the vocabulary."""
+        return self.backend_tokenizer.id_to_token(token)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Tokens and their ids."""
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
+
+
+_ENDS = ("bos", "eos")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of the library `tokenizers`, which is no Exception."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+def read(folder: Path, family: str) -> PlainTokenizer | None:
+    """The tokenizer of a model folder whose files were checked (`folder_checks.check_tokenizer_files`).
+
+    Args:
+        family: the model type of its config.json.
+    Returns:
+        None where transformers' tokenizer may be another one.
+    """
+    from tokenizers import Tokenizer
+
+    if any((folder / name).exists() for name in MORE) or not (folder / FILE).is_file():
+        return None
+    try:
+        said = json.loads(read_small(folder / CONFIG, MOST_CONFIG))
+        text = read_small(folder / FILE, MOST_TOKENIZER).decode()
+        whole = json.loads(text)
+        template = said.get("chat_template")
+        if (folder / TEMPLATE).exists():
+            template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
+        special = _special(folder, said, whole)
+        if special is None or not (template is None or isinstance(template, str)):
+            return None
+        if said["tokenizer_class"] in LOADED and family in LOADING:
+            made = Tokenizer.from_str(text)
+        elif said["tokenizer_class"] in QWEN and family in REBUILT:
+            special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | special
+            made = _rebuilt(whole, Tokenizer.from_str(text))
+        else:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # transformers says what is wrong
+    except BaseException as error:  # tokenizers raises plain Exceptions, and panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
+    if made is None or made.truncation is not None or made.padding is not None:
+        return None
+    if made.post_processor is None:
+        from tokenizers import processors
+
+        made.post_processor = processors.TemplateProcessing(
+            single="$A:0", pair="$A:0 $B:1", special_tokens=[]
+        )
+    named = {name: token for name, token in special.items() if token is not None}
+    there = {token["content"] for token in whole["added_tokens"]}
+    return PlainTokenizer(made, named, template) if there.issuperset(named.values()) else None
+
+
+def _special(folder: Path, said: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, str | None] | None:
+    """Special tokens by name, of a config and the tokenizer's own file; None where the two say different
+    things, or the config more than is known here."""
+    if not said.keys() <= {*READ, *KNOWN} or said.get("split_special_tokens") or said.get("add_prefix_space"):
+        return None
+    added = {token["id"]: {k: v for k, v in token.items() if k != "id"} for token in whole["added_tokens"]}
+    named: dict[str, Any] = {name: said[name] for name in NAMED if name in said}
+    if "added_tokens_decoder" in said:
+        if {int(at): dict(token) for at, token in said["added_tokens_decoder"].items()} != added:
+            return None
+    elif (folder / "added_tokens.json").exists():
+        return None
+    elif (more := folder / "special_tokens_map.json").exists():
+        found = json.loads(read_small(more, MOST_CONFIG))
+        if not found.keys() <= set(NAMED):
+            return None
+        named |= found
+    special = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items()}
+    extra = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
+    plain = {token["content"] for token in added.values() if {**token, **_PLAIN} == token}
+    texts = [*(token for token in special.values() if token is not None), *extra]
+    if not isinstance(extra, list) or not all(isinstance(token, str) and token in plain for token in texts):
+        return None
+    return special
+
+
+def _rebuilt(whole: Mapping[str, Any], read: Any) -> Any:
+    """The tokenizer that Qwen's class makes of a file's tokens and merges; None: of another model, none."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    model = whole["model"]
+    if model.get("type") != "BPE" or not isinstance(model["vocab"], dict):
+        return None
+    merges: list[Any] = [tuple(p.split(" ") if isinstance(p, str) else p) for p in model["merges"]]
+    made = Tokenizer(
+        models.BPE(
+            vocab=model["vocab"],
+            merges=merges,
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
+            byte_fallback=False,
+        )
+    )
+    made.decoder, made.normalizer = decoders.ByteLevel(), normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(CUT), behavior="isolated", invert=False)
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_of])
+    if read.post_processor is not None:
+        made.post_processor = read.post_processor
+    added = sorted(whole["added_tokens"], key=lambda token: token["id"])
+    made.add_tokens([AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in added])
+    return made if read.truncation is None and read.padding is None else None
+
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens
@@ -50,7 +226,7 @@ ENDS += ("<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>")
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 logger = logging.getLogger("tokenswift")
 #: names of special tokens: ours, the file's
-NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: ids that become tokens of a text, or end it
 NUMBERED = ("bos", "eos", "eot", "eom", "unknown")
 
@@ -141,7 +317,7 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
             made = _sentencepiece(metadata)
         else:
             raise InputError(f"model file {path}: its tokenizer is of the kind {kind!r}; valid: gpt2, llama")
-        given, ends = list(zip(tokens, kinds, strict=True)), {tokens[at] for at in end_ids(metadata)}
+        given, ends = list(zip(tokens, kinds, strict=True)), {tokens[at] for at in gguf_ends(metadata)}
         special = [AddedToken(t, special=True, normalized=False) for t, k in given if k == CONTROL]
         made.add_special_tokens(special)
         own = [AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED and t not in ends]
@@ -168,7 +344,7 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     return made
 
 
-def plain(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
     """The tokenizer of :func:`build` with its special tokens and chat template."""
     return PlainTokenizer(
         build(metadata, path), named_tokens(metadata), metadata.get("tokenizer.chat_template")
@@ -190,12 +366,12 @@ def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
 def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by transformers' names (``bos_token``, …)."""
     tokens = _value(metadata, "tokens")
-    named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in NAMED.items()}
+    named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in SPECIAL_NAMES.items()}
     there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
     return {f"{name}_token": tokens[at] for name, at in there.items()}
 
 
-def end_ids(metadata: Mapping[str, Any]) -> list[int]:
+def gguf_ends(metadata: Mapping[str, Any]) -> list[int]:
     """The ids that end a text, in order: those that the file numbers, and the well-known ones."""
     found = {_value(metadata, f"{name}_token_id") for name in ("eos", "eot", "eom")}
     tokens = _value(metadata, "tokens") or ()

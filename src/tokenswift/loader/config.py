@@ -1,20 +1,169 @@
-"""What config.json and generation_config.json say of a model of the native decoder's families, read as JSON.
+"""The numbers that a model's files may say, in one schema for config.json and GGUF metadata.
 
-A config leaves out what its family has by default. :func:`completed` fills that in as transformers does, so
-that the digest of a config (`identity.config_digest`) is the same whoever read it. Whatever is not known to
-be taken as it stands (a field, a value of another type, positions of another kind) is left to transformers.
+Files come from anybody. Every number that becomes a size, divides another or scales positions is held against
+this schema before anything is made of it: by its transformers' name, and named in messages as its file does.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tokenswift.checks import shown
 from tokenswift.json_files import MOST_CONFIG, object_in
-from tokenswift.loader.checkpoint import Layout, head_width
+from tokenswift.types import InputError
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+#: model types that the native decoder runs
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+#: projections of a layer, and the families whose queries and keys have norms
+PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+NORMED = ("qwen3",)
+#: projections that may have biases, by model type
+BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
+#: greatest number of tokens of a vocabulary; the largest of known models are 262,144
+MOST_TOKENS = 1 << 20
+MOST_LAYERS = 1024
+#: greatest width of a head: the angles of the first positions are computed at once
+MOST_WIDTH = 1024
+
+
+def _whole(least: int, most: int) -> Any:
+    """An integer of a range."""
+    return Annotated[int, Meta(ge=least, le=most, description=f"an integer from {least} to {most:,}")]
+
+
+def _number(text: str, **bounds: float) -> Any:
+    """A finite number of a range."""
+    return Annotated[float, Meta(**{"le": 1e12, **bounds}, description=text)]  # type: ignore[arg-type]
+
+
+POSITIVE = _number("a number above 0, at most 10^12", gt=0)
+NOT_NEGATIVE = _number("a number from 0 to 10^12", ge=0)
+SWITCH = Annotated[bool, Meta(description="true or false")]
+#: numbers of a row: what the kernels take
+WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
+#: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be null
+ROPE: dict[str, Any] = {
+    "rope_theta": POSITIVE,
+    "factor": POSITIVE,
+    "attention_factor": POSITIVE,
+    "mscale": NOT_NEGATIVE,
+    "mscale_all_dim": NOT_NEGATIVE,
+    "beta_fast": POSITIVE,
+    "beta_slow": POSITIVE,
+    "low_freq_factor": POSITIVE,
+    "high_freq_factor": POSITIVE,
+    "original_max_position_embeddings": LENGTH,
+    "partial_rotary_factor": _number("a number above 0, at most 1", gt=0, le=1),
+}
+#: fields of a config that are never null
+SIZES: dict[str, Any] = {
+    "vocab_size": _whole(1, MOST_TOKENS),
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": _whole(1, MOST_LAYERS),
+    "num_attention_heads": _whole(1, 1 << 14),
+    "max_position_embeddings": LENGTH,
+    "rms_norm_eps": _number("a number above 0, at most 1", gt=0, le=1),
+}
+#: and those that may be
+OTHERS: dict[str, Any] = {
+    "num_key_value_heads": _whole(1, 1 << 14),
+    "head_dim": _whole(2, MOST_WIDTH),
+    "sliding_window": _whole(0, 1 << 40),
+    "max_window_layers": _whole(0, 1 << 20),
+    "num_labels": _whole(0, 1 << 16),
+    "tie_word_embeddings": SWITCH,
+    "attention_bias": SWITCH,
+    "mlp_bias": SWITCH,
+    "rope_theta": POSITIVE,
+}
+ROPES = ("rope_parameters", "rope_scaling")
+#: what a value must be, in words, by its name
+VALID: dict[str, str] = {name: kind.__metadata__[0].description for name, kind in {**SIZES, **OTHERS}.items()}
+VALID |= {f"{rope}.{name}": kind.__metadata__[0].description for rope in ROPES for name, kind in ROPE.items()}
+
+
+def _optional(fields: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    return [(name, kind | None | UnsetType, UNSET) for name, kind in fields.items()]
+
+
+_Rope = msgspec.defstruct("Rope", _optional(ROPE))
+#: what is not given is not looked at
+_Numbers: Any = msgspec.defstruct(
+    "Numbers",
+    [(name, kind | UnsetType, UNSET) for name, kind in SIZES.items()]
+    + _optional({**OTHERS, **dict.fromkeys(ROPES, _Rope)}),
+)
+
+
+def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str] | None = None) -> None:
+    """Refuse numbers that no model has.
+
+    Args:
+        said: fields of a config; those that the schema does not name are not looked at.
+        where: the file, for messages.
+        called: what the file calls a field, where that is not transformers' name.
+    Raises:
+        InputError: naming the first value that is wrong, and what is valid.
+    """
+    try:
+        found = msgspec.convert(dict(said), _Numbers)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        value: Any = said
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else value
+        raise refusal(where, (called or {}).get(name, name), value, VALID.get(name, "an object")) from None
+    names = dict(called or {})
+
+    def refuse(name: str, valid: str) -> None:
+        raise refusal(where, names.get(name, name), getattr(found, name), valid)
+
+    heads, hidden = found.num_attention_heads, found.hidden_size
+    if isinstance(found.num_key_value_heads, int) and isinstance(heads, int):
+        if heads % found.num_key_value_heads:
+            refuse("num_key_value_heads", f"a divisor of {heads}, the number of heads")
+    if isinstance(found.head_dim, int):
+        if found.head_dim % 2:
+            refuse("head_dim", f"an even number up to {MOST_WIDTH:,}")
+    elif found.head_dim is None and isinstance(heads, int) and isinstance(hidden, int):
+        if hidden % heads or hidden // heads % 2 or hidden // heads > MOST_WIDTH:
+            refuse("hidden_size", f"an even multiple of {heads} heads, of up to {MOST_WIDTH:,} each")
+    for rope in (found.rope_parameters, found.rope_scaling):
+        if getattr(rope, "factor", UNSET) is None:
+            raise refusal(where, "rope_parameters.factor", None, VALID["rope_parameters.factor"])
+        low, high = (getattr(rope, f"{name}_freq_factor", None) for name in ("low", "high"))
+        if isinstance(low, float) and isinstance(high, float) and not low < high:
+            raise refusal(
+                where, "rope_parameters.low_freq_factor", low, f"less than high_freq_factor, which is {high}"
+            )
+
+
+def refusal(where: str, name: str, value: object, valid: str) -> InputError:
+    """That a file says what no model's file says, in one line."""
+    if isinstance(value, float) and not math.isfinite(value):
+        value = {math.inf: "infinite", -math.inf: "-infinite"}.get(value, "not a number")
+        return InputError(f"{where}: {name} is {value}; valid: {valid}")
+    return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
+
 
 #: fields of every family and their defaults
 COMMON: dict[str, Any] = {
@@ -95,7 +244,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "sliding_window": _Int,
 }
 #: fields of each kind of positions besides its name and theta: those it needs, and those it may have
-ROPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ("original_max_position_embeddings",)),
@@ -203,9 +352,9 @@ def positions_said(said: Mapping[str, Any], limit: int) -> dict[str, Any] | None
     rope.setdefault("rope_theta", said.get("rope_theta", THETA))
     rope.setdefault("rope_type", rope.get("type", "default"))
     kind = rope["rope_type"]
-    if not isinstance(kind, str) or kind not in ROPES:
+    if not isinstance(kind, str) or kind not in ROPE_FIELDS:
         return None
-    needed, more = ROPES[kind]
+    needed, more = ROPE_FIELDS[kind]
     there = rope.keys() - {"rope_type", "type", "rope_theta"}
     numbers = [rope["rope_theta"], *(rope[name] for name in there if name != "truncate")]
     if not (set(needed) <= there <= {*needed, *more}) or any(type(n) not in _Number for n in numbers):
@@ -264,3 +413,67 @@ def read_generation(folder: Path, name: str) -> dict[str, Any] | None:
     """
     path = folder / "generation_config.json"
     return object_in(path, MOST_CONFIG, f"model {name}") if path.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a native decoder is made of, by the names of transformers' configs.
+
+    Attributes:
+        eps: of the norms.
+        scale: of attention scores.
+        windows: newest keys that a token sees, by layer; 0 is all.
+        tied: whether the LM head is the embedding.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    windows: tuple[int, ...]
+    tied: bool
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights that every such decoder has."""
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        wide, inner = self.hidden_size, self.intermediate_size
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
+        if not self.tied:
+            found[HEAD] = (self.vocab_size, wide)
+        layer: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (queries, wide),
+            "self_attn.k_proj": (keys, wide),
+            "self_attn.v_proj": (keys, wide),
+            "self_attn.o_proj": (wide, queries),
+            "mlp.gate_proj": (inner, wide),
+            "mlp.up_proj": (inner, wide),
+            "mlp.down_proj": (wide, inner),
+            "input_layernorm": (wide,),
+            "post_attention_layernorm": (wide,),
+        }
+        if self.model_type in NORMED:
+            layer |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (self.head_dim,))
+        for number in range(self.num_hidden_layers):
+            found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+        return found
+
+    def biases(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what some of the family's decoders have besides."""
+        there = self.shapes()
+        weights = [
+            f"model.layers.{number}.{name}"
+            for number in range(self.num_hidden_layers)
+            for name in BIASED.get(self.model_type, ())
+        ]
+        return {f"{name}.bias": there[f"{name}.weight"][:1] for name in weights}
+
+
+def head_width(config: Any) -> int:
+    """d, the width of one head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

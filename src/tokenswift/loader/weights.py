@@ -6,96 +6,22 @@ Both give tensors by the names that checkpoints use, and a :class:`Layout` that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tokenswift.json_files import weight_map
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.loader.safetensors import open_weights
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.loader.config import EMBEDDING, HEAD, NORM, PROJECTIONS, Layout
 from tokenswift.types import InputError
 
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-#: model types that the native decoder runs
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-#: projections of a layer, and the families whose queries and keys have norms
-PROJECTIONS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
-NORMED = ("qwen3",)
-#: projections that may have biases, by model type
-BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
 #: types of numbers in safetensors files that weights are made of
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a native decoder is made of, by the names of transformers' configs.
-
-    Attributes:
-        eps: of the norms.
-        scale: of attention scores.
-        windows: newest keys that a token sees, by layer; 0 is all.
-        tied: whether the LM head is the embedding.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    eps: float
-    scale: float
-    windows: tuple[int, ...]
-    tied: bool
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that every such decoder has."""
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        wide, inner = self.hidden_size, self.intermediate_size
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
-        if not self.tied:
-            found[HEAD] = (self.vocab_size, wide)
-        layer: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj": (queries, wide),
-            "self_attn.k_proj": (keys, wide),
-            "self_attn.v_proj": (keys, wide),
-            "self_attn.o_proj": (wide, queries),
-            "mlp.gate_proj": (inner, wide),
-            "mlp.up_proj": (inner, wide),
-            "mlp.down_proj": (wide, inner),
-            "input_layernorm": (wide,),
-            "post_attention_layernorm": (wide,),
-        }
-        if self.model_type in NORMED:
-            layer |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (self.head_dim,))
-        for number in range(self.num_hidden_layers):
-            found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-        return found
-
-    def biases(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what some of the family's decoders have besides."""
-        there = self.shapes()
-        weights = [
-            f"model.layers.{number}.{name}"
-            for number in range(self.num_hidden_layers)
-            for name in BIASED.get(self.model_type, ())
-        ]
-        return {f"{name}.bias": there[f"{name}.weight"][:1] for name in weights}
 
 
 def check_tensors(
@@ -333,11 +259,80 @@ def weight_files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder / name for name in names)
 
 
-def head_width(config: Any) -> int:
-    """d, the width of one head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
     """A weight as a tensor of a type; one that has it already is itself."""
     return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
+
+
+#: more than any model's file has: bytes of a header, tensors
+MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
+
+
+def open_weights(path: Path, what: str = "weight file") -> Any:
+    """A safetensors file, opened for reading; its library has checked that tensors lie apart and in the file.
+
+    Args:
+        what: the file is, for messages.
+    Raises:
+        InputError: it cannot be read, or its header is larger than a model's.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if MOST_HEADER < size < path.stat().st_size:
+            raise InputError(f"{what} {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}")
+        made = safe_open(path, framework="pt")
+        count = len(made.keys())
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{what} {path} cannot be read as safetensors ({reason})") from error
+    if count > MOST_TENSORS:
+        raise InputError(f"{what} {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
+    return made
+
+
+class Recoded:
+    """Weights of a model's files, its matrices stored otherwise (implements `checkpoint.StoredWeights`).
+
+    Args:
+        weights: of the files.
+        kind: one of `load.WEIGHTS`, but for "stored".
+    """
+
+    def __init__(self, weights: StoredWeights, kind: str) -> None:
+        self._weights, self._kind = weights, kind
+        self.layout, self.copies = weights.layout, weights.copies
+        self.dtype, self.device = weights.dtype, weights.device
+
+    def names(self) -> list[str]:
+        """The names of all tensors, in order."""
+        return self._weights.names()
+
+    def get(self, name: str) -> Tensor | Stored | None:
+        """See `checkpoint.Weights`."""
+        found = self._weights.get(name)
+        if found is None or len(found.shape) != 2:
+            return found
+        if self._kind not in FORMATS:
+            return unstored(found, getattr(torch, self._kind))
+        format = FORMATS[self._kind]
+        if isinstance(found, Stored) and found.format is format:
+            return found
+        if found.shape[1] % format.block:
+            raise InputError(
+                f"weights is {self._kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
+                f"columns are a multiple of {format.block}, or stored"
+            )
+        assert format.encode is not None
+        return Stored(format, format.encode(unstored(found, torch.float32)))
+
+    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
+        """See `checkpoint.Weights`."""
+
+    def rest(self) -> None:
+        """See `checkpoint.Weights`."""
+        self._weights.rest()
+
+    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
+        """See `checkpoint.Weights`."""
+        return self._weights.done()

@@ -1,0 +1,741 @@
+"""GGUF files: what they say of a model, and their tensors, read in place.
+
+The `gguf` package reads the same, but takes seconds for a tokenizer's texts; here it is asked for names of
+types and for tensors in formats that are not ours, and no more.
+
+Files come from anybody: what a header says is held against what the file can hold before anything is made of
+it, and no two tensors share a byte.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenswift.checks import shown
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.loader.config import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    Layout,
+    NativeConfig,
+    check_numbers,
+    completed,
+    refusal,
+)
+from tokenswift.loader.find import MERGED, part_names
+from tokenswift.loader.tokenizer import check_words, gguf_ends
+from tokenswift.loader.weights import check_tensors
+from tokenswift.types import InputError
+
+MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
+TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+#: types of tensors that torch has
+DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+#: their names, and those of our formats; the package that knows all takes longer to load than a header
+NAMED = {0: "F32", 1: "F16", 30: "BF16"} | {code: form.name.upper() for code, form in BY_CODE.items()}
+INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
+MOST_DIMS, MOST_DEPTH = 4, 4
+#: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
+MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
+MOST_NAME = 1 << 16  # bytes of a name
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a file.
+
+    Attributes:
+        shape: rows first.
+        code: of its type.
+        start, nbytes: where it is in the file.
+        part: of a split file, from 0.
+    """
+
+    shape: tuple[int, ...]
+    code: int
+    start: int
+    nbytes: int
+    part: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The name of its type, as the file format's makers write it."""
+        return _kind(self.code)
+
+
+class GgufFile:
+    """A GGUF file, or a split one as a whole.
+
+    Args:
+        path: of the file; of a split one its first part, with the others beside it.
+        whole: whether its tensors are there; otherwise a file that was cut off behind its header will do.
+    Raises:
+        InputError: it cannot be read, is not a complete GGUF file of a known version, or not all parts of a
+            model are there.
+
+    Attributes:
+        parts: its files.
+        metadata: its values by key; numbers and texts, and lists of them.
+        kinds: the numbers of their types.
+        tensors: its tensors by name.
+    """
+
+    def __init__(self, path: Path, whole: bool = True) -> None:
+        self.path, self.parts = path, [path]
+        self._maps: dict[int, mmap.mmap] = {}
+        first = self._read(0, whole)
+        self.metadata, self.kinds, self.tensors = first.metadata, first.kinds, first.tensors
+        count = self.metadata.get("split.count", 0)
+        if count in (0, 1):
+            return
+        self.parts = [path.with_name(name) for name in part_names(path.name)]
+        if len(self.parts) != count or self.metadata.get("split.no") != 0:
+            raise InputError(
+                f"model file {path} is one of {shown(count)} parts of a model; valid: all of them in a "
+                "folder, as they were named first (…-00001-of-00003.gguf)"
+            )
+        for part in range(1, count):
+            more = self._read(part, whole)
+            said = [more.metadata.get(f"split.{name}") for name in ("count", "no")]
+            if said != [count, part] or not self.tensors.keys().isdisjoint(more.tensors):
+                raise InputError(
+                    f"model file {self.parts[part]} is not a part of {path}; valid: one of its parts"
+                )
+            self.tensors |= {name: replace(one, part=part) for name, one in more.tensors.items()}
+
+    def _read(self, part: int, whole: bool) -> _Reader:
+        path = self.parts[part]
+        try:
+            return _Reader(self._mapped(part), whole)
+        except OSError as error:
+            raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
+        except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
+            raise InputError(
+                f"model file {path} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
+                "little-endian"
+            ) from error
+
+    def __getitem__(self, name: str) -> Tensor | Stored:
+        """A tensor: as it lies in the file, of a type of torch or one of our formats; in any other format
+        (`foreign`) unpacked to float32.
+
+        Raises:
+            InputError: nobody here can unpack it.
+        """
+        entry = self.tensors[name]
+        data = torch.frombuffer(
+            self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
+        )
+        if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
+            return data.view(kind).view(entry.shape)
+        rows = data.view(*entry.shape[:-1], -1)
+        if entry.code in BY_CODE and len(entry.shape) == 2:
+            return Stored(BY_CODE[entry.code], rows)
+        import gguf
+
+        if not unpacks(entry.code):
+            raise InputError(
+                f"model file {self.path}: tensor {name} has the type {entry.kind}, which cannot be unpacked; "
+                f"valid: {', '.join(format.name for format in BY_CODE.values())}, float types and those that "
+                "the gguf package unpacks"
+            )
+        unpacked = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(entry.code))
+        return torch.from_numpy(unpacked).view(entry.shape)
+
+    def foreign(self, keeps: Callable[[str], bool] = lambda form: True) -> list[str]:
+        """Names of the types of tensors that are neither torch's nor one of our formats that is kept."""
+        return sorted(
+            {
+                e.kind
+                for e in self.tensors.values()
+                if e.code not in DENSE and not (e.code in BY_CODE and keeps(BY_CODE[e.code].name))
+            }
+        )
+
+    def rest(self) -> None:
+        """Let go of the mappings: what was read leaves the process with the last tensor of it."""
+        self._maps = {}
+
+    def _mapped(self, part: int) -> mmap.mmap:
+        if part not in self._maps:
+            with self.parts[part].open("rb") as file:
+                # a private mapping: nothing that is done to a tensor reaches the file
+                self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[part]
+
+
+class _Reader:
+    """Reads what stands before the tensors."""
+
+    def __init__(self, data: mmap.mmap, whole: bool) -> None:
+        self._data, self._at, self._values = data, 4, 0
+        self._end = min(len(data), MOST_HEADER)
+        if data[:4] != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"version {version}")
+        tensors, values = self._number("Q"), self._number("Q")
+        if tensors > MOST_TENSORS or values > MOST_KEYS:
+            raise ValueError(f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}")
+        self.metadata: dict[str, Any] = {}
+        self.kinds: dict[str, int] = {}
+        for _ in range(values):
+            key = self._text(MOST_NAME)
+            if key in self.metadata:
+                raise ValueError(f"it has the key {shown(key)} twice")
+            self.kinds[key] = self._number("I")
+            self.metadata[key] = self._value(self.kinds[key])
+        found = [self._tensor() for _ in range(tensors)]
+        aligned = self.metadata.get("general.alignment", ALIGNMENT)
+        if type(aligned) is not int or aligned < 8 or aligned & (aligned - 1):
+            raise ValueError(f"alignment {shown(aligned)}, a power of two from 8 on is valid")
+        start = -(-self._at // aligned) * aligned
+        self.tensors: dict[str, Entry] = {}
+        for name, shape, code, offset in found:
+            nbytes = _nbytes(name, shape, code)
+            if offset % aligned:
+                raise ValueError(f"tensor {shown(name)} begins at {offset}, no multiple of {aligned}")
+            if whole and start + offset + nbytes > len(data):
+                raise ValueError(f"it ends before the end of tensor {shown(name)}")
+            if name in self.tensors:
+                raise ValueError(f"it has the tensor {shown(name)} twice")
+            self.tensors[name] = Entry(shape, code, start + offset, nbytes)
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """No two tensors share bytes: else a small file could hold any number of large ones."""
+        order = sorted(self.tensors.items(), key=lambda item: item[1].start)
+        for (before, first), (name, second) in pairwise(order):
+            if first.start + first.nbytes > second.start:
+                raise ValueError(f"tensors {shown(before)} and {shown(name)} overlap")
+
+    def _number(self, kind: str) -> Any:
+        (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
+        self._at += struct.calcsize(f"<{kind}")
+        return value
+
+    def _text(self, most: int = MOST_HEADER) -> str:
+        size = self._number("Q")
+        if size > most:
+            raise ValueError(f"a text of {size} bytes")
+        start, self._at = self._at, self._at + size
+        self._check_place()
+        return self._data[start : self._at].decode("utf-8", errors="replace")
+
+    def _texts(self, count: int) -> list[str]:
+        """As many times :meth:`_text`: a vocabulary is most of a header."""
+        data, end, at, found = self._data, self._end, self._at, []
+        size_of = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = at + 8
+            at = start + size_of(data, at)[0]
+            if at > end:
+                break
+            found.append(data[start:at].decode("utf-8", "replace"))
+        self._at = at
+        self._check_place()
+        return found
+
+    def _check_place(self) -> None:
+        if self._at > self._end:
+            header = "" if self._end == len(self._data) else f" of the {MOST_HEADER >> 20} MB of a header"
+            raise ValueError(f"it ends within a text or list{header}")
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == TEXT:
+            return self._text()
+        if kind == ARRAY and depth < MOST_DEPTH:
+            kind, count = self._number("I"), self._number("Q")
+            self._values += count
+            if self._values > MOST_VALUES:
+                raise ValueError(f"lists of {self._values} values, at most {MOST_VALUES}")
+            if kind == TEXT:
+                return self._texts(count)
+            if kind not in NUMBERS:
+                return [self._value(kind, depth + 1) for _ in range(count)]
+            start = self._at
+            self._at += count * struct.calcsize(f"<{NUMBERS[kind]}")
+            self._check_place()
+            return list(struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, start))
+        if kind not in NUMBERS:
+            raise ValueError(f"a value of type {kind}")
+        return self._number(NUMBERS[kind])
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, dims = self._text(MOST_NAME), self._number("I")
+        if not 0 < dims <= MOST_DIMS:
+            raise ValueError(f"tensor {shown(name)} has {dims} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dims))[::-1]
+        return name, shape, self._number("I"), self._number("Q")
+
+
+def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
+    """Bytes of a tensor."""
+    count = math.prod(shape)
+    if count == 0:
+        raise ValueError(f"tensor {shown(name)} has shape {shape}")
+    if code in DENSE:
+        return count * DENSE[code].itemsize
+    if code in BY_CODE:
+        block, size = BY_CODE[code].block, BY_CODE[code].nbytes
+    else:
+        import gguf
+
+        try:
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(code)]
+        except (KeyError, ValueError):
+            raise ValueError(f"tensor {shown(name)} is of type {code}, which nobody knows") from None
+    if shape[-1] % block:
+        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {block}")
+    return count // block * size
+
+
+@cache
+def unpacks(code: int) -> bool:
+    """Whether numbers can be made of a type's blocks: tried on one of zeros."""
+    if code in DENSE or code in BY_CODE:
+        return True
+    import gguf
+    import numpy as np
+
+    kind = gguf.GGMLQuantizationType(code)
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (NotImplementedError, ValueError, KeyError):
+        return False
+    return True
+
+
+def _kind(code: int) -> str:
+    if code in NAMED:
+        return NAMED[code]
+    import gguf
+
+    return gguf.GGMLQuantizationType(code).name
+
+
+FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
+#: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
+LOW, HIGH = 1.0, 4.0
+GREATEST = 3.4e38  # that float32 holds
+#: what files call a config's numbers, behind the name of the architecture
+CALLED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "sliding_window": "attention.sliding_window",
+    "rope_parameters.rope_theta": "rope.freq_base",
+    "rope_parameters.factor": "rope.scaling.factor",
+    "rope_parameters.attention_factor": "rope.scaling.attn_factor",
+    "rope_parameters.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_parameters.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope_parameters.original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+#: keys that would make another model of the numbers above, and the values with which they do not
+UNKNOWN = {
+    "attention.scale": (0, 0.0),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0, 0.0),
+    "attention.max_alibi_bias": (0, 0.0),
+    "attn_logit_softcapping": (0, 0.0),
+    "final_logit_softcapping": (0, 0.0),
+    "logit_scale": (0, 0.0, 1.0),
+    "embedding_scale": (0, 0.0, 1.0),
+    "residual_scale": (0, 0.0, 1.0),
+    "expert_count": (0,),
+    "use_parallel_residual": (False,),
+    "rope.scale_linear": (0, 0.0, 1.0),
+}
+
+
+def called(file: GgufFile) -> dict[str, str]:
+    """What a file calls the numbers of a config."""
+    return {name: f"{architecture(file)}.{theirs}" for name, theirs in CALLED.items()}
+
+
+def number_of(file: GgufFile, name: str, default: Any = None) -> Any:
+    """A number of the file's architecture.
+
+    Raises:
+        InputError: it is not there and there is no default.
+    """
+    found = file.metadata.get(f"{architecture(file)}.{name}", default)
+    if isinstance(found, list):  # one for each layer: only where they are the same
+        same = found and all(value == found[0] for value in found)
+        found = found[0] if same else None
+    if found is None or isinstance(found, str | bool | list):
+        raise InputError(
+            f"model file {file.path} lacks {architecture(file)}.{name}, a number; valid: a whole model's file"
+        )
+    return found
+
+
+def short(value: float) -> float:
+    """The shortest decimal number that is the same in float32: 1e-05 for 9.99999974e-06."""
+    if not abs(value) < GREATEST:
+        return float(value)
+    return next(
+        short
+        for digits in range(1, 18)
+        if struct.pack("f", short := float(f"{value:.{digits}g}")) == struct.pack("f", value)
+    )
+
+
+def architecture(file: GgufFile) -> str:
+    """The file's own name of its model's kind."""
+    return str(file.metadata.get("general.architecture"))
+
+
+def check_meant(file: GgufFile, hidden: int, width: int) -> None:
+    """Refuse what a file says besides that would make another model of it.
+
+    Raises:
+        InputError: naming the key, and what is valid.
+    """
+    kind, where = architecture(file), f"model file {file.path}"
+    same = {
+        "embedding_length": hidden,
+        "attention.value_length": width,
+        "rope.dimension_count": width,  # less: a part of each head is turned
+    }
+    for name, valid in same.items():
+        if (found := file.metadata.get(f"{kind}.{name}", valid)) != valid or type(found) is not int:
+            raise refusal(where, f"{kind}.{name}", found, str(valid))
+    for name, valid in UNKNOWN.items():
+        found = file.metadata.get(f"{kind}.{name}", valid[0])
+        if found not in valid:
+            raise refusal(where, f"{kind}.{name}", found, f"{valid[-1]}, or a file without it")
+
+
+def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
+    """``rope_parameters`` as transformers' configs have them."""
+    made = _stated(file, limit)
+    check_numbers({"rope_parameters": made}, f"model file {file.path}", called(file))
+    if FACTORS in file.tensors:
+        return {"rope_theta": made["rope_theta"]} | _llama3(file, width, made["rope_theta"])
+    if "attention_factor" in made:
+        made["attention_factor"] *= 0.1 * math.log(made["factor"]) + 1.0
+        check_numbers({"rope_parameters": made}, f"model file {file.path}", called(file))
+    return made
+
+
+def _stated(file: GgufFile, limit: int) -> dict[str, Any]:
+    """What a file says of positions by transformers' names, as yet unchecked."""
+    said, kind = file.metadata, architecture(file)
+    rule = said.get(f"{kind}.rope.scaling.type", "none")
+    made: dict[str, Any] = {"rope_theta": short(number_of(file, "rope.freq_base", 10000.0))}
+    if rule == "none" or FACTORS in file.tensors:
+        return made | {"rope_type": "default"}
+    made |= {"rope_type": rule, "factor": short(number_of(file, "rope.scaling.factor"))}
+    if rule == "linear":
+        return made
+    if rule != "yarn":
+        raise InputError(
+            f"model file {file.path} has the RoPE scaling {shown(rule)}; valid: none, linear, yarn, or "
+            f"{FACTORS}"
+        )
+    first = said.get(f"{kind}.rope.scaling.original_context_length") or limit
+    made["original_max_position_embeddings"] = first
+    for name, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if said.get(f"{kind}.rope.scaling.{theirs}") is not None:
+            made[name] = short(number_of(file, f"rope.scaling.{theirs}"))
+    if said.get(f"{kind}.rope.scaling.attn_factor") not in (None, 1.0):
+        made["attention_factor"] = short(number_of(file, "rope.scaling.attn_factor"))
+    return made
+
+
+def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
+    """Llama 3's rule from the factors that it gave.
+
+    Raises:
+        InputError: no such rule gives them.
+    """
+    refused = InputError(
+        f"model file {file.path}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
+    )
+    if file.tensors[FACTORS].shape != (width // 2,):
+        raise refused
+    factors = _float(file[FACTORS]).double()
+    if not bool(((factors >= 1) & (factors < 1e6)).all()):
+        raise refused
+    waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
+    factor = short(float(factors.max()))
+    between = (factors > 1.001) & (factors < factor * 0.999)
+    firsts: list[int] = []
+    if bool(between.any()):
+        smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+        firsts.append(round(float((waves[between] * (LOW + smooth * (HIGH - LOW))).median())))
+    elif bool((factors == 1).any()) and factor > 1:  # any number between the last kept and the first scaled
+        least, most = float(waves[factors == 1].max()) * HIGH, float(waves[factors > 1].min()) * LOW
+        firsts = [1 << bits for bits in range(3, 24) if least <= 1 << bits <= most]
+    for first in firsts:
+        smooth = ((first / waves - LOW) / (HIGH - LOW)).clamp(0, 1)
+        if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
+                "original_max_position_embeddings": first,
+            }
+    raise refused
+
+
+def _float(weight: Tensor | Stored) -> Tensor:
+    return weight.decode() if isinstance(weight, Stored) else weight.float()
+
+
+#: architectures that the native decoder runs, and transformers' names for them
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
+INNER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def is_native(file: GgufFile) -> bool:
+    """Whether the native decoder runs a file's model.
+
+    Raises:
+        InputError: it says of its architecture what no model's file says.
+    """
+    if file.metadata.get("general.type", "model") == "adapter":
+        raise InputError(f"model file {file.path} holds an adapter; valid: {MERGED}")
+    if architecture(file) not in ARCHITECTURES:
+        return False
+    layers = number_of(file, "block_count")
+    check_numbers({"num_hidden_layers": layers}, f"model file {file.path}", called(file))
+    known = {gguf_name(name) for name in names_of(layers)} | {FACTORS}
+    return file.tensors.keys() <= known
+
+
+def formats(file: GgufFile) -> str:
+    """The types of a file's matrices, those of most weights first, for messages and records."""
+    found: dict[str, int] = {}
+    for entry in file.tensors.values():
+        if len(entry.shape) > 1:
+            found[entry.kind.lower()] = found.get(entry.kind.lower(), 0) + math.prod(entry.shape)
+    return "+".join(sorted(found, key=lambda name: -found[name]))
+
+
+def own_dtype(file: GgufFile, place: str = "cpu") -> str:
+    """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
+    where some must be unpacked or a card multiplies with quantized weights, else float32."""
+    matrices = [entry for entry in file.tensors.values() if len(entry.shape) > 1]
+    kinds = {entry.kind for entry in matrices}
+    if "BF16" in kinds or file.foreign() or (place != "cpu" and any(e.code in BY_CODE for e in matrices)):
+        return "bfloat16"
+    return "float16" if kinds == {"F16"} else "float32"
+
+
+# ---- what the file says of the model -----------------------------------------------------------------------
+
+
+def config_of(file: GgufFile) -> NativeConfig:
+    """The config of a native family's model.
+
+    Raises:
+        InputError: the file lacks a number, or scales positions in a way that is not known here.
+    """
+    said, kind, where = file.metadata, ARCHITECTURES[architecture(file)], f"model file {file.path}"
+    window = said.get(f"{architecture(file)}.attention.sliding_window") or None
+    if kind == "llama" and window is not None:
+        kind = "mistral"
+    shape = _entry(file, EMBEDDING).shape
+    if len(shape) != 2:
+        raise InputError(f"{where}: tensor {OUTER[EMBEDDING]} has shape {shape}; valid: a matrix")
+    check_words(said, shape[0], file.path)
+    heads = number_of(file, "attention.head_count")
+    numbers: dict[str, Any] = {
+        "vocab_size": shape[0],
+        "hidden_size": shape[1],
+        "intermediate_size": number_of(file, "feed_forward_length"),
+        "num_hidden_layers": number_of(file, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number_of(file, "attention.head_count_kv", heads),
+        "head_dim": said.get(f"{architecture(file)}.attention.key_length") or None,
+        "max_position_embeddings": number_of(file, "context_length"),
+        "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
+    }
+    check_numbers(numbers | {"sliding_window": window}, where, called(file))
+    numbers["head_dim"] = width = numbers["head_dim"] or shape[1] // heads
+    check_meant(file, shape[1], width)
+    own: dict[str, Any] = {}
+    if kind == "llama":
+        own["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    if kind in ("llama", "qwen3"):
+        own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if kind == "mistral":
+        own["sliding_window"] = window
+    rope = positions(file, width, numbers["max_position_embeddings"])
+    ids = {name: said.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _IDS.items()}
+    if ids["pad_token_id"] not in range(shape[0]):  # the only one that may have no row
+        ids["pad_token_id"] = None
+    ends = gguf_ends(said)
+    if kind == "llama" and shape[1] % heads:  # transformers has no such model
+        raise refusal(
+            where, f"{architecture(file)}.{CALLED['hidden_size']}", shape[1], f"a multiple of {heads}"
+        )
+    made = completed(
+        kind,
+        {
+            "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
+            "rope_parameters": rope,
+            "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
+            "dtype": own_dtype(file),
+            **numbers,
+            **own,
+            **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
+        },
+    )
+    if made is None:
+        raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
+    return made
+
+
+_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+# ---- weights -----------------------------------------------------------------------------------------------
+
+
+def names_of(layers: int) -> Iterable[str]:
+    """The names, as transformers has them, of all tensors that a native decoder can have."""
+    yield from OUTER
+    for number in range(layers):
+        for name in INNER:
+            yield f"model.layers.{number}.{name}.weight"
+            if name.endswith("_proj"):
+                yield f"model.layers.{number}.{name}.bias"
+
+
+def gguf_name(name: str) -> str:
+    """The file's name of a weight."""
+    if name in OUTER:
+        return OUTER[name]
+    number, _, rest = name.removeprefix("model.layers.").partition(".")
+    inner, _, end = rest.rpartition(".")
+    return f"blk.{number}.{INNER.get(inner, inner)}.{end}"
+
+
+def _entry(file: GgufFile, name: str) -> Any:
+    found = file.tensors.get(gguf_name(name))
+    if found is None:
+        raise InputError(f"model file {file.path} lacks tensor {gguf_name(name)}")
+    return found
+
+
+class GgufWeights:
+    """Weights of a GGUF file, read in place (implements `checkpoint.Weights`).
+
+    Args:
+        file: of the model.
+        layout: which weights there must be.
+        dtype: the type that what is not stored in a quantized format is given in.
+    Raises:
+        InputError: tensors are missing, or of other shapes.
+
+    Attributes:
+        dtype, device: of the tensors.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, file: GgufFile, layout: Layout, dtype: torch.dtype) -> None:
+        self.file, self.layout, self.copies, self.dtype = file, layout, False, dtype
+        self.folder = file.path
+        self._turned = architecture(file) == "llama"
+        check_table(file, layout)
+
+    def names(self) -> list[str]:
+        """The names of all tensors, in order."""
+        there = names_of(self.layout.num_hidden_layers)
+        return sorted(name for name in there if gguf_name(name) in self.file.tensors)
+
+    def get(self, name: str) -> Tensor | Stored | None:
+        """See `checkpoint.Weights`; matrices in a quantized format as they are stored."""
+        if name == HEAD and self.layout.tied:
+            name = EMBEDDING
+        return self[name] if gguf_name(name) in self.file.tensors else None
+
+    def __getitem__(self, name: str) -> Tensor | Stored:
+        """A weight, its rows in the order of transformers' checkpoints."""
+        found = self.file[gguf_name(name)]
+        heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}
+        turned = next((count for end, count in heads.items() if f"{end}." in name), 0)
+        rows = straight(len(found), turned) if self._turned and turned else None
+        if isinstance(found, Stored):
+            return found if rows is None else Stored(found.format, found.blocks[rows])
+        return (found if rows is None else found[rows]).to(self.dtype)
+
+    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
+        """See `checkpoint.Weights`."""
+
+    def rest(self) -> None:
+        """See `checkpoint.Weights`: what was read of the file leaves the process."""
+        self.file.rest()
+
+    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
+        """See `checkpoint.Weights`."""
+        self.rest()
+        return []
+
+
+def check_table(file: GgufFile, layout: Layout) -> None:
+    """Hold a file's tensors against the table of its model's family, before any is read.
+
+    Raises:
+        InputError: tensors are missing, of other shapes or types, or none of the family's; or a width is odd,
+            which the kernels do not take.
+    """
+    where, kind = f"model file {file.path}", architecture(file)
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(layout, name) % 2:
+            raise refusal(where, f"{kind}.{CALLED[name]}", getattr(layout, name), "an even number")
+    check_words(file.metadata, layout.vocab_size, file.path)
+    there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
+    found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
+    types = [*TYPES, *sorted({e.kind for e in file.tensors.values() if unpacks(e.code)} - set(TYPES))]
+    check_tensors(layout, found, types, where, "tensor", gguf_name)
+
+
+#: types of tensors that need no other package
+TYPES = ("F32", "F16", "BF16", *(name.upper() for name in FORMATS))
+
+
+def straight(rows: int, heads: int) -> Tensor:
+    """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
+    the first half of a head is at 2 i there, of the second at 2 i + 1."""
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
