@@ -23,7 +23,7 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
-    from tokenswift.chat.reply import Reply, ToolCall
+    from tokenswift.chat.calls import Reply, ToolCall
     from tokenswift.config import LoopOptions, SamplingParams
     from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.llm import LLM
@@ -71,7 +71,7 @@ __all__ = [
     "resume",
 ]
 _MODULES = {
-    "chat.reply": ("Reply", "ToolCall"),
+    "chat.calls": ("Reply", "ToolCall"),
     "config": ("LoopOptions", "SamplingParams"),
     "engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "engine.llm": ("LLM",),

@@ -13,8 +13,7 @@ import pytest
 from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
 from tokenswift import LLM, AsyncLLM, InputError, Reply, SamplingParams
-from tokenswift.chat.calls import conversation
-from tokenswift.chat.reply import ToolCall
+from tokenswift.chat.calls import ToolCall, conversation
 
 WEATHER = {
     "type": "object",

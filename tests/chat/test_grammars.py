@@ -11,10 +11,7 @@ import pytest
 from tests.chat.test_parser import NAMES, read
 from tests.chats import calling_tokenizer, marked_tokenizer
 from tokenswift.chat.calls import Calls
-from tokenswift.chat.family import Family
-from tokenswift.chat.hermes import HERMES
-from tokenswift.chat.llama3 import LLAMA3
-from tokenswift.chat.plain import PLAIN
+from tokenswift.chat.families import HERMES, LLAMA3, PLAIN, Family
 from tokenswift.chat.tools import tools_of
 from tokenswift.grammar import Grammar
 from tokenswift.sampling.masks import Grammars, special_tokens

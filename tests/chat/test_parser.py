@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenswift.chat.family import Family
-from tokenswift.chat.hermes import HERMES
-from tokenswift.chat.llama3 import LLAMA3
+from tokenswift.chat.calls import Said, gathered
+from tokenswift.chat.families import HERMES, LLAMA3, PLAIN, Family
 from tokenswift.chat.parser import LONGEST, Parser
-from tokenswift.chat.plain import PLAIN
-from tokenswift.chat.reply import Said, gathered
 
 FAMILIES = (HERMES, LLAMA3, PLAIN)
 NAMES = ["f", "fg"]

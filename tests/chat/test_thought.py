@@ -9,11 +9,9 @@ import pytest
 
 from tests.chats import THINKING, calling_tokenizer, thinking_model, thinking_tokenizer
 from tokenswift import LLM, Grammar
-from tokenswift.chat.calls import Calls
-from tokenswift.chat.hermes import HERMES
+from tokenswift.chat.calls import Calls, gathered
+from tokenswift.chat.families import HERMES, thought_of
 from tokenswift.chat.parser import Delta, Parser
-from tokenswift.chat.reply import gathered
-from tokenswift.chat.thought import thought_of
 from tokenswift.chat.tools import tools_of
 from tokenswift.sampling.masks import Grammars
 

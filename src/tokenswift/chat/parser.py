@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from tokenswift.chat.family import Family
+from tokenswift.chat.families import Family
 from tokenswift.grammar import CLOSE, OPEN
 
 SPACE = " \t\r\n"
@@ -46,7 +46,7 @@ class Parser:
         family: the form of calls; None: there are none.
         names: of the tools; what names no tool is text.
         parallel: whether a second call is one.
-        thought: of `thought.thought_of`.
+        thought: of `families.thought_of`.
     """
 
     def __init__(

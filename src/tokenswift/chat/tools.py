@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,13 +107,12 @@ def tools_of(tools: Any, choice: Any = None, parallel: Any = None) -> Tools | No
         InputError: naming what is wrong and what is valid.
     """
     if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str)):
-        raise InputError(f"tools is {shown(tools)}; valid: a list of tools such as {FORM}", "tools")
+        raise _wrong("tools", tools, f"a list of tools such as {FORM}")
     several = True if parallel is None else check_flag("parallel_tool_calls", parallel)
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InputError(
-                f"tool_choice is {shown(choice)} without tools; valid: none, auto", "tool_choice"
-            )
+            text = f"tool_choice is {shown(choice)} without tools; valid: none, auto"
+            raise InputError(text, "tool_choice")
         return None
     if len(tools) > MOST:
         raise InputError(f"tools has {len(tools):,} entries; valid: up to {MOST}", "tools")
@@ -121,60 +120,54 @@ def tools_of(tools: Any, choice: Any = None, parallel: Any = None) -> Tools | No
     names = [tool.name for tool in known]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise InputError(
-                f"tools[{i}] is named {name!r} like another one; valid: different names", "tools"
-            )
+            text = f"tools[{i}] is named {name!r} like another one; valid: different names"
+            raise InputError(text, "tools")
     chosen = _choice(choice, names)
     return None if chosen == "none" else Tools(known, chosen, several)
 
 
+def _wrong(where: str, value: Any, valid: str) -> InputError:
+    return InputError(f"{where} is {shown(value)}; valid: {valid}", where.partition("[")[0])
+
+
 def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise InputError(f"{where} is {shown(tool)}; valid: a function, such as {FORM}", "tools")
-    inside = "function" in tool
-    function = tool["function"] if inside else tool
-    where += ".function" if inside else ""
+        raise _wrong(where, tool, f"a function, such as {FORM}")
+    function = tool.get("function", tool)
+    where += ".function" if function is not tool else ""
     if not isinstance(function, Mapping):
-        raise InputError(f"{where} is {shown(function)}; valid: an object with name and parameters", "tools")
+        raise _wrong(where, function, "an object with name and parameters")
     name, described = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name) or name in CHOICES:
         valid = "up to 64 letters, digits, _ and -, and none of " + ", ".join(CHOICES)
-        raise InputError(f"{where}.name is {shown(name)}; valid: {valid}", "tools")
+        raise _wrong(f"{where}.name", name, valid)
     if described is not None and (not isinstance(described, str) or len(described) > DESCRIBED):
-        valid = f"text of up to {DESCRIBED:,} characters"
-        raise InputError(f"{where}.description is {shown(described)}; valid: {valid}", "tools")
+        raise _wrong(f"{where}.description", described, f"text of up to {DESCRIBED:,} characters")
     parameters = function.get("parameters")
-    _check_schema(parameters, f"{where}.parameters")
+    if parameters is not None:
+        _check_schema(parameters, f"{where}.parameters")
     return Tool(name, parameters or NOTHING, check_text(f"{where}.description", described or ""))
 
 
 def _check_schema(schema: Any, where: str) -> None:
-    if schema is None:
-        return
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise InputError(f"{where} is {shown(schema)}; valid: a JSON schema of an object", "tools")
-    if any(level >= DEPTH for level, _ in _levels(schema)):
+        raise _wrong(where, schema, "a JSON schema of an object")
+    level: list[Any] = [schema]
+    for _ in range(DEPTH):
+        level = [inner for one in level for inner in _inside(one)]
+    if level:
         raise InputError(f"{where} has more than {DEPTH} levels; valid: fewer", "tools")
     try:
-        size = len(check_text(where, json.dumps(schema, ensure_ascii=False, allow_nan=False)))
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{where} is not JSON ({error}); valid: a JSON schema of an object", "tools"
-        ) from error
-    if size > SCHEMA:
+        said = f"{where} is not JSON ({error}); valid: a JSON schema of an object"
+        raise InputError(said, "tools") from error
+    if (size := len(check_text(where, text))) > SCHEMA:
         raise InputError(f"{where} is {size:,} characters of JSON; valid: up to {SCHEMA:,}", "tools")
 
 
-def _levels(value: Any) -> Iterator[tuple[int, Any]]:
-    """The values of a nested one with their levels, down to `DEPTH`."""
-    left = [(0, value)]
-    while left:
-        level, one = left.pop()
-        yield level, one
-        inner = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
-        left += [(level + 1, inside) for inside in inner] if level < DEPTH else []
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
 
 
 def _choice(choice: Any, names: Sequence[str]) -> str:
@@ -187,8 +180,6 @@ def _choice(choice: Any, names: Sequence[str]) -> str:
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, Mapping) else None
     if name is None or name not in names:
-        valid = (
-            ", ".join(CHOICES) + ", or {'type': 'function', 'function': {'name': …}} with the name of a tool"
-        )
-        raise InputError(f"tool_choice is {shown(choice)}; valid: {valid}", "tool_choice")
+        named = "{'type': 'function', 'function': {'name': …}} with the name of a tool"
+        raise _wrong("tool_choice", choice, f"{', '.join(CHOICES)}, or {named}")
     return name

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Unpack
 
-from tokenswift.chat.reply import Reply
+from tokenswift.chat.calls import Reply
 from tokenswift.config import SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.llm import LLM

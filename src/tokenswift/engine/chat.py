@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenswift.chat.calls import Calls, calls_of, conversation
-from tokenswift.chat.reply import Reply, ToolCall, call_id
-from tokenswift.chat.thought import thought_of
+from tokenswift.chat.calls import Calls, Reply, ToolCall, call_id, calls_of, conversation
+from tokenswift.chat.families import thought_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams
 from tokenswift.engine.journal import asked_of

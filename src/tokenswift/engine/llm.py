@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from tokenswift import words
-from tokenswift.chat.reply import Reply
+from tokenswift.chat.calls import Reply
 from tokenswift.checks import named_arguments
 from tokenswift.config import SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of

@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.chat.calls import Calls, calls_of
-from tokenswift.chat.reply import Said, ToolCall, call_id
-from tokenswift.chat.thought import thought_of
+from tokenswift.chat.calls import Calls, Said, ToolCall, call_id, calls_of
+from tokenswift.chat.families import thought_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.engine.text import TextStream, token_bytes

@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
-from tokenswift.chat.families import effort_options
-from tokenswift.chat.thought import thought_of
+from tokenswift.chat.families import effort_options, thought_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.checks import shown
 from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams, sampling_over
