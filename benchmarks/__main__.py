@@ -220,7 +220,7 @@ def check_jobs(jobs: list[Job]) -> None:
         InputError: naming what is not.
     """
     from benchmarks.prompts import check_source
-    from tokenswift.load_config import LoadConfig
+    from tokenswift.config import LoadConfig
     from tokenswift.loader.find import check_eagle, locate
     from tokenswift.loader.load import check_place
 

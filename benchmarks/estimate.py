@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.needs import MODELS
 from benchmarks.roofline import Card, Sizes, floor, read_seconds, sizes_of
-from tokenswift.method_options import tree_nodes
+from tokenswift.config import tree_nodes
 
 
 def sizes_for(config: Mapping[str, Any]) -> tuple[Sizes, int]:

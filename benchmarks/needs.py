@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenswift.config import HEAD_KINDS
 from tokenswift.loader import draft, embedded
 from tokenswift.loader.find import SHIPPED
-from tokenswift.method_options import HEAD_KINDS
 from tokenswift.types import InputError
 
 #: strategy → the kind of heads that it drafts with

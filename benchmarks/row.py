@@ -20,13 +20,13 @@ from benchmarks.decode import Progress, decode
 from benchmarks.needs import check_needs, heads_place, none_shipped
 from benchmarks.roofline import weights_of
 from benchmarks.settings import LATER
+from tokenswift.config import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
-from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.spec.eagle.resolve import place_of
 from tokenswift.spec.methods.table import drafts_from
 from tokenswift.types import InputError

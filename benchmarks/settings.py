@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import SamplingParams, settings_of, shown
-from tokenswift.method_options import OPTIONS, build_options
+from tokenswift.config import OPTIONS, SamplingParams, build_options, settings_of, shown
 from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 

@@ -24,7 +24,15 @@ _atexit.register(_gc.freeze)
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.chat.calls import Reply, ToolCall
-    from tokenswift.config import LoopOptions, SamplingParams
+    from tokenswift.config import (
+        AutoOptions,
+        LoopOptions,
+        MagicDecOptions,
+        MedusaOptions,
+        SamplingParams,
+        TokenSwiftOptions,
+        TriForceOptions,
+    )
     from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.request import Request
@@ -33,13 +41,6 @@ if TYPE_CHECKING:
     from tokenswift.engine.stream import Stream
     from tokenswift.engine.ticket import Ticket
     from tokenswift.grammar import Grammar
-    from tokenswift.method_options import (
-        AutoOptions,
-        MagicDecOptions,
-        MedusaOptions,
-        TokenSwiftOptions,
-        TriForceOptions,
-    )
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
@@ -72,7 +73,15 @@ __all__ = [
 ]
 _MODULES = {
     "chat.calls": ("Reply", "ToolCall"),
-    "config": ("LoopOptions", "SamplingParams"),
+    "config": (
+        "AutoOptions",
+        "LoopOptions",
+        "MagicDecOptions",
+        "MedusaOptions",
+        "SamplingParams",
+        "TokenSwiftOptions",
+        "TriForceOptions",
+    ),
     "engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "engine.llm": ("LLM",),
     "engine.request": ("Request",),
@@ -81,13 +90,6 @@ _MODULES = {
     "engine.stream": ("Stream",),
     "engine.ticket": ("Ticket",),
     "grammar": ("Grammar",),
-    "method_options": (
-        "AutoOptions",
-        "MagicDecOptions",
-        "MedusaOptions",
-        "TokenSwiftOptions",
-        "TriForceOptions",
-    ),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 

@@ -1,27 +1,43 @@
-"""Options as frozen dataclasses: every field checked, every error names the field and the value."""
+"""Options as frozen dataclasses: every field checked, every error names the field and the value.
+
+How the next token is chosen, what counts as a loop, how a model is loaded, and what each method takes. The
+command line makes its options from these fields and from what their docstrings say. Light: no torch.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeAlias
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from tokenswift import words
 from tokenswift.checks import (
+    LARGEST,
+    check_choice,
     check_flag,
+    check_integer,
     check_number,
     check_text,
     check_whole,
     finite,
     integer_of,
     keep_field,
+    meant,
     named_errors,
     shown,
 )
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
-from tokenswift.words import OnLoop, words
 
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
 Biases: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]  # by token id; kept as sorted pairs
 MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
@@ -48,6 +64,20 @@ def check_threads(value: object) -> int:
         valid = f"1 to {most} (this machine has {cores} cores)"
         raise InputError(f"threads is {shown(value)}; valid: {valid}", "threads")
     return threads
+
+
+@cache
+def choices_of(kind: type) -> dict[str, tuple[str, ...]]:
+    """Field → the words that it takes, of the fields of a dataclass whose types list some."""
+    hints = get_type_hints(kind).items()
+    parts = [(name, part) for name, hint in hints for part in (hint, *get_args(hint))]
+    return {name: get_args(part) for name, part in parts if get_origin(part) is Literal}
+
+
+def check_choices(options: object) -> None:
+    """Raise :class:`InputError` for a field of a dataclass that holds none of the words that it takes."""
+    for name, choices in choices_of(type(options)).items():
+        check_choice(name, getattr(options, name), choices)
 
 
 @named_errors
@@ -225,19 +255,7 @@ NEUTRAL: dict[str, Any] = {
     "dry_multiplier": 0.0,
 }
 #: fields that go by more of a text than the contextual penalty; named only where they are not off
-ADJUSTING = (
-    "presence_penalty",
-    "frequency_penalty",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_range",
-    "dry_breakers",
-    "logit_bias",
-    "min_tokens",
-    "bad_words",
-    "grammar",
-)
+ADJUSTING = tuple(one.name for one in fields(SamplingParams))[9:]
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
 #: of texts that are continued, where no sampling is given: what kept its sense longest (docs/benchmarks.md)
 CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
@@ -281,7 +299,7 @@ def _warm(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"greedy": False, **given} if given.get("temperature") else dict(given)
 
 
-ON_LOOP = words(OnLoop)
+ON_LOOP = words.words(words.OnLoop)
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 
 
@@ -320,3 +338,400 @@ class LoopOptions:
 def given_options(options: Any) -> dict[str, Any]:
     """The fields of a dataclass of options that differ from their defaults."""
     return {f.name: value for f in fields(options) if (value := getattr(options, f.name)) != f.default}
+
+
+#: what ``rope_scaling="yarn"`` without a factor makes room for
+STATED_POSITIONS = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """A wish for YaRN.
+
+    Attributes:
+        factor: how many times the model's positions; None is the smallest power of two that makes room for
+            :data:`STATED_POSITIONS`. Never a function of one run's length: a longer run continues a shorter.
+    """
+
+    factor: float | None
+
+    def __str__(self) -> str:
+        return "yarn" if self.factor is None else f"yarn:{self.factor:g}"
+
+
+def parse_rope_scaling(text: str) -> RopeScaling | None:
+    """Read ``"none"`` (→ None), ``"yarn"`` or ``"yarn:FACTOR"``.
+
+    Raises:
+        InputError: for anything else, or a factor below 1.
+    """
+    if text == "none":
+        return None
+    kind, colon, number = text.partition(":")
+    if kind == "yarn" and not colon:
+        return RopeScaling(None)
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = math.nan
+    if kind != "yarn" or not math.isfinite(factor) or factor < 1:
+        raise InputError(
+            f"rope_scaling is {text!r}; valid: none, yarn, yarn:FACTOR with a factor of at least 1 (yarn:4)",
+            "rope_scaling",
+        )
+    return RopeScaling(factor)
+
+
+def check_backend(backend: str, device: str) -> None:
+    """Raise :class:`InputError` for a backend that does not run on a device ("cpu", "cuda", "cuda:N")."""
+    kind = device.partition(":")[0]
+    if backend not in ("auto", "torch", kind):
+        raise InputError(
+            f"backend is {backend!r}, and the device is {device!r}; valid: auto, {kind}, torch", "backend"
+        )
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """How a model is loaded, and what computes it: the arguments of `LLM`.
+
+    Objects of torch become names here, and everything that can be said without torch is checked; what
+    hardware there is, `loader.load.check_place` looks at.
+
+    Attributes:
+        dtype: compute dtype: float32, bfloat16, float16, int8, or auto: the checkpoint's (for quantized
+            weights int8 on a CPU, bfloat16 on CUDA)
+        device: auto (CUDA where there is one), cpu or cuda
+        rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
+            model's) or none
+        threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
+        weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
+            quantized at loading, which makes another model: q8_0, q4_0, q4_1
+        activations: what quantized weights are multiplied with: float, or int8 (dtype int8 also has keys and
+            values in int8)
+        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
+            memory of bfloat16
+        device_map: where layers lie: auto (over cards, then memory, then disk), or a device for each module;
+            default: all on the device
+        tp: processes that compute the model together, started by torchrun
+        backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
+        cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
+
+    Raises:
+        InputError: naming the field, its value and what is valid.
+    """
+
+    dtype: words.Dtype | str = "auto"
+    device: str = "auto"
+    rope_scaling: str | None = None
+    threads: int | None = None
+    weights: words.Weights | str = "stored"
+    activations: words.Activations | str = "float"
+    kv_cache_dtype: words.KvCacheDtype | str = "auto"
+    device_map: str | Mapping[str, str | int] | None = None
+    tp: int = 1
+    backend: words.Backend | str = "auto"
+    cuda_graphs: words.CudaGraphs | str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "device"):
+            value: Any = getattr(self, name)
+            if type(value).__module__ == "torch":  # one of its own types or devices
+                keep_field(self, name, str(value).removeprefix("torch."))
+        check_choices(self)
+        devices = words.words(words.Device)
+        if self.device not in devices and not re.fullmatch(r"cuda:\d+", str(self.device)):
+            raise InputError(f"device is {self.device!r}; valid: {', '.join(devices)}", "device")
+        if self.device != "auto":
+            check_backend(self.backend, self.device)
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, str):
+            raise InputError(
+                f"rope_scaling is {shown(self.rope_scaling)}; valid: None, yarn, yarn:4", "rope_scaling"
+            )
+        parse_rope_scaling(self.rope_scaling or "none")
+        if self.threads is not None:
+            keep_field(self, "threads", check_threads(self.threads))
+        keep_field(self, "tp", check_integer("tp", self.tp, 1))
+        self._check_spread()
+
+    def _check_spread(self) -> None:
+        """Refuse what no model can be spread by."""
+        placed, tp = self.device_map, self.tp
+        if placed is not None and placed != "auto":
+            if not isinstance(placed, Mapping) or not placed:
+                valid = "auto, or a device for each module by name"
+                raise InputError(f"device_map is {shown(placed)}; valid: {valid}", "device_map")
+            for module, place in placed.items():
+                if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
+                    raise InputError(
+                        f"device_map places {shown(module)} on {shown(place)}; valid: cpu, disk, cuda:N or N",
+                        "device_map",
+                    )
+            keep_field(self, "device_map", dict(placed))
+        if placed is not None and tp > 1:
+            raise InputError(f"device_map is {shown(placed)} beside tp {tp}; valid: one of the two")
+        if placed is not None and self.device != "auto":
+            raise InputError(
+                f"device is {self.device!r} beside device_map; valid: auto, the map says where", "device"
+            )
+        if placed is not None and find_spec("accelerate") is None:
+            raise InputError("device_map needs accelerate; valid: with it installed (pip install accelerate)")
+        if tp > 1 and ":" in self.device:
+            raise InputError(
+                f"device is {self.device!r} beside tp {tp}; valid: auto, each rank has its own", "device"
+            )
+        if self.spread is not None:
+            for name, usual in (("weights", "stored"), ("backend", "auto")):
+                if (value := getattr(self, name)) != usual:
+                    raise InputError(f"{name} is {value!r}, but {self.spread}; valid: {usual}", name)
+
+    @property
+    def scaling(self) -> RopeScaling | None:
+        """The wish for YaRN."""
+        return parse_rope_scaling(self.rope_scaling or "none")
+
+    @property
+    def floats(self) -> torch.dtype | None:
+        """The type of float arithmetic; None: the checkpoint's."""
+        import torch
+
+        name = "float32" if self.dtype == "int8" else self.dtype
+        return None if name == "auto" else getattr(torch, name)
+
+    @property
+    def int8(self) -> str | None:
+        """The field that asks for products in int8; None: neither does."""
+        return "dtype" if self.dtype == "int8" else "activations" if self.activations == "int8" else None
+
+    @property
+    def keys(self) -> torch.dtype | None:
+        """The type of keys and values that is asked for; None: none is."""
+        import torch
+
+        return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
+
+    @property
+    def spread(self) -> str | None:
+        """How the model is spread, in words; None where it lies in one place."""
+        if self.tp > 1:
+            return f"the model is spread over {self.tp} ranks"
+        return None if self.device_map is None else "the model's layers are placed by device_map"
+
+
+MAX_NODES = 4096  # of a tree, its root included
+MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
+#: least and most of the integers that methods take
+RANGES = {
+    "ngrams": (0, MAX_NODES // 4),  # four tokens each
+    "ngram_count": (1, LARGEST),
+    "sinks": (0, LARGEST),
+    "budget": (1, LARGEST),
+    "draft_budget": (1, LARGEST),
+    "gamma": (1, MAX_GAMMA),
+    "inner_gamma": (1, MAX_GAMMA),
+    "chunk": (1, LARGEST),
+    "refresh": (0, LARGEST),
+}
+
+
+class MethodOptions:
+    """Options of a decoding method; each has those that it names.
+
+    Attributes:
+        tree: candidates per level, integers of at least 1
+        ngrams: n-gram branches beside the tree; 0: no repeats of earlier text are drafted
+        ngram_count: draft n-grams seen this often, at least 1
+        budget: tokens in the partial KV cache, more than sinks
+        sinks: first tokens that partial caches always hold, 0 or more
+        cache: KV cache of drafting: dynamic, partial (selected once) or full
+        candidates: ranked coupled (with the target's own noise) or by probability
+        draft: what heads draft from: partial (a pass over the partial cache), hidden (no extra pass) or auto
+        vocabulary: tokens that can be drafted: frequent (and the prompt's) or full
+        acceptance: acceptance rule: exact, or published (the paper's: NOT lossless, the text differs)
+        draft_model: causal LM with the target's tokenizer: alias, folder or hub id; default: none, or for
+            triforce and the default model the shipped one
+        explain: write a line of JSON for each drafting decision to this file
+        gamma: tokens of a drafted chain, 1 to 32
+        kv: sparse cache: snapkv (pooled attention at prefill) or streaming
+        inner_gamma: tokens the draft model drafts for the partial cache, 1 to 32
+        chunk: tokens of a retrieved chunk, at least 1
+        refresh: new tokens after which retrieval is repeated; 0: only at prefill
+        draft_budget: tokens in the draft model's KV cache, more than sinks
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]  # of the dataclasses below
+            if one.name == "tree":
+                check_widths(self)
+            if one.name in RANGES and (one.default is not None or getattr(self, one.name) is not None):
+                least, most = RANGES[one.name]
+                check_whole(self, one.name, least, most=most)
+        for name in ("budget", "draft_budget"):
+            sinks, size = getattr(self, "sinks", 0), getattr(self, name, None)
+            if size is not None and size <= sinks:
+                raise InputError(f"{name} is {size}; valid: more than the {sinks} sink tokens", name)
+        check_choices(self)
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class NoOptions(MethodOptions):
+    """Options of a strategy that has none."""
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class AutoOptions(MethodOptions):
+    """Options of ``auto``, adaptive drafting; None chooses by device. See `MethodOptions`."""
+
+    ngrams: int | None = None
+    budget: int | None = None
+    sinks: int = 16
+    cache: words.Cache = "dynamic"
+    candidates: words.Candidates = "coupled"
+    draft: words.Draft = "auto"
+    vocabulary: words.Vocabulary = "frequent"
+    draft_model: Any = None
+    explain: Any = None
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class TokenSwiftOptions(MethodOptions):
+    """Options of ``tokenswift``, the paper's method; the defaults are the paper's. See `MethodOptions`."""
+
+    tree: tuple[int, ...] = (1, 3, 3, 3)
+    ngrams: int = 20
+    ngram_count: int = 1
+    budget: int = 4096
+    sinks: int = 16
+    cache: words.Cache = "dynamic"
+    candidates: words.Candidates = "coupled"
+    draft: words.Draft = "auto"
+    vocabulary: words.Vocabulary = "frequent"
+    acceptance: words.Acceptance = "exact"
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class MedusaOptions(MethodOptions):
+    """Options of the ``medusa`` strategy. See `MethodOptions`."""
+
+    tree: tuple[int, ...] = (1, 3, 3, 3)
+    candidates: words.Candidates = "coupled"
+    acceptance: words.Acceptance = "exact"
+    vocabulary: words.Vocabulary = "frequent"
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class MagicDecOptions(MethodOptions):
+    """Options of the ``magicdec`` strategy; without a draft model the target drafts for itself. See
+    `MethodOptions`."""
+
+    gamma: int = 3
+    kv: words.Kv = "snapkv"
+    budget: int = 4096
+    sinks: int = 16
+    draft_model: Any = None
+    candidates: words.Candidates = "coupled"
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class TriForceOptions(MethodOptions):
+    """Options of the ``triforce`` strategy. See `MethodOptions`."""
+
+    gamma: int = 6
+    inner_gamma: int = 2
+    budget: int = 4096
+    sinks: int = 16
+    chunk: int = 8
+    refresh: int = 64
+    draft_model: Any = None
+    draft_budget: int = 256
+    candidates: words.Candidates = "coupled"
+
+
+#: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
+HEAD_KINDS = words.words(words.HeadKind)
+#: strategy → kind of its options
+OPTIONS: dict[str, type] = {
+    "auto": AutoOptions,
+    "autoregressive": NoOptions,
+    "tokenswift": TokenSwiftOptions,
+    "medusa": MedusaOptions,
+    "triforce": TriForceOptions,
+    "magicdec": MagicDecOptions,
+}
+
+
+def check_strategy(name: object) -> None:
+    """Raise :class:`InputError` unless a strategy has this name."""
+    if isinstance(name, str) and name.lower().startswith("eagle"):
+        raise InputError(
+            f"strategy is {name!r}; valid: auto, with an EAGLE-3 drafter (--eagle PATH, in Python "
+            "LLM(eagle=PATH))",
+            "strategy",
+        )
+    check_choice("strategy", name, tuple(OPTIONS))
+
+
+def check_widths(options: Any) -> None:
+    """Check ``options.tree`` and make it a tuple."""
+    found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []
+    if not found or any(width is None or not 0 < width <= LARGEST for width in found):
+        raise InputError(
+            f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3", "tree"
+        )
+    tree = tuple(width for width in found if width is not None)
+    if len(tree) > MAX_NODES or tree_nodes(tree) > MAX_NODES:
+        text = shown(",".join(map(str, tree)))
+        raise InputError(
+            f"tree is {text}; valid: at most {MAX_NODES} nodes in all, the root included", "tree"
+        )
+    keep_field(options, "tree", tree)
+
+
+def tree_nodes(widths: Sequence[int]) -> int:
+    """Nodes of the full product of these widths, the root included."""
+    level, nodes = 1, 1
+    for width in widths:
+        level *= width
+        nodes += level
+    return nodes
+
+
+def names_of(strategy: str) -> list[str]:
+    """The names of a strategy's options."""
+    return [f.name for f in fields(OPTIONS[strategy])]
+
+
+def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | None) -> T:
+    """Make a strategy's options.
+
+    Args:
+        kind: dataclass of the strategy's options.
+        values: names and values, the dataclass itself, or None for the defaults.
+    Raises:
+        InputError: an unknown name, a bad value, or options of another strategy.
+    """
+    if isinstance(values, kind):
+        return values
+    if values is not None and not isinstance(values, Mapping):
+        raise InputError(
+            f"strategy_options is {shown(values)}; valid for strategy {strategy}: a dict of its options or "
+            f"{kind.__name__}(…)"
+        )
+    known = names_of(strategy)
+    for name in values or {}:
+        if name not in known:
+            valid = ", ".join(known) or "none"
+            valid += meant(name, known)
+            having = [other for other in OPTIONS if name in names_of(other)]
+            owners = f" (strategy {' or '.join(having)} has it)" if having else ""
+            raise InputError(f"{shown(name)} is not an option of strategy {strategy}; valid: {valid}{owners}")
+    return kind(**(values or {}))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tokenswift.method_options import MAX_NODES, tree_nodes
+from tokenswift.config import MAX_NODES, tree_nodes
 from tokenswift.types import DraftTree, InputError
 
 _SURE = 0.98  # no candidate counts as more certain than this

@@ -23,7 +23,7 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
     shown = made["helps"]()
     for command in (name.replace("_", "-") for name in COMMANDS):
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
-    assert "--kv-cache-dtype" in shown and "draft_budget=B" in shown  # what a help alone does not show
+    assert "--kv-cache-dtype" in shown and "draft_budget=N" in shown  # what a help alone does not show
 
 
 #: how many options a help may show, and lines a group of them may have at 80 columns

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.method_options import MagicDecOptions
+from tokenswift.config import MagicDecOptions
 
 
 def test_the_options_of_every_strategy(cli: Call) -> None:
     outcome = cli("generate", "--strategy", "all", "--method-option", "help")
     assert outcome.code == 0 and outcome.err == ""
-    for words in ("magicdec\n", "gamma=N", "draft_model=M", "backend=B", "NOT lossless"):
+    for words in ("magicdec\n", "gamma=N", "draft_model=NAME", "backend=B", "NOT lossless"):
         assert words in outcome.out
 
 
@@ -51,7 +51,7 @@ def test_help_on_the_options_of_a_method(cli: Call) -> None:
         ("gamma=3", ("--method-option gamma is not an option of strategy auto", "valid: ngrams")),
         ("cache=dynamc", ("--method-option cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
         ("tree=0", ("--method-option tree is '0'", "valid: integers")),
-        ("budget", ("--method-option budget ", "valid: budget=B")),
+        ("budget", ("--method-option budget ", "valid: budget=N")),
         ("budget=16", ("--method-option budget is 16", "valid: more than the 16 sink tokens")),
         ("sinks=many", ("--method-option sinks is 'many'", "valid: an integer")),
         ("backend=fast", ("--method-option backend is 'fast'", "valid: auto, cpu, cuda, torch")),

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
 from tokenswift.audit.logits import LogitError, logit_error
-from tokenswift.config import SamplingParams
+from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.method_options import OPTIONS
 from tokenswift.models.target import PREFILL_CHUNK
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 

@@ -19,9 +19,8 @@ from tokenswift.audit.distribution import (
 )
 from tokenswift.audit.logits import LogitError, last_logits, logit_error
 from tokenswift.audit.verdict import Comparison, Difference, DistributionTest, Report
-from tokenswift.config import SamplingParams
+from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.method_options import OPTIONS
 from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted

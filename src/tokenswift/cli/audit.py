@@ -12,8 +12,7 @@ from tokenswift.checks import check_choice, check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import SHORT, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.config import settings_of
-from tokenswift.method_options import OPTIONS, build_options
+from tokenswift.config import OPTIONS, build_options, settings_of
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")

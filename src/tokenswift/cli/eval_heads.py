@@ -13,8 +13,7 @@ from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.tables import table
-from tokenswift.config import SamplingParams
-from tokenswift.method_options import OPTIONS, build_options
+from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.types import InputError, Step
 
 logger = logging.getLogger("tokenswift")

@@ -190,7 +190,7 @@ def _heads(name: str, path: Path, made: About) -> tuple[str, ...]:
         return ()
     import torch
 
-    from tokenswift.load_config import LoadConfig
+    from tokenswift.config import LoadConfig
     from tokenswift.loader.identity import base_of_weights
     from tokenswift.loader.opened import open_files
     from tokenswift.spec.heads.checkpoint import HeadsHost

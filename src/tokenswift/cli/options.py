@@ -16,10 +16,20 @@ from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, o
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import ADJUSTING, NEUTRAL, SamplingParams, sampling_by, sampling_over
-from tokenswift.load_config import LoadConfig
+from tokenswift.config import (
+    ADJUSTING,
+    HEAD_KINDS,
+    NEUTRAL,
+    OPTIONS,
+    LoadConfig,
+    MethodOptions,
+    SamplingParams,
+    build_options,
+    check_strategy,
+    sampling_by,
+    sampling_over,
+)
 from tokenswift.loader.find import check_eagle, check_name
-from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options, check_strategy
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -42,6 +52,7 @@ SAMPLING_TEXTS = {
 USUAL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 #: option name → strategy → field
 STRATEGY: dict[str, dict[str, Field[Any]]] = {}
+METHOD_TEXTS = texts_of(MethodOptions)
 for _name, _options in OPTIONS.items():
     for _field in fields(_options):
         STRATEGY.setdefault(_field.name, {})[_name] = _field
@@ -173,7 +184,7 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
     )
     for owners in STRATEGY.values():
         first = next(iter(owners.values()))
-        add_option(group, first, first.metadata["help"], level=KEY)
+        add_option(group, first, METHOD_TEXTS[first.name], level=KEY)
 
 
 def shown_default(option: Field[Any]) -> str:
@@ -194,14 +205,14 @@ def print_keys(args: argparse.Namespace) -> int:
     if name != "all":
         check_strategy(name)
     groups: dict[str, list[tuple[Field[Any], str]]] = {
-        one: [(field, field.metadata["help"]) for field in fields(OPTIONS[one])]
+        one: [(field, METHOD_TEXTS[field.name]) for field in fields(OPTIONS[one])]
         for one in (OPTIONS if name == "all" else [name])
     }
     groups["kernels of every method"] = [(f, said[f.name]) for f in fields(Model) if level[f.name] == KEY]
     shown = []
     for title, keys in groups.items():
         rows = [
-            (f"{key.name}={key.metadata['metavar']}", text, shown_default(key))
+            (f"{key.name}={args.method_help[key.name].metavar}", text, shown_default(key))
             for key, text in keys
             if key.name in args.method_help
         ]

@@ -20,8 +20,8 @@ from tokenswift.cli.output import (
     write_json,
 )
 from tokenswift.cli.progress import ENDINGS, Progress, Stages
+from tokenswift.config import LoadConfig
 from tokenswift.engine.records import record_of
-from tokenswift.load_config import LoadConfig
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")

@@ -113,7 +113,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     Raises:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
-    from tokenswift.load_config import LoadConfig
+    from tokenswift.config import LoadConfig
     from tokenswift.loader.find import check_name
     from tokenswift.train.data import check_source
 

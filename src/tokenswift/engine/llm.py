@@ -14,7 +14,7 @@ import torch
 from tokenswift import words
 from tokenswift.chat.calls import Reply
 from tokenswift.checks import named_arguments
-from tokenswift.config import SamplingParams
+from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.many import generate_all
 from tokenswift.engine.prefill import Prefilled
@@ -30,7 +30,6 @@ from tokenswift.engine.request import (
 from tokenswift.engine.run import Run
 from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.engine.stream import Stream
-from tokenswift.load_config import LoadConfig
 from tokenswift.loader.prompts import Prompt, has_template, prompt_ids
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.checkpoint import EagleWeights

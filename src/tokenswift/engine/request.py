@@ -13,11 +13,14 @@ from tokenswift.config import (
     MOST_LETTERS,
     MOST_TEXTS,
     ON_LOOP,
+    OPTIONS,
     Biases,
     LoopOptions,
     SamplingParams,
     Texts,
+    build_options,
     check_flag,
+    check_strategy,
     check_texts,
     given_options,
     integer_of,
@@ -27,7 +30,6 @@ from tokenswift.config import (
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options
-from tokenswift.method_options import OPTIONS, build_options, check_strategy
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import LogprobsMode, OnLoop, words
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import shown
+from tokenswift.config import LoadConfig, RopeScaling, check_backend, shown
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
-from tokenswift.load_config import LoadConfig, RopeScaling, check_backend
 from tokenswift.loader import placed
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights

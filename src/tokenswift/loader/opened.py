@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.load_config import LoadConfig
+from tokenswift.config import LoadConfig
 from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,

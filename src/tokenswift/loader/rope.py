@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import shown
-from tokenswift.load_config import STATED_POSITIONS, RopeScaling, parse_rope_scaling
+from tokenswift.config import STATED_POSITIONS, RopeScaling, parse_rope_scaling
 from tokenswift.types import InputError
 
 __all__ = ["RopeScaling", "Rotary", "parse_rope_scaling"]

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.config import SamplingParams
+from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.inference import inference
 from tokenswift.interfaces import CommittingCache, FeatureStore, KVCache, OnRead, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
-from tokenswift.load_config import LoadConfig
 from tokenswift.loader.config import Layout, head_width
 from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.adjust import NO_RULES, TextRules

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenswift.config import LoadConfig
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Taps, check_ids
@@ -25,7 +26,6 @@ from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena
-from tokenswift.load_config import LoadConfig
 from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored

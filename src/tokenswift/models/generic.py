@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from tokenswift.config import LoadConfig
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.load_config import LoadConfig
 from tokenswift.loader import placed
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget

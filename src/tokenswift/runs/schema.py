@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice
-from tokenswift.config import ADJUSTING, LoopOptions, SamplingParams
-from tokenswift.method_options import OPTIONS
+from tokenswift.config import ADJUSTING, OPTIONS, LoopOptions, SamplingParams
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from tokenswift.checks import shown
-from tokenswift.method_options import OPTIONS
+from tokenswift.config import OPTIONS
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.types import InputError

@@ -18,13 +18,12 @@ from tokenswift.chat.calls import calls_of
 from tokenswift.chat.families import effort_options, thought_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.checks import shown
-from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams, sampling_over
+from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams, sampling_over, tree_nodes
 from tokenswift.engine.chat import bound, encoded
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import default_length
-from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.forms import MADE, Formed
 from tokenswift.serve.settings import Settings

@@ -12,10 +12,10 @@ from tests.spec.drafters import reference
 from tests.spec.drafters.plain import Text, run
 from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
+from tokenswift.config import OPTIONS
 from tokenswift.engine.step import decode, prefill
 from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.method_options import OPTIONS
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.modules import Heads, HeadsConfig

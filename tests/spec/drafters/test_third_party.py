@@ -14,8 +14,8 @@ from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, PROMPT
 from tests.spec.drafters.test_auto import REAL
 from tokenswift import LLM, InputError, SamplingParams
+from tokenswift.config import AutoOptions
 from tokenswift.interfaces import TokenSequence
-from tokenswift.method_options import AutoOptions
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report.page import page
 from tokenswift.spec.adaptive.controller import Control

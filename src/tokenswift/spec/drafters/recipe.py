@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tokenswift.config import tree_nodes
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
-from tokenswift.method_options import tree_nodes
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates

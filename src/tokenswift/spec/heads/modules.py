@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import check_flag, check_number
-from tokenswift.method_options import HEAD_KINDS
+from tokenswift.config import HEAD_KINDS, check_flag, check_number
 
 KINDS = HEAD_KINDS
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tokenswift.config import shown
+from tokenswift.config import HEAD_KINDS, shown
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.loader.shipped import weights, where
-from tokenswift.method_options import HEAD_KINDS
 from tokenswift.spec.heads.checkpoint import (
     METADATA_KEY,
     HeadsHost,

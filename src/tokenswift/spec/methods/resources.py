@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.load_config import LoadConfig
+from tokenswift.config import LoadConfig
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.own_sampling import OwnSampling
 from tokenswift.loader.prompts import unnamed_rows

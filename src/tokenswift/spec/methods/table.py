@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from tokenswift.interfaces import Strategy, TokenSequence
-from tokenswift.loader.shipped import where
-from tokenswift.memory import Planned
-from tokenswift.method_options import (
+from tokenswift.config import (
     OPTIONS,
     AutoOptions,
     MagicDecOptions,
@@ -16,6 +13,9 @@ from tokenswift.method_options import (
     TokenSwiftOptions,
     TriForceOptions,
 )
+from tokenswift.interfaces import Strategy, TokenSequence
+from tokenswift.loader.shipped import where
+from tokenswift.memory import Planned
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.candidates import CHAIN as LONGEST
 from tokenswift.spec.adaptive.recipe import ByChance
@@ -54,7 +54,7 @@ class Medusa(FixedWidths):
 
     Args:
         llm: model and heads.
-        options: `method_options.MedusaOptions`.
+        options: `config.MedusaOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
@@ -81,7 +81,7 @@ class TokenSwift(FixedWidths):
 
     Args:
         llm: model and heads (without heads: backbone and n-grams only).
-        options: `method_options.TokenSwiftOptions`.
+        options: `config.TokenSwiftOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: tree widths above the vocabulary, or too many nodes.
@@ -125,7 +125,7 @@ class TriForce(FixedWidths):
 
     Args:
         llm: model and draft model.
-        options: `method_options.TriForceOptions`.
+        options: `config.TriForceOptions`.
         sampler: the target's choice rule, shared by both levels.
     Raises:
         InputError: the draft model cannot be had.
@@ -154,7 +154,7 @@ class MagicDec(FixedWidths):
 
     Args:
         llm: model and draft model.
-        options: `method_options.MagicDecOptions`; without a draft model the target drafts for itself.
+        options: `config.MagicDecOptions`; without a draft model the target drafts for itself.
         sampler: the target's choice rule, shared for coupled drafting.
     Raises:
         InputError: the draft model cannot be had.
@@ -186,7 +186,7 @@ class Auto(ByChance):
 
     Args:
         llm: model, heads, measured costs and draft models.
-        options: `method_options.AutoOptions`.
+        options: `config.AutoOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: the draft model cannot be had, or the file for explanations cannot be written.
