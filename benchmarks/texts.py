@@ -19,8 +19,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler
-from tokenswift.engine.ticket import Event
+from tokenswift.engine.scheduler import Event, Scheduler
 from tokenswift.types import Step
 
 TOGETHER, DRAFTED = (1, 2, 4, 8, 16), (1, 2, 4, 8)

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.request import Request
     from tokenswift.engine.resume import resume
-    from tokenswift.engine.scheduler import Scheduler
+    from tokenswift.engine.scheduler import Scheduler, Ticket
     from tokenswift.engine.stream import Stream
-    from tokenswift.engine.ticket import Ticket
     from tokenswift.grammar import Grammar
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
@@ -86,9 +85,8 @@ _MODULES = {
     "engine.llm": ("LLM",),
     "engine.request": ("Request",),
     "engine.resume": ("resume",),
-    "engine.scheduler": ("Scheduler",),
+    "engine.scheduler": ("Scheduler", "Ticket"),
     "engine.stream": ("Stream",),
-    "engine.ticket": ("Ticket",),
     "grammar": ("Grammar",),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }

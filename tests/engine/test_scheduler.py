@@ -20,16 +20,12 @@ import torch
 from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine import pace
 from tokenswift.engine import scheduler as scheduling
-from tokenswift.engine.admission import Admission
-from tokenswift.engine.many import run_all
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
-from tokenswift.engine.scheduler import QueueFull, Scheduler
+from tokenswift.engine.scheduler import Admission, Event, QueueFull, Scheduler, Ticket, run_all
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
-from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Memory
@@ -494,7 +490,7 @@ def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of it, with a step of the other text between any two, and a short one is not kept waiting."""
-    monkeypatch.setattr(pace, "READ", 0.0)
+    monkeypatch.setattr(scheduling, "READ", 0.0)
     happened: list[str] = []
     with Scheduler(llm) as scheduler:
         first = scheduler.submit(plain([4, 5], 400))

@@ -24,9 +24,8 @@ from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
 from tokenswift.engine import step
-from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.scheduler import Scheduler, run_all
 from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens

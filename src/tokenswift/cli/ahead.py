@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.version import cuda_count
-from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader import draft, embedded
 from tokenswift.loader.shipped import has_rivals, weights, where
 from tokenswift.types import InputError

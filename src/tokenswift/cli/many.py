@@ -173,8 +173,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     sampling = options.model_sampling(args, call["sampling"], llm)
     requests = [request_of(args, llm, one, call, sampling, folder / one.name) for one in prompts]
 
-    from tokenswift.engine.many import run_all
-    from tokenswift.engine.scheduler import Scheduler
+    from tokenswift.engine.scheduler import Scheduler, run_all
 
     results: dict[int, Generation] = {}
     failed: dict[str, str] = {}

@@ -139,8 +139,7 @@ def _run_many(args: argparse.Namespace) -> int:
 
 def beside_rate(llm: Any, request: Any, at_once: int) -> float:
     """Tokens a second of so many copies of a request, while all of them are written."""
-    from tokenswift.engine.many import run_all
-    from tokenswift.engine.scheduler import Scheduler
+    from tokenswift.engine.scheduler import Scheduler, run_all
 
     steps: list[tuple[float, int, int]] = []  # when, of which text, tokens
 

@@ -22,7 +22,7 @@ from tokenswift.types import InputError, Step
 
 if TYPE_CHECKING:
     from tokenswift.engine.request import Request
-    from tokenswift.engine.ticket import Ticket
+    from tokenswift.engine.scheduler import Ticket
 
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90
 PATIENCE = 150.0

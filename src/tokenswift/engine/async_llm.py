@@ -12,8 +12,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import GenerateOptions, Request
-from tokenswift.engine.scheduler import Scheduler
-from tokenswift.engine.ticket import Event, Ticket
+from tokenswift.engine.scheduler import Event, Scheduler, Ticket
 from tokenswift.loader.prompts import Prompt
 from tokenswift.types import Generation, InputError, Step
 from tokenswift.words import Strategy

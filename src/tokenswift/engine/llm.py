@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -16,7 +16,6 @@ from tokenswift.chat.calls import Reply
 from tokenswift.checks import named_arguments
 from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
-from tokenswift.engine.many import generate_all
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -28,9 +27,11 @@ from tokenswift.engine.request import (
     check_prompt,
 )
 from tokenswift.engine.run import Run
+from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.engine.stream import Stream
-from tokenswift.loader.prompts import Prompt, has_template, prompt_ids
+from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.heads.modules import Heads
@@ -404,3 +405,54 @@ class LLM(AbstractContextManager["LLM"]):
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
         return self.target.numerics()
+
+
+def generate_all(
+    llm: Any,
+    prompts: Sequence[Prompt],
+    how: tuple[int | None, str, Any, SamplingParams | None, Any],
+    at_once: int | Literal["auto"],
+    on_result: Callable[[int, Generation], None] | None = None,
+) -> list[Generation]:
+    """The generations of prompts, in their order (see ``LLM.generate_many``).
+
+    Args:
+        how: what `Request.of` takes besides a prompt and its usual sampling.
+    Raises:
+        InputError: a prompt or another argument is wrong; nothing was run.
+        Exception: what the first to fail failed by; the others end.
+    """
+    if "run_dir" in how[-1]:
+        raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
+    check_callback("on_result", on_result)
+    check_at_once(at_once)
+    for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+        check_prompt(prompt, f"prompts[{i}]")
+    options = how[-1].get("template_options")
+    ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size, options)
+    made = [Request.of(prompt, llm.default_sampling, *how) for prompt in prompts]
+    requests = []
+    for request, own in zip(made, ids, strict=True):
+        new = request.max_new_tokens
+        if new is None:
+            new = default_length(llm.target, is_chat(request.prompt), len(own))
+        requests.append(replace(request, prompt=own, max_new_tokens=new))
+    if requests:
+        Run(llm, max(requests, key=lambda request: len(request.prompt)))  # it fits, so the others do
+    results: dict[int, Generation] = {}
+
+    def take(number: int, result: Generation) -> None:
+        results[number] = result
+        if on_result is not None:
+            on_result(number, result)
+
+    if llm.target.ranks > 1:  # which texts run concurrently is a matter of time
+        for i, request in enumerate(requests):
+            take(i, llm.start(request).finish())
+    else:
+        with Scheduler(llm, at_once) as scheduler:
+            for i, result in run_all(scheduler, requests):
+                if isinstance(result, Exception):
+                    raise result
+                take(i, result)
+    return [results[i] for i in range(len(requests))]

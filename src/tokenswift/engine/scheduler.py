@@ -10,32 +10,252 @@ others wait in order.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from queue import SimpleQueue
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from tokenswift.checks import check_integer
 from tokenswift.config import shown
-from tokenswift.engine.admission import Admission
-from tokenswift.engine.pace import PrefillPace
 from tokenswift.engine.prefixes import Prefixes
-from tokenswift.engine.request import Request
+from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.run import Run
 from tokenswift.engine.step import advance
-from tokenswift.engine.ticket import Ticket
-from tokenswift.types import InputError, RunError, Stopped
+from tokenswift.kernels.base import Backend
+from tokenswift.types import Generation, InputError, RunError, Step, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
 BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
 DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
+READ = 1.5  # steps' time that a part of a prompt may add to a step
+FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
+FEW = 64  # rows of the first part that is read alone
+FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
+PART = 0.5  # seconds that a part of a prompt may take for which no text waits
+_SLOW = 1 / 8  # weight of a new time in a running mean
+
+#: a step; None: the text has ended; an exception: it has failed
+Event: TypeAlias = "Step | Exception | None"
+
 
 logger = logging.getLogger("tokenswift")
+
+
+class Ticket:
+    """A text that was asked for; may be used from any thread. Made by `Scheduler.submit`.
+
+    Each step is given once: to `steps`, or to the callback.
+
+    Args:
+        run: what runs.
+        cancel: called with the ticket when it is to be cancelled.
+    """
+
+    def __init__(self, run: Run, cancel: Callable[[Ticket], None]) -> None:
+        self._ask = cancel
+        self._run: Run | None = run
+        self._events: deque[Event] = deque()
+        self._changed = Condition()
+        self._callback: Callable[[Event], object] | None = None
+        self._result: Generation | None = None
+        self._error: Exception | None = None
+
+    def steps(self) -> Iterator[Step]:
+        """The steps as they come; waits for the next.
+
+        Raises:
+            Exception: the text's failure, after its last step.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events or self.is_over)
+                if not self._events:
+                    return
+                event = self._events.popleft()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                return
+            yield event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over, timeout)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, failed or was cancelled."""
+        return self._result is not None or self._error is not None
+
+    @property
+    def result(self) -> Generation:
+        """The generation, once it is over; of a cancelled one what there is, its ``finish_reason``
+        "cancelled".
+
+        Raises:
+            InputError: it is not over.
+            Exception: its failure.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise InputError("ticket.result is not available before the end; valid: after ticket.wait()")
+        return self._result
+
+    def cancel(self) -> None:
+        """End the text after the step under way, or the draft pass; a journal stays and can be gone on
+        with."""
+        self._ask(self)
+
+    def on_event(self, callback: Callable[[Event], object]) -> None:
+        """Have ``callback(step)`` called for each step, ``callback(exception)`` when the text fails, and
+        ``callback(None)`` when it ends, from the scheduler's thread; for what happened before this call,
+        from the caller's. A callback that raises ends the text."""
+        check_callback("callback", callback)
+        while True:
+            with self._changed:
+                if not self._events:
+                    self._callback = callback
+                    return
+                event = self._events.popleft()
+            callback(event)
+
+    @property
+    def run(self) -> Run:
+        """What is run; the scheduler's own.
+
+        Raises:
+            InputError: it is over.
+        """
+        if self._run is None:
+            raise InputError("the ticket's text has ended; valid: ticket.result")
+        return self._run
+
+    def tell(self, event: Event, result: Generation | None = None) -> None:
+        """An event. With the last one the text is over: whoever sees that it is finds that event."""
+        with self._changed:
+            if not isinstance(event, Step):
+                self._run, self._result, self._error = None, result, event
+            callback = self._callback
+            if callback is None:
+                self._events.append(event)
+            self._changed.notify_all()
+        if callback is not None:
+            callback(event)
+
+    def end(self, result: Generation | None, error: Exception | None) -> None:
+        """The last event; from here on the text's memory can be had. Never raises."""
+        try:
+            self.tell(error, result)
+        except BaseException as fault:  # nothing is left that it could end
+            logger.warning("a callback failed at the end of its text (%s)", fault)
+
+
+class PrefillPace:
+    """Rows of the next part of a prompt, by what the parts and steps before took.
+
+    Args:
+        most: rows of a part at most.
+
+    Attributes:
+        step: running mean of the seconds of a step in which nothing is read; 0: there was none.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._beside, self._alone = most, float(FIRST), FEW
+        self.step = 0.0
+
+    @property
+    def beside(self) -> int:
+        """Rows that fit beside a step."""
+        return int(self._beside)
+
+    @property
+    def alone(self) -> int:
+        """Rows of a part for which no text waits."""
+        return min(self._alone, self._most)
+
+    def has_read(self, seconds: float) -> None:
+        """A part for which no text waited took so long: whoever comes, or cancels, does not wait long."""
+        fit = PART / max(seconds, 1e-9)
+        self._alone = min(max(FIRST, int(self.alone * min(fit, 2.0))), self._most)
+
+    def has_stepped(self, seconds: float) -> None:
+        """A step in which nothing was read took so long."""
+        self.step = self.step + _SLOW * (seconds - self.step) if self.step else seconds
+
+    def has_read_beside(self, seconds: float) -> None:
+        """A step took so long with a part beside it."""
+        if self.step:
+            wanted = READ * self.step / max(seconds - self.step, 1e-9)
+            rows = self._beside * min(max(wanted, FEWER), MORE)
+            self._beside = min(max(1.0, rows), float(self._most))
+
+
+class Admission:
+    """The texts of one scheduler that have their turn, and the memory that they share; its thread's own.
+
+    Args:
+        backend: whose memory it is.
+        prefixes: texts kept for their beginnings, which give way.
+    """
+
+    def __init__(self, backend: Backend, prefixes: Prefixes) -> None:
+        self._backend, self._prefixes = backend, prefixes
+        self._nbytes: dict[Ticket, int] = {}
+        self._turns: dict[str, int] = {}  # of each owner, its last one's number
+        self._budget = 0  # bytes that they may take together
+
+    def __len__(self) -> int:
+        return len(self._nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the texts that have their turn."""
+        return sum([*self._nbytes.values()])
+
+    def next(self, waiting: Iterable[Ticket]) -> Ticket:
+        """Of the owner with the fewest texts that have their turn; of several the one whose last turn is
+        longest ago; in order."""
+        held = Counter(ticket.run.owner for ticket in self._nbytes)
+        return min(waiting, key=lambda one: (held[one.run.owner], self._turns.get(one.run.owner, 0)))
+
+    def fits(self, run: Run) -> bool:
+        """Whether the memory holds one more text.
+
+        Raises:
+            InputError: it does not hold it alone.
+        """
+        memory = self._backend.memory()
+        if memory is None:
+            return True
+        if not self._nbytes:
+            run.check_memory()
+            after = self._backend.memory() or memory  # which may have let go of ended texts
+            self._budget = after.free + self._prefixes.nbytes
+        else:
+            room = self._budget - self.nbytes - run.nbytes
+            if room < 0:
+                return False
+            self._prefixes.shrink(room)
+        return True
+
+    def add(self, ticket: Ticket) -> None:
+        """A text has its turn."""
+        self._turns[ticket.run.owner] = max(self._turns.values(), default=0) + 1
+        self._nbytes[ticket] = ticket.run.nbytes
+
+    def remove(self, ticket: Ticket) -> None:
+        """A text is over, whether it had its turn or not."""
+        self._nbytes.pop(ticket, None)
 
 
 class QueueFull(InputError):
@@ -406,3 +626,39 @@ def check_at_once(at_once: object) -> int:
     if isinstance(at_once, str):
         raise InputError(f"at_once is {shown(at_once)}; valid: auto, or an integer from 1 on", "at_once")
     return check_integer("at_once", at_once, 1)
+
+
+def run_all(
+    scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
+) -> Iterator[tuple[int, Generation | Exception]]:
+    """Run requests, a few of them submitted ahead; yields each one's number and its result, or what made it
+    fail, in the order in which they end. ``on_step`` is called with number and step, from the scheduler's
+    thread."""
+    ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
+    under_way = 0
+    for number, request in enumerate(requests):
+        if under_way >= 2 * scheduler.at_once:
+            yield ended.get()
+            under_way -= 1
+        try:
+            ticket = scheduler.submit(request)
+        except Exception as error:
+            yield number, error
+            continue
+        under_way += 1
+        ticket.on_event(partial(_collect, ticket, number, ended, on_step))
+    for _ in range(under_way):
+        yield ended.get()
+
+
+def _collect(
+    ticket: Ticket,
+    number: int,
+    ended: SimpleQueue[tuple[int, Generation | Exception]],
+    on_step: Callable[[int, Step], object] | None,
+    event: Event,
+) -> None:
+    if not isinstance(event, Step):
+        ended.put((number, ticket.result if event is None else event))
+    elif on_step is not None:
+        on_step(number, event)

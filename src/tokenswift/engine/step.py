@@ -18,7 +18,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from tokenswift.inference import inference
 from tokenswift.interfaces import (
     ALONE,
     BatchLoad,
@@ -219,7 +218,7 @@ def decode(
         yield made
 
 
-@inference
+@torch.inference_mode()
 def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
     exception. A part of another text's prompt may be read in the same pass, where its rows keep their

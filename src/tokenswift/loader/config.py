@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.checks import shown
-from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.types import InputError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

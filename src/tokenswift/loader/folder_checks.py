@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER, line_of, object_in
+from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, line_of, object_in
 from tokenswift.loader.config import (
     EMBEDDING,
     OTHERS,

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from tokenswift.checks import check_choice
 from tokenswift.config import LoadConfig, check_backend, shown
-from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.cpu.build import kernels_wanted
 from tokenswift.loader.config import FAMILIES, NativeConfig, check_numbers, completed, layout_of
 from tokenswift.loader.find import file_of, gguf_in, line_of, locate, wanted_files

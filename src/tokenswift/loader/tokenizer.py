@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenswift.files import read_small
-from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER
+from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.config import refusal
 from tokenswift.types import InputError
 from tokenswift.words import counted

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tokenswift.json_files import weight_map
+from tokenswift.files import weight_map
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, PROJECTIONS, Layout

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.inference import inference
 from tokenswift.interfaces import CommittingCache, FeatureStore, KVCache, OnRead, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
@@ -157,19 +156,19 @@ class BaseTarget(ABC):
             module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
         self._taken = []
 
-    @inference
+    @torch.inference_mode()
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
-    @inference
+    @torch.inference_mode()
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass (see `interfaces.TargetModel`)."""
         return self._run(segments)
 
-    @inference
+    @torch.inference_mode()
     def prefill(
         self,
         tokens: list[int],
@@ -212,7 +211,7 @@ class BaseTarget(ABC):
             report("prompt", end, length)
         return result
 
-    @inference
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
         return self.project(self.norm(hidden))
@@ -253,7 +252,7 @@ class BaseTarget(ABC):
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: (n, D) → (n, D)."""
 
-    @inference
+    @torch.inference_mode()
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32, -inf for :attr:`unnamed` tokens; only its ``rows`` →
         (n, m) when given."""

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config import LoadConfig
-from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
@@ -315,7 +314,7 @@ class NativeTarget(BaseTarget):
         queries = self.backend.layers(body, states, *self._angles.at(batch.positions), batch, keep, tapped)
         return batch.passes(states, queries, None if tapped is None else tapped.states)
 
-    @inference
+    @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The final norm: (n, D) → (n, D), of the type that enters products, or another."""
         active = torch.float32 if self.whole else self.body.shape.active
@@ -330,7 +329,7 @@ class NativeTarget(BaseTarget):
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)
 
-    @inference
+    @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
         embedding = self.head if self._embedding is None else self._embedding

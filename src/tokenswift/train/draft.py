@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tokenswift.files import replacing
-from tokenswift.json_files import line_of
+from tokenswift.files import line_of, replacing
 from tokenswift.loader import draft as packed_draft
 from tokenswift.loader.identity import sample_of
 from tokenswift.loader.load import making_models, quiet_transformers

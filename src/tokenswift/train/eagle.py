@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from tokenswift.files import replacing
-from tokenswift.json_files import line_of
+from tokenswift.files import line_of, replacing
 from tokenswift.loader.config import head_width
 from tokenswift.loader.made import RECORD
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers

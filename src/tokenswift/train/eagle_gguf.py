@@ -11,8 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from tokenswift.files import replacing
-from tokenswift.json_files import line_of
+from tokenswift.files import line_of, replacing
 from tokenswift.loader.gguf import straight
 from tokenswift.spec.eagle.checkpoint import load_eagle
 from tokenswift.spec.eagle.config import SHARED, EagleConfig

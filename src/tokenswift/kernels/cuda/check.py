@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from tokenswift.json_files import line_of
+from tokenswift.files import line_of
 from tokenswift.kernels.case import TAIL, WIDTH, Case
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.products import settle

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.json_files import MOST_CONFIG, line_of, object_in
+from tokenswift.files import MOST_CONFIG, line_of, object_in
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import BY_CODE
 from tokenswift.loader.config import check_numbers

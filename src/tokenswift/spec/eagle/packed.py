@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.inference import inference
 from tokenswift.interfaces import DraftModel, KVCache, Segment
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import row_paths
@@ -171,7 +170,7 @@ class EagleModel:
 
     # ---- passes ---------------------------------------------------------------------------------
 
-    @inference
+    @torch.inference_mode()
     def fuse(self, features: Float[Tensor, "3 n Ht"]) -> Float[Tensor, "n H"]:
         """What the layer reads of the target's features."""
         backend, eps = self.backend, self.config.eps
@@ -184,7 +183,7 @@ class EagleModel:
             rows = backend.norm(rows, norm, eps, torch.float32)
         return backend.draft_product(rows.to(self._dtype), self._fc)
 
-    @inference
+    @torch.inference_mode()
     def run(
         self,
         tokens: list[int] | Int[Tensor, " n"],
@@ -222,14 +221,14 @@ class EagleModel:
             return self.backend.take(self._embedding, tokens).float()
         return self._embedding[tokens].float()
 
-    @inference
+    @torch.inference_mode()
     def fed_back(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
         """The states that the next rows read, of what :meth:`run` made."""
         if not self.config.norm_output:
             return made
         return self.backend.norm(made, self._final, self.config.eps, torch.float32)
 
-    @inference
+    @torch.inference_mode()
     def logits(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n S"]:
         """Of the tokens behind those that rows were run with, from what :meth:`run` made; a column for each
         token of :attr:`subset`."""

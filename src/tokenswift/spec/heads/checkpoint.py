@@ -20,8 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenswift.config import shown
-from tokenswift.files import replacing
-from tokenswift.json_files import line_of
+from tokenswift.files import line_of, replacing
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.loader.weights import open_weights
 from tokenswift.spec.heads.modules import Heads, HeadsConfig

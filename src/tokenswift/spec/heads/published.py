@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenswift.checks import check_integer, shown
-from tokenswift.json_files import MOST_CONFIG, object_in, weight_map
+from tokenswift.files import MOST_CONFIG, object_in, weight_map
 from tokenswift.loader.find import HUB_ID, cached_file
 from tokenswift.loader.identity import BaseIdentity, base_of, sample_of
 from tokenswift.loader.weights import open_weights
