@@ -26,7 +26,6 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Admission, Event, QueueFull, Scheduler, Ticket, run_all
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
-from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
@@ -36,6 +35,7 @@ from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods.table import Autoregressive
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
 COSTS = Table((1, 4, 32), (1.0, 1.1, 2.0), (1e-4, 1e-4, 2e-4), 0.05, 0.2)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import KVCache, Pass, TokenSequence
+from tokenswift.interfaces import KVCache, Pass
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 

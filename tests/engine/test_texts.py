@@ -9,9 +9,9 @@ import pytest
 from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.step import RunningSequence, advance, prefill
-from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Step
 
 TREE = {"tree": (2, 2), "ngrams": 3, "budget": 40, "sinks": 2, "draft": "partial"}

@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenswift.engine.step import prefill
 from tokenswift.engine.stream import Stream
-from tokenswift.interfaces import TokenSequence
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Generation
 
 

@@ -4,7 +4,7 @@ Keys and values of a beginning are copied into the cache of the text that shares
 what the other does. But how soon a text begins tells what was read before it: texts of one owner alone share
 beginnings. A row's bits depend on its own context alone, not on the passes that read it, so a copy
 has the bits of reading; models of which this is not true are not given any. Where it is true of decoding
-alone (`TargetModel.prefill_keeps_bits`), whole chunks that both prompts have are copied.
+alone (`BaseTarget.prefill_keeps_bits`), whole chunks that both prompts have are copied.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenswift.interfaces import CommittingCache, TargetModel, TokenSequence
+from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
 from tokenswift.memory import Sized
+from tokenswift.models.base import BaseTarget
+from tokenswift.spec.strategy import TokenSequence
 
 LEAST = 16  # tokens that are worth a copy
 SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
@@ -28,7 +30,7 @@ class Kept:
     owner: str
     tokens: list[int]
     prompt_tokens: int
-    cache: CommittingCache
+    cache: FullCache
 
     @property
     def nbytes(self) -> int:
@@ -64,8 +66,8 @@ class Prefixes:
         return sum(one.nbytes for one in self._kept)
 
     def begin(
-        self, model: TargetModel, tokens: list[int], prompt: int, capacity: int, owner: str = ""
-    ) -> CommittingCache | None:
+        self, model: BaseTarget, tokens: list[int], prompt: int, capacity: int, owner: str = ""
+    ) -> FullCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
 
         The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.interfaces import PassModel
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import RefusedRow, logprobs_of
 from tokenswift.types import Logprob
 
@@ -31,7 +31,7 @@ class PromptLogprobs:
         found: of the tokens so far; of the first one None.
     """
 
-    def __init__(self, model: PassModel, prompt: Sequence[int], top: int) -> None:
+    def __init__(self, model: BaseTarget, prompt: Sequence[int], top: int) -> None:
         self._model, self._prompt, self._top = model, prompt, top
         self._is_told = False
         self.found: list[Logprob | None] = [None]

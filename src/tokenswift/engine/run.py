@@ -19,13 +19,13 @@ from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.prompt_logprobs import PromptLogprobs
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
-from tokenswift.interfaces import Calibrated, TokenSequence
 from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.decoder import savings
 from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
+from tokenswift.spec.strategy import Calibrated, TokenSequence
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
 logger = logging.getLogger("tokenswift")

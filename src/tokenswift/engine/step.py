@@ -18,20 +18,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import (
-    ALONE,
-    BatchLoad,
-    Calibrated,
-    Pass,
-    Segment,
-    Strategy,
-    TokenSequence,
-)
+from tokenswift.interfaces import Pass, Segment
 from tokenswift.kv.pages import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.accept import accept_exact, accept_published
+from tokenswift.spec.strategy import ALONE, BatchLoad, Calibrated, Strategy, TokenSequence
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -222,7 +215,7 @@ def decode(
 def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
     exception. A part of another text's prompt may be read in the same pass, where its rows keep their
-    bits beside others (`TargetModel.prefill_keeps_bits`).
+    bits beside others (`BaseTarget.prefill_keeps_bits`).
 
     A step's times are those of its own sequence; the verify pass counts in full for every sequence in it.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.interfaces import CommittingCache, FeatureStore, KVCache, OnRead, Pass, Segment
+from tokenswift.interfaces import FeatureStore, KVCache, OnRead, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
@@ -24,7 +24,7 @@ from tokenswift.types import InputError, OnProgress
 
 
 class BaseTarget(ABC):
-    """A model ready for tree passes (the shared half of `interfaces.DraftModel`).
+    """A model ready for tree passes: what native decoders and transformers' own models share.
 
     Args:
         config: the transformers config.
@@ -160,19 +160,20 @@ class BaseTarget(ABC):
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
-        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        """Run n tokens over ``cache`` (see `interfaces.Segment`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @torch.inference_mode()
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
-        """Run rows of several texts in one pass (see `interfaces.TargetModel`)."""
+        """Run rows of several texts in one pass: each text's part is what
+        :meth:`forward` alone gives, bit for bit where `equal_bits` holds."""
         return self._run(segments)
 
     @torch.inference_mode()
     def prefill(
         self,
         tokens: list[int],
-        cache: CommittingCache,
+        cache: FullCache,
         on_progress: OnProgress | None = None,
         ends: bool = True,
         on_read: OnRead | None = None,

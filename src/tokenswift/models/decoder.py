@@ -77,7 +77,7 @@ def unfit(model: Any) -> str | None:
 
 
 class NativeTarget(BaseTarget):
-    """A model ready for tree passes (implements `interfaces.DraftModel`).
+    """A model ready for tree passes.
 
     Args:
         source: a transformers causal LM for which :func:`unfit` is None, or the weights of a model's files.

@@ -145,7 +145,7 @@ def shaped_logits(logits: Tensor, config: Any) -> Tensor:
 
 
 class GenericTarget(BaseTarget):
-    """A loaded transformers model, ready for tree passes (implements `interfaces.DraftModel`).
+    """A loaded transformers model, ready for tree passes.
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its weights may lie

@@ -152,7 +152,7 @@ def recent_scores(
 
 
 class Sampler:
-    """The target's choice rule (implements ``interfaces.Chooser``).
+    """The target's choice rule.
 
     For one seed the choice at a position depends on the logits and the context alone, not on when,
     in which batch or by which strategy it is asked for.

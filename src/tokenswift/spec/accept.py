@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.interfaces import Chooser
 from tokenswift.sampling.choice import Sampler, finite_or_raise
 from tokenswift.sampling.noise import noise_bits, uniforms_
 from tokenswift.tree import children, published_paths
@@ -31,7 +30,7 @@ def accept_exact(
     tree: DraftTree,
     logits: Float[Tensor, "n V"],
     history: list[int],
-    sampler: Chooser,
+    sampler: Sampler,
     all_rows: bool = False,
     ahead: Sequence[int] = (),
 ) -> Accepted:

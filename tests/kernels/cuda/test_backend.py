@@ -20,7 +20,7 @@ from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import Segment, TokenSequence
+from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda import backend as backends
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
@@ -30,6 +30,7 @@ from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods.table import Autoregressive
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()

@@ -16,7 +16,6 @@ from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.interfaces import TokenSequence
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
@@ -31,6 +30,7 @@ from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.packed import EagleModel
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()

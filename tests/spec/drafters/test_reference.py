@@ -14,12 +14,12 @@ from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import OPTIONS
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Step
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.3, penalty_window=10)

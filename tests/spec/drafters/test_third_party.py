@@ -15,7 +15,6 @@ from tests.spec.drafters.test_accepted import GREEDY, PROMPT
 from tests.spec.drafters.test_auto import REAL
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.config import AutoOptions
-from tokenswift.interfaces import TokenSequence
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report.page import page
 from tokenswift.spec.adaptive.controller import Control
@@ -33,6 +32,7 @@ from tokenswift.spec.drafters.drafter import (
 )
 from tokenswift.spec.methods.resources import Resources
 from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.strategy import TokenSequence
 
 # ---- the drafter: all that a package of its own would hold ----
 

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.spec.adaptive.acceptance import Calibration
 from tokenswift.spec.adaptive.controller import Control
 from tokenswift.spec.drafters.candidates import Below, Candidates, Run
 from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.strategy import TokenSequence
 
 WIDTH = 4  # candidates of a place
 ROWS = 4  # places that one level, or one pass over several places, continues

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.interfaces import ALONE, BatchLoad
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import CostEstimate
+from tokenswift.spec.strategy import ALONE, BatchLoad
 
 PLAIN = "plain"
 _WORDS = "plain decoding with long matches of the text"

@@ -33,7 +33,8 @@ import msgspec
 import torch
 
 from tokenswift.files import read_small, replacing
-from tokenswift.interfaces import ALONE, BatchLoad, DraftModel
+from tokenswift.models.base import BaseTarget
+from tokenswift.spec.strategy import ALONE, BatchLoad
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -97,7 +98,7 @@ class Table:
 
 @torch.inference_mode()
 def measure(
-    model: DraftModel,
+    model: BaseTarget,
     level: Callable[[], object] | None = None,
     seconds: float = SECONDS,
 ) -> Table:
@@ -161,7 +162,7 @@ def _waited_since(before: tuple[float, float] | None) -> float:
     return waited / (ran + waited) if ran + waited > 0 else 0.0
 
 
-def _pass(model: DraftModel, cache: object, rows: int) -> None:
+def _pass(model: BaseTarget, cache: object, rows: int) -> None:
     tokens = torch.zeros(rows, dtype=torch.long)
     positions = torch.arange(rows) + cache.length  # type: ignore[attr-defined]
     parents = [-1, *([0] * (rows - 1))]
@@ -175,7 +176,7 @@ def _time(run: Callable[[], object]) -> float:
     return 1000 * (perf_counter() - begun)
 
 
-def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
+def kept_table(model: BaseTarget, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
     """The table of this model, type, device and number of threads: the one in ``folder``, or one made now.
 
     ``more``: what else tells passes apart, such as products in int8. What cannot be one (a damaged file) is
@@ -191,7 +192,7 @@ def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more:
     return table
 
 
-def keep_table(model: DraftModel, folder: Path, table: Table, more: object = None) -> None:
+def keep_table(model: BaseTarget, folder: Path, table: Table, more: object = None) -> None:
     """Have :data:`WRITER` keep a table in ``folder`` for :func:`kept_table`, in place of the one there."""
     WRITER.submit(_write, _place(model, folder, more), table)
 
@@ -201,7 +202,7 @@ def _write(path: Path, table: Table) -> None:
         part.write_bytes(msgspec.json.encode(table))
 
 
-def _place(model: DraftModel, folder: Path, more: object) -> Path:
+def _place(model: BaseTarget, folder: Path, more: object) -> Path:
     """The file of a model's table."""
     name = model.backend.processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)

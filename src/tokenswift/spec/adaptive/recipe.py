@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.acceptance import Calibration
@@ -25,6 +24,7 @@ from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.drafter import Drafter
 from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step
 

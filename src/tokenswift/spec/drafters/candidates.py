@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
 from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
@@ -17,6 +17,7 @@ from tokenswift.spec.drafters.drafter import Drafter
 from tokenswift.spec.drafters.invalid_logits import Source, pass_source
 from tokenswift.spec.drafters.partial import SparseContext
 from tokenswift.spec.drafters.registry import CHAIN
+from tokenswift.spec.strategy import TokenSequence
 
 
 class CheckedDrafter:
@@ -36,7 +37,7 @@ class CheckedDrafter:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: BaseTarget,
         context: SparseContext,
         inner: Drafter,
         sampler: Sampler,

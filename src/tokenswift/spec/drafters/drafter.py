@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource
 
 __all__ = [
@@ -45,7 +46,7 @@ class Setting:
         coupled: whether candidates are ranked with the target's noise.
     """
 
-    model: DraftModel
+    model: BaseTarget
     sampler: Sampler
     coupled: bool
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Need
 from tokenswift.spec.adaptive.cost import Costs
@@ -19,6 +18,7 @@ from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import eagle_source
 from tokenswift.spec.drafters.registry import EAGLE
 from tokenswift.spec.eagle.packed import CHUNK, SCRATCH, EagleModel
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 
 _LAG = 32  # rows read before a draft, from which on that is no price of a step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.masks import Masks
 from tokenswift.spec.adaptive.cost import Costs
@@ -10,6 +9,7 @@ from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.spec.drafters.registry import GRAMMAR
+from tokenswift.spec.strategy import TokenSequence
 
 MOST = 31  # tokens drafted in a step
 _FIRST, _SLOW = 0.5, 1 / 16  # chance of a token that is not certain, and the weight of a new one

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.spec.adaptive.cost import Costs
@@ -23,6 +23,7 @@ from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.heads.packed import packed_steps
+from tokenswift.spec.strategy import TokenSequence
 
 HIDDEN = "hidden"
 DEPTH = 8  # levels of heads in adaptive drafting
@@ -48,7 +49,7 @@ class HeadLevels:
         frequent: let them draft frequent tokens and the prompt's only, where they name them.
     """
 
-    def __init__(self, model: DraftModel, heads: Heads, frequent: bool) -> None:
+    def __init__(self, model: BaseTarget, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self._steps = packed_steps(heads, model.backend, model.whole)
@@ -93,7 +94,7 @@ class HeadLevels:
         return self.model.embed(to_device(tokens, self.model.device) if known else tokens)
 
 
-def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
+def level_of(model: BaseTarget, heads: Heads | None) -> Callable[[], object] | None:
     """A call that evaluates one level for one row and ranks it, to be timed; None without heads."""
     if heads is None:
         return None
@@ -138,7 +139,7 @@ class HeadDrafter:
 
     name, mark = HIDDEN, HEAD
 
-    def __init__(self, model: DraftModel, heads: Heads, frequent: bool, depth: int | None = None) -> None:
+    def __init__(self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None) -> None:
         self.heads, self.levels = heads, HeadLevels(model, heads, frequent)
         self.depth = heads.count if depth is None else depth
         self.refusals = heads_source(heads.source)

@@ -34,7 +34,6 @@ from collections.abc import Iterable
 
 import torch
 
-from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import Noise
@@ -44,6 +43,7 @@ from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.spec.drafters.registry import NGRAM
+from tokenswift.spec.strategy import TokenSequence
 
 LENGTH = 4  # n of the n-grams that are drafted
 LEAST = 3  # tokens of a match that must agree

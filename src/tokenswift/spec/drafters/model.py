@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.kv.select import select
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
@@ -22,6 +22,7 @@ from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import model_source
 from tokenswift.spec.drafters.registry import CHAIN
 from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
+from tokenswift.spec.strategy import TokenSequence
 
 MODEL = "model"
 _LAG = 3  # tokens without slots that a step leaves at most: the newest, and two accepted undrafted
@@ -50,7 +51,7 @@ class ModelContext:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: BaseTarget,
         size: int,
         kv: str,
         budget: int,
@@ -197,7 +198,7 @@ class ModelDrafter:
 
     name, mark = MODEL, CHAIN
 
-    def __init__(self, context: ModelContext, target: DraftModel, asked: tuple[str, object]) -> None:
+    def __init__(self, context: ModelContext, target: BaseTarget, asked: tuple[str, object]) -> None:
         self.context, self.target, self.asked = context, target, asked
         self.refusals = model_source()
 

@@ -6,17 +6,19 @@ from typing import cast
 
 import torch
 
-from tokenswift.interfaces import DraftModel, KVCache, TokenSequence
+from tokenswift.interfaces import KVCache
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
 from tokenswift.spec.drafters.invalid_logits import pass_source
 from tokenswift.spec.drafters.registry import HEAD
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource
 
 PARTIAL = "partial"
@@ -42,7 +44,7 @@ class SparseContext:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: BaseTarget,
         policy: str,
         budget: int,
         sinks: int,
@@ -115,7 +117,7 @@ class PartialDrafter:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: BaseTarget,
         context: SparseContext | None,
         heads: HeadDrafter | None = None,
         mark: DraftSource = HEAD,

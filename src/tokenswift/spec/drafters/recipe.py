@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenswift.config import tree_nodes
-from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.drafter import Drafter
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Step
 
 

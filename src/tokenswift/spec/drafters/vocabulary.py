@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tokenswift.interfaces import DraftModel
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
 
 
@@ -21,7 +21,7 @@ class DraftVocabulary:
         subset: the tokens that the columns of logits stand for; None for all.
     """
 
-    def __init__(self, model: DraftModel, size: int, *parts: Tensor) -> None:
+    def __init__(self, model: BaseTarget, size: int, *parts: Tensor) -> None:
         self.model, self.size = model, size
         parts = tuple(ids[ids < min(size, model.vocab_size)] for ids in parts)
         kept = [ids.to(model.device) for ids in parts if len(ids)]
@@ -43,7 +43,7 @@ class DraftVocabulary:
 
 
 def draft_vocabulary(
-    model: DraftModel, frequent: Tensor | None, prompt: list[int], size: int
+    model: BaseTarget, frequent: Tensor | None, prompt: list[int], size: int
 ) -> DraftVocabulary:
     """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
     if frequent is None:

@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.interfaces import DraftModel, KVCache, Segment
+from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features
@@ -64,7 +65,7 @@ class EagleModel:
         held_bytes: bytes of weights that it holds beside the target's.
     """
 
-    def __init__(self, weights: EagleWeights, target: DraftModel) -> None:
+    def __init__(self, weights: EagleWeights, target: BaseTarget) -> None:
         self.name, self.config, self.target = weights.name, weights.config, target
         config, self._given = weights.config, weights.tensors
         self.window = config.default_window

@@ -13,7 +13,6 @@ from tokenswift.config import (
     TokenSwiftOptions,
     TriForceOptions,
 )
-from tokenswift.interfaces import Strategy, TokenSequence
 from tokenswift.loader.shipped import where
 from tokenswift.memory import Planned
 from tokenswift.sampling.choice import Sampler
@@ -31,6 +30,7 @@ from tokenswift.spec.drafters.recipe import FixedWidths
 from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.strategy import Strategy, TokenSequence
 from tokenswift.tree import check_tree
 from tokenswift.types import InputError
 

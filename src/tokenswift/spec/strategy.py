@@ -1,0 +1,138 @@
+"""A strategy and what it drafts for: the state of one text that the decode loop and drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+from tokenswift.interfaces import OnRead, Pass
+from tokenswift.kv.full import FullCache
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.eagle.features import Features
+from tokenswift.types import DraftTree, Step, Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoad:
+    """What a step holds besides one text, as far as it is known when that text drafts.
+
+    Attributes:
+        rows: of the other texts in the verify pass.
+        context: tokens that these have cached, in all.
+        tokens: that their steps are expected to yield.
+        ms: milliseconds that they take outside of the pass: drafting, choosing, observing.
+    """
+
+    rows: int = 0
+    context: int = 0
+    tokens: float = 0.0
+    ms: float = 0.0
+
+
+ALONE = BatchLoad()
+
+
+def _always() -> bool:
+    return True
+
+
+def _endless() -> float:
+    return inf
+
+
+@dataclass(slots=True)
+class TokenSequence:
+    """The state of one generation, shared by the loop and the strategy.
+
+    Attributes:
+        tokens: prompt and generated tokens; the last one is the root (known, not in the cache).
+        prompt_tokens: length of the prompt.
+        cache: the full cache; it holds ``len(tokens) - 1`` entries between steps.
+        model, sampler: the target and its choice rule.
+        newest: the pass that committed the newest cached token (None before any), and
+        newest_row: that token's row in it.
+        features: takes those of every committed token; None where nothing drafts from them.
+        draft_passes: extra passes that the strategy made (it counts them itself).
+        load: what the step under way holds besides.
+        left: new tokens that may still come, the step's own included; None: nobody knows.
+        owner: whose it is: only texts of one owner have beginnings copied from each other.
+        wanted: whether somebody still wants the text; asked between the passes that draft.
+        patience: seconds that a step may draft for now; asked there too.
+        begun: when the step under way began to draft (`time.perf_counter`).
+        on_read: is told of each pass that reads the text before its first step: the position of the pass's
+            first row, and its hidden states (n, D), before the final norm.
+    """
+
+    tokens: list[int]
+    prompt_tokens: int
+    cache: FullCache
+    model: BaseTarget
+    sampler: Sampler
+    newest: Pass | None = None
+    newest_row: int = 0
+    features: Features | None = None
+    draft_passes: int = 0
+    load: BatchLoad = ALONE
+    left: int | None = None
+    owner: str = ""
+    wanted: Callable[[], bool] = _always
+    patience: Callable[[], float] = _endless
+    begun: float = 0.0
+    on_read: OnRead | None = None
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the step has drafted for as long as it may: what drafts makes no further pass then. May be
+        asked after the first pass only, so that every draft gets on."""
+        return perf_counter() - self.begun > self.patience()
+
+    def check(self) -> None:
+        """Called between passes that draft.
+
+        Raises:
+            Stopped: nobody wants the text any more.
+        """
+        if not self.wanted():
+            raise Stopped
+
+
+class Strategy(Protocol):
+    """Proposes a tree of tokens per step. It can never change the output, only the speed."""
+
+    name: str
+    acceptance: str
+
+    @property
+    def max_nodes(self) -> int:
+        """Upper bound of a tree's nodes: scratch room that the full cache must have."""
+        ...
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Called once, after the prompt's prefill."""
+        ...
+
+    def draft(self, sequence: TokenSequence) -> DraftTree:
+        """The tree to verify in this step; its root is ``sequence.tokens[-1]``."""
+        ...
+
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
+        seconds up to here, and later those of this call too."""
+        ...
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """A strategy that goes by what passes cost."""
+
+    def calibrate(self) -> None:
+        """Called once, before `Strategy.begin`: measure what was never measured here."""
+        ...
+
+    def settle(self) -> None:
+        """Called once, after the last step: keep what the steps have shown of it."""
+        ...
