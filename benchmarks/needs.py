@@ -74,6 +74,8 @@ def heads_place(config: Mapping[str, Any]) -> str:
     """What a row's model is to be loaded with as ``heads``."""
     heads, model = config["heads"], config["model"]
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
+    if heads == "linear" and not file.is_file() and (published := MODELS.get(model, {}).get("linear")):
+        return published
     own = heads in HEAD_KINDS and model != embedded.NAME and (file.is_file() or model in MODELS)
     return str(file) if own else heads
 
@@ -84,7 +86,7 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
     place, kind = heads_place(config), config["heads"]
     if strategy in HEADS_OF and kind != "none":
         what = f"{kind} heads" if kind in HEAD_KINDS else "heads"
-        missing = kind in HEAD_KINDS and place != kind and not Path(place).exists()
+        missing = place.endswith(".safetensors") and kind in HEAD_KINDS and not Path(place).exists()
         shipped = place in HEAD_KINDS or (place == "auto" and model == embedded.NAME)
         command = _heads_command(model, kind, place) if missing else ""
         found.append(Need(what, "shipped" if shipped else place, command))
@@ -116,9 +118,7 @@ def none_shipped(config: Mapping[str, Any]) -> InputError:
 
 
 def _heads_command(model: str, kind: str, out: str) -> str:
-    out, published = shlex.quote(out), MODELS.get(model, {}).get("linear")
-    if kind == "linear" and published:
-        return f"tokenswift import-heads --checkpoint {published} --model {model} --out {out}"
+    out = shlex.quote(out)
     if kind == "linear":
         return f"tokenswift train-heads --kind linear --model {model} --data pg19 --out {out}"
     more = " --kind medusa --num-heads 4" if kind == "medusa" else ""

@@ -19,7 +19,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.sampling.ranking import LogitRows, Ranked
 from tokenswift.spec.adaptive.acceptance import features
 from tokenswift.spec.drafters.heads import HeadLevels
-from tokenswift.spec.heads.checkpoint import read_heads, save_heads
+from tokenswift.spec.heads.files import read_heads, save_heads
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came

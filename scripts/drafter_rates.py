@@ -17,7 +17,7 @@ import argparse
 from tokenswift.config import SamplingParams
 from tokenswift.loader.load import load
 from tokenswift.spec.eagle.checkpoint import load_eagle
-from tokenswift.spec.heads.checkpoint import load_heads
+from tokenswift.spec.heads.files import load_heads
 from tokenswift.train.data import passages, prefix_of
 from tokenswift.train.evaluate import eagle_rates, head_rates, own_text
 from tokenswift.train.selftext import Backbone

@@ -181,13 +181,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data prompt.txt --budget 3", "--budget is 3"),
         ("--data prompt.txt --count -1", "--count is -1"),
     ],
-    "import-heads": [
-        ("", "import-heads takes --checkpoint and --out"),
-        ("--checkpoint full --out null", "--out null"),
-        ("--heads none.st --model model --export new", "--heads is 'none.st'"),
-        ("--heads heads.st --model model --export full", "--export full"),
-        ("--heads heads.st --model model --export prompt.txt", "--export prompt.txt"),
-    ],
     "serve": [
         ("--port 70000", "--port is 70000; valid: 0 to 65535"),
         ("--queue -1", "--queue is -1; valid: an integer of at least 0"),

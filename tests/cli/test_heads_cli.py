@@ -1,4 +1,4 @@
-"""`train-heads`, `train-draft`, `eval-heads`, `import-heads` on tiny checkpoints, good and bad input."""
+"""`train-heads`, `train-draft`, `eval-heads` on tiny checkpoints, good and bad input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.spec.heads.test_published import published
 from tests.train.test_train import words
 from tokenswift.cli.progress import STAGES, Stages
-from tokenswift.spec.heads.checkpoint import read_heads
+from tokenswift.spec.heads.files import read_heads
 
 
 @pytest.fixture
@@ -84,15 +84,11 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
     assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
 
 
-def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
+def test_published_heads_load_as_they_are(cli: Call, base: str, tmp_path: Path) -> None:
     published(tmp_path / "c")
-    done = cli("import-heads", "--checkpoint", str(tmp_path / "c"), "--out", "h.safetensors", "--model", base)
-    assert done.code == 0, done.err
-    done = cli("import-heads", "--heads", "h.safetensors", "--model", base, "--export", "back")
-    assert done.code == 0, done.err
-    assert {p.name for p in Path("back").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    done = cli("generate", "the whale", "--model", "back", "--max-new-tokens", "4", "--quiet")
+    given = ("generate", "the whale", "--model", base, "--max-new-tokens", "4", "--quiet", "--heads")
+    done = cli(*given, str(tmp_path / "c"))
     assert done.code == 0, done.err
     published(tmp_path / "other", seed=3)
-    done = cli("import-heads", "--checkpoint", str(tmp_path / "other"), "--out", "x", "--model", base)
-    assert done.code == 2 and "weights differ" in done.error and "x" not in done.files
+    done = cli(*given, str(tmp_path / "other"))
+    assert done.code == 2 and "weights differ" in done.error

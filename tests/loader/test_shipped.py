@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Call, cli  # noqa: F401
 from tests.conftest import tiny_model
 from tokenswift.loader import draft, shipped
-from tokenswift.spec.heads.resolve import resolve_heads
+from tokenswift.spec.heads.files import resolve_heads
 from tokenswift.types import InputError
 
 WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there trains it"

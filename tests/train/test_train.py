@@ -16,7 +16,7 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tokenswift.config import SamplingParams
-from tokenswift.spec.heads.checkpoint import load_heads, read_heads
+from tokenswift.spec.heads.files import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
 from tokenswift.train.heads import HeadsStudent, train_heads

@@ -47,7 +47,7 @@ def check_drafts(strategy: str, model: str, heads: str, draft_model: str | None)
     if strategy == "medusa" and heads in ("auto", "medusa", "none") and not shipped:
         raise InputError(
             f"strategy medusa needs heads of kind medusa, and --heads is {heads!r}; valid: --heads FILE from "
-            f"tokenswift train-heads --kind medusa or import-heads{where()}"
+            f"tokenswift train-heads --kind medusa{where()}"
         )
 
 

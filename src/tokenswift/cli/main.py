@@ -49,7 +49,6 @@ COMMANDS = (
     "train_draft",
     "train_eagle",
     "eval_heads",
-    "import_heads",
 )
 
 
@@ -63,7 +62,7 @@ tokenswift COMMAND --help lists the options of a command.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated."""
 #: commands that write nothing to standard output
-SILENT = ("train-heads", "train-draft", "train-eagle", "import-heads", "report")
+SILENT = ("train-heads", "train-draft", "train-eagle", "report")
 
 
 class Visible(logging.Formatter):

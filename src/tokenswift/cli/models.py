@@ -184,7 +184,7 @@ def _folder(name: str, path: Path) -> About:
 
 def _heads(name: str, path: Path, made: About) -> tuple[str, ...]:
     """Kinds of shipped heads that fit; weights are looked at only where sizes are right."""
-    from tokenswift.spec.heads.resolve import may_have_heads
+    from tokenswift.spec.heads.files import may_have_heads
 
     if not may_have_heads(made.hidden, made.vocab):
         return ()
@@ -193,8 +193,7 @@ def _heads(name: str, path: Path, made: About) -> tuple[str, ...]:
     from tokenswift.config import LoadConfig
     from tokenswift.loader.identity import base_of_weights
     from tokenswift.loader.opened import open_files
-    from tokenswift.spec.heads.checkpoint import HeadsHost
-    from tokenswift.spec.heads.resolve import packaged_kinds
+    from tokenswift.spec.heads.files import HeadsHost, packaged_kinds
 
     opened = open_files(name, path, LoadConfig(), "cpu", lambda *_: True)
     if opened is None:

@@ -29,7 +29,7 @@ from tokenswift.config import (
     sampling_by,
     sampling_over,
 )
-from tokenswift.loader.find import check_eagle, check_name
+from tokenswift.loader.find import HUB_ID, check_eagle, check_name
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -68,8 +68,8 @@ class Model:
         dtype: compute dtype: float32, bfloat16, float16, int8, or auto: the checkpoint's (for quantized
             weights int8 on a CPU, bfloat16 on CUDA)
         device: auto (CUDA where there is one), cpu or cuda
-        heads: draft heads: a file, auto (those that ship with the model), none, or a kind that ships:
-            conditioned, linear (the paper's) or medusa
+        heads: draft heads: a file, a published checkpoint (folder or hub id), auto (those that ship with the
+            model), none, or a kind that ships: conditioned, linear (the paper's) or medusa
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, or shipped; default: none
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
@@ -329,11 +329,13 @@ def check_model_options(args: argparse.Namespace) -> None:
 
 def check_heads(heads: str) -> None:
     """Raise :class:`InputError` where ``--heads`` names a file that is not there."""
-    if heads not in ("auto", "none", *HEAD_KINDS) and not Path(heads).expanduser().exists():
+    path = Path(heads).expanduser()
+    shaped = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
+    if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
         kinds = ", ".join(HEAD_KINDS)
         raise InputError(
-            f"heads is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), or an "
-            "adapter file"
+            f"heads is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), a heads "
+            "file, or the folder or hub id of a published checkpoint with heads"
         )
 
 

@@ -50,7 +50,8 @@ class LLM(AbstractContextManager["LLM"]):
             products of quantized weights, and keys and values; the rest in float32.
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
-            ("conditioned", "linear", "medusa"), an adapter file, or the heads themselves.
+            ("conditioned", "linear", "medusa"), a heads file, the folder or hub id of a published checkpoint
+            with heads, or the heads themselves.
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; None: none.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.

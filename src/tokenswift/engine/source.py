@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,10 @@ from tokenswift.loader.load import (
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.own_sampling import named
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
-from tokenswift.loader.weights import Recoded, StoredWeights
+from tokenswift.loader.weights import NORM, Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
-from tokenswift.spec.heads.checkpoint import HeadsHost, host_of
-from tokenswift.spec.heads.published import holds_heads
+from tokenswift.spec.heads.files import HeadsHost, holds_heads, host_of
 from tokenswift.types import InputError, OnProgress, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -143,7 +142,8 @@ class FromFiles:
             self.codec = self.tokenizer = load_tokenizer(files.name, str(files.folder), local=True)
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
-        self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
+        norm, place = partial(files.weights.get, NORM), str(files.folder)
+        self.host = HeadsHost(base, files.weights.dtype, backend.device, place, norm, layout.eps)
         needed, others = self._sizes()
         check_memory(files.name, needed, str(backend.device), others)
 

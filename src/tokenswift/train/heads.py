@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenswift.files import replacing
 from tokenswift.loader.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
-from tokenswift.spec.heads.checkpoint import save_heads
+from tokenswift.spec.heads.files import save_heads
 from tokenswift.spec.heads.modules import ConditionedStep, Heads, HeadsConfig
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, Student

@@ -1,4 +1,4 @@
-"""Published checkpoints: import, base check, export, faults."""
+"""Published checkpoints load as they are: logits by definition, the check of their base, faults."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_model
-from tokenswift.loader.identity import base_of
-from tokenswift.spec.heads.checkpoint import load_heads, save_heads
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.heads.published import checkpoint_folder, export_checkpoint, import_checkpoint
+from tokenswift.spec.heads.files import load_heads, resolve_heads
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.types import InputError
 
 D, V = 32, 260
 
 
 def published(folder: Path, form: str = "safetensors", seed: int = 0) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A checkpoint in the published layout, written without this library's export."""
+    """A checkpoint in the published layout."""
     model = tiny_model(seed=seed)
     torch.manual_seed(9)
     extra = {}
@@ -77,34 +75,17 @@ def by_heads(model: Any, heads: Heads, hidden: torch.Tensor) -> list[torch.Tenso
 
 @pytest.mark.parametrize("form", ["safetensors", "bin", "sharded", "sharded-bin"])
 @torch.no_grad()
-def test_imported_heads_give_the_logits_of_the_definition(form: str, tmp_path: Path) -> None:
+def test_published_heads_give_the_logits_of_the_definition(form: str, tmp_path: Path) -> None:
     model, extra = published(tmp_path / "c", form)
-    heads, base = import_checkpoint(tmp_path / "c", model)
     hidden = torch.randn(6, D)
+    heads = load_heads(tmp_path / "c", model)
     for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
         torch.testing.assert_close(mine, want)
-    save_heads(heads, tmp_path / "h.safetensors", base, torch.float32)
-    again = load_heads(tmp_path / "h.safetensors", model)
-    torch.testing.assert_close(by_heads(model, again, hidden), by_heads(model, heads, hidden))
-
-
-@torch.no_grad()
-def test_export_comes_back(tmp_path: Path) -> None:
-    model, extra = published(tmp_path / "c")
-    heads, _ = import_checkpoint(tmp_path / "c")
-    export_checkpoint(heads, model, tmp_path / "e")
-    written = load_file(tmp_path / "e" / "model.safetensors")
-    for name, tensor in extra.items():
-        assert torch.equal(written[name], tensor)
-    again, base = import_checkpoint(tmp_path / "e", model)
-    assert base.distance(base_of(model)) == 0
-    hidden = torch.randn(4, D)
-    torch.testing.assert_close(by_heads(model, again, hidden), by_heads(model, heads, hidden))
-    with pytest.raises(InputError, match="not empty"):
-        export_checkpoint(heads, model, tmp_path / "e")
-    conditioned = Heads(HeadsConfig("conditioned", 3, D, V, 8))
-    with pytest.raises(InputError, match="linear heads only"):
-        export_checkpoint(conditioned, model, tmp_path / "f")
+    model.config._name_or_path = str(tmp_path / "c")  # a model that was loaded from there has them, too
+    beside = resolve_heads("auto", model)
+    assert beside is not None and beside.source == heads.source == str(tmp_path / "c")
+    with pytest.raises(InputError, match="weights differ"):
+        load_heads(tmp_path / "c", tiny_model(seed=3))
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
@@ -120,9 +101,7 @@ def test_medusa_heads(prefix: str, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     torch.save(raw, tmp_path / "m" / "medusa_lm_head.pt")
     (tmp_path / "m" / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
-    with pytest.raises(InputError, match="--model"):
-        import_checkpoint(tmp_path / "m")
-    heads, base = import_checkpoint(tmp_path / "m", model)
+    heads = load_heads(tmp_path / "m", model)
     assert heads.kind == "medusa" and heads.count == 2 and heads.own_lm_heads
     hidden = torch.randn(5, D)
     state = model.model.norm(hidden)
@@ -131,8 +110,6 @@ def test_medusa_heads(prefix: str, tmp_path: Path) -> None:
         want = (state + torch.nn.functional.silu(block)) @ raw[f"{prefix}{i}.1.weight"].T
         mine = heads.own_logits(i, heads.normed(i, heads.advance(i, hidden, hidden, None)))
         torch.testing.assert_close(mine, want)
-    save_heads(heads, tmp_path / "m.safetensors", base)
-    assert load_heads(tmp_path / "m.safetensors", model).own_lm_heads
 
 
 def broken(folder: Path, change: str) -> None:
@@ -158,16 +135,16 @@ def broken(folder: Path, change: str) -> None:
     [
         ("shape", "has shape"),
         ("tensor", "lack tensor layers.1.linear.weight"),
-        ("heads", "has no heads"),
-        ("count", "has 3 heads, its config says medusa_heads 5"),
+        ("heads", "no tensor is named as heads are"),
+        ("count", "has 3 heads, its config says 5"),
         ("nan", "not finite"),
     ],
 )
 def test_faults_are_one_line_errors(change: str, message: str, tmp_path: Path) -> None:
-    published(tmp_path / "c")
+    model, _ = published(tmp_path / "c")
     broken(tmp_path / "c", change)
     with pytest.raises(InputError, match=message) as caught:
-        import_checkpoint(tmp_path / "c")
+        load_heads(tmp_path / "c", model)
     assert "\n" not in str(caught.value)
 
 
@@ -199,11 +176,11 @@ def test_heads_by_hub_id(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "c" / "model-00003.safetensors").write_bytes(b"never fetched")
     hub = Hub(tmp_path / "c", tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
-    heads, base = import_checkpoint(checkpoint_folder("owner/heads"), model)
+    heads = load_heads("owner/heads", model)
     hidden = torch.randn(6, D)
     for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
         torch.testing.assert_close(mine, want)
     assert "model-00003.safetensors" not in hub.given
-    with pytest.raises(InputError, match="owner/none is not a folder here.*no repository owner/none") as told:
-        checkpoint_folder("owner/none")
+    with pytest.raises(InputError, match="owner/none.*the hub does not give it .no repository") as told:
+        load_heads("owner/none", model)
     assert "\n" not in str(told.value)

@@ -23,8 +23,8 @@ from tokenswift.spec.drafters.heads import level_of
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features
 from tokenswift.spec.eagle.resolve import eagle_of
+from tokenswift.spec.heads.files import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.types import OnProgress
 
 logger = logging.getLogger("tokenswift")

@@ -1,0 +1,107 @@
+"""Tensors of checkpoints from anybody: one or several files, safetensors or bin, looked at before they are
+read, and read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokenswift.checks import shown
+from tokenswift.files import line_of, weight_map
+from tokenswift.loader.weights import open_weights
+from tokenswift.types import InputError
+
+#: types of numbers by their names in safetensors files
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+}
+STEMS = ("model.safetensors", "pytorch_model.bin")
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: its name there, its shape, the type of its numbers, and what reads it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    get: Callable[[], Any]
+
+
+def tensors_in(
+    folder: Path,
+    where: str,
+    wanted: Callable[[str], bool] = lambda name: True,
+    others: tuple[str, ...] = (),
+) -> Iterator[Entry]:
+    """The tensors of a folder whose names are wanted.
+
+    Args:
+        where: whose they are, for messages.
+        others: names of files to look for besides the usual ones.
+    Raises:
+        InputError: there are no weights, or a file is missing, unreadable or more than plain weights.
+    """
+    for file in shards(folder, where, wanted, others):
+        read = entries_of if file.suffix == ".safetensors" else _pickled
+        yield from (entry for entry in read(file, where) if wanted(entry.name))
+
+
+def shards(
+    folder: Path, where: str, wanted: Callable[[str], bool], others: tuple[str, ...] = ()
+) -> list[Path]:
+    """The files of a folder in which tensors with wanted names are; raises as :func:`tensors_in`."""
+    for name in (*STEMS, *others):
+        if (folder / name).is_file():
+            return [folder / name]
+    names = indexed(folder, where, wanted)
+    if not names:
+        raise InputError(f"{where} has no safetensors or bin weights")
+    missing = next((name for name in names if not (folder / name).is_file()), None)
+    if missing is not None:
+        raise InputError(f"{where} lacks the file {missing}, which its index names; valid: all of its files")
+    return [folder / name for name in names]
+
+
+def indexed(folder: Path, where: str, wanted: Callable[[str], bool]) -> list[str]:
+    """The names of files in which tensors with wanted names are, by a folder's index; none without one."""
+    for stem in STEMS:
+        if (index := folder / f"{stem}.index.json").is_file():
+            files = weight_map(index, where, ("safetensors", "bin"))
+            return sorted({file for name, file in files.items() if wanted(name)})
+    return []
+
+
+def entries_of(file: Path, where: str) -> Iterator[Entry]:
+    """The tensors of a safetensors file."""
+    opened = open_weights(file, f"{where}: file")
+    for name in opened.keys():  # noqa: SIM118
+        part = opened.get_slice(name)
+        yield Entry(name, tuple(part.get_shape()), part.get_dtype(), partial(opened.get_tensor, name))
+
+
+def _pickled(file: Path, where: str) -> Iterator[Entry]:
+    """Plain tensors of a bin file, mapped; anything else in it is refused by torch."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # unpickling fails in many ways
+        raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
+    kinds = {kind: name for name, kind in KINDS.items()}
+    for name, tensor in content.items() if isinstance(content, dict) else ():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not isinstance(name, str):
+            raise InputError(
+                f"{where}: file {file.name} holds {shown(name)}, which is no plain tensor; valid: tensors by "
+                "name"
+            )
+        yield Entry(name, tuple(tensor.shape), kinds.get(tensor.dtype, str(tensor.dtype)), tensor.clone)
