@@ -1,4 +1,4 @@
-"""The actor, without Ray: rows become texts, and journals of dead actors are gone on with."""
+"""The actor, without Ray: rows become texts, and journals of dead actors are gone on with; and the layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import chatty_model
-from tokenswift import LLM
+from tokenswift import LLM, InputError, distributed
 from tokenswift.distributed import Generator
 from tokenswift.runs import folder as folders
 
@@ -137,3 +137,38 @@ def test_at_an_address_journals_are_copied_and_gone_on_with(
         assert not (actor._copies.folder / given["id"]).exists()
     (again,) = make(f"file://{there}")(table(ROWS[:1])).to_pylist()
     assert again["went_on_at"] == 30 and again["text"] == rows[0]["text"]
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(make: Callable[..., Generator], tmp_path: Path) -> None:
+    with distributed._marked(str(tmp_path / "out")) as mark:
+        make(tmp_path / "out", mark=mark)
+        make(f"file://{tmp_path}/out", mark=mark)
+        (tmp_path / "other").mkdir()
+        with pytest.raises(InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"):
+            make(tmp_path / "other", mark=mark)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def node(cores: float, gpus: int = 0) -> dict[str, Any]:
+    return {"Resources": {"CPU": cores} | ({"GPU": gpus} if gpus else {})}
+
+
+@pytest.mark.parametrize(
+    "have,prompts,given,expected",
+    [
+        ([node(8), node(8)], 100, (None, None, None, None), (2, 8, 0, 16)),
+        ([node(8), node(4)], 100, (None, None, None, None), (3, 4, 0, 16)),
+        ([node(8), node(8)], 3, (None, None, None, None), (2, 8, 0, 2)),
+        ([node(8), node(8)], 100, (None, 2, None, 4), (8, 2, 0, 4)),
+        ([node(8), node(8)], 100, (3, 2, None, None), (3, 2, 0, 16)),
+        ([node(16, 4), node(16)], 100, (None, None, None, None), (4, 4, 1, 16)),
+        ([node(16, 4), node(16)], 100, (None, None, 2, None), (2, 8, 2, 16)),
+        ([node(16, 4), node(16)], 100, (None, 8, 0, None), (4, 8, 0, 16)),
+        ([{"Resources": {}}, node(2)], 1, (None, None, None, None), (1, 2, 0, 1)),
+    ],
+)
+def test_actors_fill_the_cluster(
+    have: list[Any], prompts: int, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "nodes", lambda: have)
+    assert distributed.laid_out(prompts, *given) == distributed.Actors(*expected)

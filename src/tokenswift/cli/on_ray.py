@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         open_address(out)
     else:
         out = str(many.check_out(out).absolute())
-    from tokenswift.distributed import cluster
+    from tokenswift import distributed as cluster
 
     settings = settings_from(args, call) | {"records": record is not None}
     requests = {one.name: one.record() for one in prompts}
@@ -51,7 +51,6 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     try:
         with Signals(), cluster.connected(args.ray):
             how = cluster.laid_out(len(prompts), args.actors, args.actor_cores, args.actor_gpus, each)
-            cluster.check_shared(out)
             nodes = len(cluster.nodes())
             logger.info(
                 "%s; %s with %s and %s each, %s at once each",
