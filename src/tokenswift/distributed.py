@@ -272,7 +272,7 @@ def connected(address: str) -> Iterator[None]:
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors come as exceptions, too
-    more = {"include_dashboard": False} if address == "local" else {}
+    more: Any = {"include_dashboard": False} if address == "local" else {}
     try:
         with _silent():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **more)
