@@ -58,18 +58,10 @@ eagle-peer: setup
 bench: setup
 	$(BIN)/python -m benchmarks run engine drafts --preset cpu
 
-# Speeds beside llama.cpp and transformers, with the table at the top of README: about 15 minutes on two quiet cores.
-# LLAMA_BENCH: llama.cpp's llama-bench. PROMPTS: a folder of novels, for prose after 8K. Rows that are in
-# build/headline are not measured again.
-LLAMA_BENCH ?= llama-bench
-SHAPE ?= build/shape-1b-q4_0.gguf
-HEADLINE = --preset cpu --llama-bench $(LLAMA_BENCH) --results build/headline
+# A real model beside llama.cpp, with the table at the top of README: about 40 minutes on two quiet cores.
+# PEER: a Python interpreter that has llama_cpp.
 headline: setup
-	mkdir -p build
-	test -f $(SHAPE) || $(BIN)/python bench/shape.py $(SHAPE) --weights q4_0 --layers 16 --width 2048
-	$(BIN)/python -m benchmarks run headline $(HEADLINE) $(if $(PROMPTS),--prompts $(PROMPTS))
-	$(BIN)/python -m benchmarks run llama shape $(HEADLINE) --model $(SHAPE) --set prefill=128 --set points=32 --set kv_type=f16
-	cp build/headline/rows.jsonl bench/results/cpu/headline.jsonl
+	$(BIN)/python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --out bench/real.jsonl $(if $(PEER),--peer $(PEER))
 	$(BIN)/python -m scripts.results
 
 results: setup

@@ -58,7 +58,6 @@ class Settings:
             budget=256; values with commas make rows for each; may be given several times
         variant: only this variant of what a table compares, such as auto; may be given several times;
             default: all
-        llama_bench: llama.cpp's own llama-bench, for rows of llama.cpp; default: the one on the PATH
     """
 
     preset: str = option("smoke", "P")
@@ -70,7 +69,6 @@ class Settings:
     prompts: str | None = option(None, "FOLDER")
     set: list[str] = option((), "KEY=VALUE", action="append")
     variant: list[str] = option((), "NAME", action="append")
-    llama_bench: str | None = option(None, "PATH")
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
     parser = Parser(
         prog="python -m benchmarks",
         description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
-        "(headline, speed, drafts, engine): measure rows, then make a report of them with the published "
+        "(speed, drafts, engine): measure rows, then make a report of them with the published "
         "figures beside.",
     )
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -174,7 +172,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         InputError: an unknown spec, preset, setting, strategy, model or place.
     """
     given: dict[str, Any] = dict(parse(text) for text in args.set)
-    for name in ("model", "dtype", "device", "heads", "threads", "prompts", "llama_bench"):
+    for name in ("model", "dtype", "device", "heads", "threads", "prompts"):
         if getattr(args, name) is not None:
             given[name] = getattr(args, name)
     check_options(args, Settings)

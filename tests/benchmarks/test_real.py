@@ -1,0 +1,66 @@
+"""A real model beside llama.cpp: rows, with a stand-in for llama.cpp, and the tables of them."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import real
+from scripts import summaries
+from tokenswift import LLM
+from tokenswift.types import RunError
+
+PEER = """#!{python}
+import json, sys
+print(json.dumps("1.2.3 (AVX2)"), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({{"reading": 2.0 * len(asked["ids"]), "writing": 1.0 * len(asked["more"])}}), flush=True)
+"""
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[real.Peer]:
+    program = tmp_path / "python"
+    program.write_text(PEER.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    made = real.Peer(str(program), tmp_path / "model.gguf", 1)
+    yield made
+    made.close()
+
+
+def test_rows_and_their_tables(
+    tiny_folder: Callable[..., Path], peer: real.Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest rows."""
+    llm = LLM(tiny_folder("qwen2"), dtype="float32")
+    (tmp_path / "harbour.txt").write_text("The lamp was lit before the fog came in.")
+    monkeypatch.setattr(real, "PROMPTS", tmp_path)
+    monkeypatch.setitem(real.TASKS, "novel", (None, 40, {}))
+    row = real.task(llm, "novel", peer, 2)
+    assert row["identical"] and 0 < row["tokens"] <= 40 and len(row["ratios"]) == 2
+    assert row["llama"] == row["tokens"] and row["plain_over_llama"] > 0
+    behind = real.context(llm, 48, peer, 2)
+    assert behind["context"] == 48 and behind["llama_reading"] == 96 and behind["llama_writing"] == real.NEW
+    both = [{**row, "auto": 1.0}, row, behind]
+    more = {"model": "m", "dtype": "int8", "machine": "cpu", "commit": "c", "peer": peer.version}
+    (tmp_path / "real.jsonl").write_text("".join(json.dumps({**r, **more}) + "\n" for r in both))
+    monkeypatch.setattr(summaries, "REAL", tmp_path / "real.jsonl")
+    tasks, contexts = summaries.real([]), summaries.contexts([])
+    assert [cells[0] for cells in tasks.body] == ["novel"] and tasks.body[0][3] == f"**{row['auto']:.1f}**"
+    assert [cells[0] for cells in contexts.body] == ["48"] and "1.2.3 (AVX2)" in contexts.below
+
+
+def test_a_peer_without_llama_cpp(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="ended with code 1"):
+        real.Peer(sys.executable, tmp_path / "model.gguf", 1)
+
+
+def test_nothing_measured_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries, "REAL", tmp_path / "none.jsonl")
+    assert "Not measured yet" in summaries.real([]).below
