@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.cli.timer import median, pass_times
+from tokenswift.cli.bench import median, pass_times
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES

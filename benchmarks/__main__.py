@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,8 +23,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.main import Parser, Parsers, main
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
-from tokenswift.cli.progress import Line, duration, is_live
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import Stages, duration, table
 from tokenswift.types import InputError, RunError
 
 
@@ -311,21 +309,19 @@ class Rows:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self._line = Line("live" if not quiet and is_live(sys.stderr) else "none")
+        self._line = Stages(quiet)
         self._head = ""
-        self.clear = self._line.clear  # takes the live line away
+        self.clear = self._line.end  # takes the live line away
 
     def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
         """A row begins."""
         eta = "" if left is None else f", ETA {duration(left)}"
         self._head = f"[{number}/{total}{eta}] {job}"
-        self._line.begin()
         self.progress(0.0)
 
     def progress(self, share: float) -> None:
         """So much of it is done."""
-        if self._line.due(time.monotonic()):
-            self._line.show(f"{share:.0%} {self._head}", share)
+        self._line(self._head, round(100 * share), 100)
 
     def end(self, job: Job, word: str, seconds: float) -> None:
         """A row has ended."""

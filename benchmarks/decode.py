@@ -18,7 +18,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.stream import Stream
 from tokenswift.metrics import distinct
-from tokenswift.runs.report.page import repeats
+from tokenswift.runs.report import repeats
 from tokenswift.types import Step
 
 TURNS = 128  # at most about so many turns a run

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common import Trial, options_of
 from benchmarks.roofline import arithmetic, bandwidth, least, weights_of
-from tokenswift.cli.timer import median, times
+from tokenswift.cli.bench import median, times
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load_tokenizer

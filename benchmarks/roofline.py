@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.cli.timer import times
+from tokenswift.cli.bench import times
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kv.pages import large_empty
 from tokenswift.loader.config import head_width

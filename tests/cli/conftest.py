@@ -7,7 +7,7 @@ import pty
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chats import chat_tokenizer
-from tests.conftest import module_time, tiny_model
-from tokenswift.cli import progress as progress_module
+from tests.conftest import tiny_model
 from tokenswift.cli.main import main
 
 
@@ -83,34 +82,6 @@ class Terminal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-class Stream:
-    """A stream that may be a terminal; the two that are share one."""
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal, self.text = terminal, ""
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def fileno(self) -> int:
-        raise OSError
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    now = [100.0]
-    monkeypatch.setattr(progress_module, "time", module_time(lambda: now[0]))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    yield now
 
 
 @dataclass

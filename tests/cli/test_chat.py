@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
+import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,7 @@ from tests.chats import TEMPLATE, chat_tokenizer
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift import config
 from tokenswift.cli import chat as module
-from tokenswift.cli.keys import Typed
-from tokenswift.cli.talk import Chat
+from tokenswift.cli.chat import Chat
 from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefixes import Prefixes
@@ -254,9 +257,9 @@ USER, ANSWER = '{"role": "user", "content": "a"}', '{"role": "assistant", "conte
         (b"user:\nHello", "/load f: JSON is malformed"),
         (f"[{USER}, 7]", "/load f: Expected `object`, got `int` - at `$[1]`"),
         (f'[{USER}, {{"role": "assistant"}}]', "missing required field `content` - at `$[1]`"),
-        (f'[{{"role": "user", "content": ""}}, {ANSWER}]', "message 1 is empty"),
-        (f"[{USER}]", "its last message has no answer"),
-        (f"[{ANSWER}]", "message 1 is of role assistant, not user"),
+        (f'[{{"role": "user", "content": ""}}, {ANSWER}]', "a message is empty"),
+        (f"[{USER}]", "user and assistant do not take turns up to an answer"),
+        (f"[{ANSWER}]", "user and assistant do not take turns up to an answer"),
         (f"[{USER.replace('a', 'a' * 600)}, {ANSWER}]", "the conversation has 6"),
     ],
 )
@@ -385,19 +388,13 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
 ) -> None:
     events: list[Any] = ["/nope", KeyboardInterrupt(), "Hello", "/help", "/save c.json", EOFError()]
 
-    class Fake:
-        def __init__(self, history: str | None) -> None:
-            pass
+    def ask() -> str:
+        event = events.pop(0)
+        if isinstance(event, BaseException):
+            raise event
+        return event
 
-        def __call__(self) -> str:
-            event = events.pop(0)
-            if isinstance(event, BaseException):
-                raise event
-            return event
-
-    monkeypatch.setattr(module, "Editor", Fake)
-    for name in ("silent", "plain_enter"):
-        monkeypatch.setattr(Typed, name, lambda self: nullcontext())  # it is no terminal in truth
+    monkeypatch.setattr(module, "editor", lambda history: ask)
     monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
     monkeypatch.setattr(sys, "stdin", Terminal(sys.stdin))
     code = module.run(_parsed("--model", str(chatty), "--max-new-tokens", "4", "--history", "none"))
@@ -409,3 +406,41 @@ def _parsed(*argv: str) -> Any:
     from tokenswift.cli.main import build_parser
 
     return build_parser()[0].parse_args(["chat", *argv])
+
+
+@pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None:
+    """Ctrl-J is a line end in a message; the terminal is given back as it was, whatever ends the chat."""
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(master)
+    argv = ["chat", "--model", str(chatty), "-n", "4", "--history", "none", "--device", "cpu"]
+    command = [sys.executable, "-m", "tokenswift", *argv]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path)
+    os.close(slave)
+    screen, until = b"", time.monotonic() + 100
+
+    def wait(words: bytes) -> None:
+        nonlocal screen
+        while words not in screen:
+            assert time.monotonic() < until, screen
+            if select.select([master], [], [], 0.1)[0]:
+                screen += os.read(master, 1 << 16)
+        screen = screen.partition(words)[2]
+
+    try:
+        for shown, keys in ((b"> ", b"Hel\x7flo\nyou\r"), (b"tokens/s", b""), (b"> ", b"/save c.json\r")):
+            wait(shown)
+            os.write(master, keys)
+        wait(b"2 messages written")
+        wait(b"> ")
+        if isinstance(end, bytes):
+            os.write(master, end)
+        else:
+            process.send_signal(end)
+        assert process.wait(60) == (0 if isinstance(end, bytes) else 143)
+        assert termios.tcgetattr(master) == before
+    finally:
+        process.kill()
+        os.close(master)
+    said = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    assert [one["content"] for one in said][:1] == ["Helo\nyou"]

@@ -11,7 +11,7 @@ from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.spec.heads.test_published import published
 from tests.train.test_train import words
-from tokenswift.cli.progress import STAGES, Stages
+from tokenswift.cli.terminal import STAGES, Stages
 from tokenswift.spec.heads.files import read_heads
 
 

@@ -17,7 +17,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
 from tokenswift.engine.stream import Stream
 from tokenswift.runs import folder as folders
-from tokenswift.runs.listing import summary_of
+from tokenswift.runs.report import summary_of
 from tokenswift.types import Step
 
 LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")

@@ -13,7 +13,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, SamplingParams
 from tokenswift.runs import folder as folders
-from tokenswift.runs.report.page import bins, number, page, repeats
+from tokenswift.runs.report import bins, number, page, repeats
 from tokenswift.runs.state import RunState
 
 VOID = {"meta", "input", "br", "hr", "path", "link"}
@@ -118,7 +118,7 @@ def test_nothing_is_loaded_for_it(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys, tokenswift.runs.report.page, tokenswift.runs.listing, tokenswift.cli.report;"
+    code = "import sys, tokenswift.runs.report, tokenswift.cli.runs;"
     code += "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

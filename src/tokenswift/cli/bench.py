@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from statistics import median
+from statistics import median as middle
+from time import perf_counter
 from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Length
-from tokenswift.cli.inputs import token_ids
+from tokenswift.cli.inputs import read_named, token_ids
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import table
 from tokenswift.config import SamplingParams
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import InputError
@@ -82,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
     for name in ("contexts", "rows"):
         for value in getattr(args, name) or [0]:
             check_integer(name, value, 2 if name == "contexts" else 1)
-    text, record = text_of(args.prompt_file), check_record(args.json, {"--prompt-file": args.prompt_file})
+    if args.prompt_file is None:
+        stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
+        texts = [one.read_text(encoding="utf-8") for one in sorted(stories, key=lambda one: one.name)]
+        text = "\n\n".join(texts)
+    else:
+        text = read_named(args.prompt_file, "--prompt-file")
+    record = check_record(args.json, {"--prompt-file": args.prompt_file})
     with options.load_model(args, args.rope_scaling) as llm:
         ids = {context: prompt(llm, text, context, args) for context in args.contexts}
         made = about(llm, args)
@@ -94,21 +101,6 @@ def run(args: argparse.Namespace) -> int:
     if record != STDOUT:
         print(shown(made), flush=True)
     return 0
-
-
-def text_of(file: str | None) -> str:
-    """The text to go on from.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    if file is not None:
-        try:
-            return Path(file).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"prompt_file {file} cannot be read ({error})") from error
-    stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
-    return "\n\n".join(one.read_text(encoding="utf-8") for one in sorted(stories, key=lambda one: one.name))
 
 
 def prompt(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[int]:
@@ -123,8 +115,8 @@ def prompt(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[
             f"contexts is {context}, the text has {counted(len(ids), 'token')}; valid: fewer, or a longer "
             "prompt_file"
         )
-    rows, limit = max(args.rows), llm.target.rotary.limit
-    if limit is not None and context + max(args.max_new_tokens, rows) > limit:
+    limit = llm.target.rotary.limit
+    if limit is not None and context + max(args.max_new_tokens, *args.rows) > limit:
         raise InputError(
             f"contexts is {context}, with new tokens more than the model's {limit} positions; valid: fewer, "
             "or rope_scaling yarn"
@@ -138,86 +130,111 @@ def about(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
 
     from tokenswift.loader.identity import versions
 
-    place = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "threads": torch.get_num_threads()}
     heads = llm.resources.heads
-    used = None if heads is None else {"kind": heads.kind, "file": Path(heads.source).name}
-    how = {"repeats": args.repeats, "max_new_tokens": args.max_new_tokens, "seed": args.seed}
-    weights = llm.target.weight_bytes
-    return {**place, "heads": used, "weight_bytes": weights, **how, "versions": versions(), "contexts": []}
+    return {
+        "model": llm.name,
+        "dtype": llm.dtype,
+        "device": llm.device,
+        "threads": torch.get_num_threads(),
+        "heads": None if heads is None else {"kind": heads.kind, "file": Path(heads.source).name},
+        "weight_bytes": llm.target.weight_bytes,
+        "repeats": args.repeats,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "versions": versions(),
+        "contexts": [],
+    }
 
 
 def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
     """Everything after one prompt: ``times`` of each kind in the order in which they were measured, and their
-    spread; whether both ways of decoding wrote the same tokens."""
-    from tokenswift.cli.timer import pass_times
-
+    spread; whether both ways of decoding wrote the same tokens. They take turns, forth and back, so that
+    neither is always first; what warms them up does not count."""
     states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
     sampling, written = SamplingParams(seed=args.seed), set[tuple[int, ...]]()
-
-    def rate(name: str) -> float:
-        state, strategy = states[-1], STRATEGIES[name]
-        done = state.generate(args.max_new_tokens, strategy, {}, sampling, ignore_eos=True)
-        written.add(tuple(done.token_ids))
-        return done.metrics.tokens_per_second
-
-    rates = in_turns(list(STRATEGIES), rate, args.repeats)
-    pairs = zip(rates["plain"], rates["adaptive"], strict=True)
+    rates: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+    for turn in range(1 + args.repeats):
+        for name in list(STRATEGIES)[:: -1 if turn % 2 else 1]:
+            done = states[-1].generate(args.max_new_tokens, STRATEGIES[name], {}, sampling, ignore_eos=True)
+            written.add(tuple(done.token_ids))
+            rates[name].append(done.metrics.tokens_per_second)
+    rates = {name: values[1:] for name, values in rates.items()}
     passes = {rows: pass_times(llm.target, len(ids), rows, args.repeats) for rows in args.rows}
     return {
         "context": len(ids),
         "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
         "tokens_per_second": {name: spread(values) for name, values in rates.items()},
-        "speedup": spread([adaptive / plain for plain, adaptive in pairs]),
+        "speedup": spread([b / a for a, b in zip(rates["plain"], rates["adaptive"], strict=True)]),
         "identical": len(written) == 1,
         "passes": [{"rows": rows, "milliseconds": spread(values)} for rows, values in passes.items()],
     }
 
 
-def in_turns(names: Sequence[str], measured: Callable[[str], float], repeats: int) -> dict[str, list[float]]:
-    """What each says in each round, forth and back, so that none is always first; a first round does not
-    count."""
-    found: dict[str, list[float]] = {name: [] for name in names}
-    order = list(names)
-    for turn in range(1 + repeats):
-        for name in order:
-            value = measured(name)
-            found[name] += [value] if turn else []
-        order.reverse()
-    return found
-
-
 def spread(values: list[float]) -> dict[str, Any]:
     """Median, least and most, and all of them."""
-    return {"median": median(values), "least": min(values), "most": max(values), "times": values}
+    return {"median": middle(values), "least": min(values), "most": max(values), "times": values}
 
 
 def shown(made: dict[str, Any]) -> str:
     """A record as tables."""
     heads = made["heads"]["kind"] + " heads" if made["heads"] else "no heads"
-    threads = f"{made['threads']} thread{'s' if made['threads'] > 1 else ''}" * (made["device"] == "cpu")
-    place = ", ".join(filter(None, (f"{made['dtype']} on {made['device']}", threads, heads)))
+    threads = [counted(made["threads"], "thread")] if made["device"] == "cpu" else []
+    place = ", ".join([f"{made['dtype']} on {made['device']}", *threads, heads])
     counts = f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
     speeds, passes = [], []
     for one in made["contexts"]:
-        rates = one["tokens_per_second"]
-        cells = [cell(one["prompt_tokens_per_second"]), *map(cell, rates.values()), cell(one["speedup"], 2)]
-        speeds.append([f"{one['context']:,}", *cells, "yes" if one["identical"] else "no"])
-        times = [cell(entry["milliseconds"], 2) for entry in one["passes"]]
-        passes.append([f"{one['context']:,}", *times])
+        kinds = one["prompt_tokens_per_second"], *one["tokens_per_second"].values()
+        cells = [*map(cell, kinds), cell(one["speedup"], 2), "yes" if one["identical"] else "no"]
+        speeds.append([f"{one['context']:,}", *cells])
+        passes.append([f"{one['context']:,}", *(cell(row["milliseconds"], 2) for row in one["passes"])])
     head = ("context", "prompt, tokens/s", *(f"{name}, tokens/s" for name in STRATEGIES), "×", "identical")
-    rows = [entry["rows"] for entry in made["contexts"][0]["passes"]]
-    return "\n".join(
-        [
-            f"{made['model']}: {place}; {made['weight_bytes'] / 1e6:,.0f} MB of weights a pass; {counts}",
-            "",
-            table(speeds, head, right=range(6)),
-            "",
-            table(passes, ("context", *(f"{n} row{'s' * (n > 1)}, ms" for n in rows)), right=range(99)),
-        ]
-    )
+    rows = [f"{counted(entry['rows'], 'row')}, ms" for entry in made["contexts"][0]["passes"]]
+    first = f"{made['model']}: {place}; {made['weight_bytes'] / 1e6:,.0f} MB of weights a pass; {counts}"
+    tables = table(speeds, head, right=range(6)), table(passes, ("context", *rows), right=range(99))
+    return "\n\n".join([first, *tables])
 
 
 def cell(found: dict[str, Any], digits: int = 1) -> str:
     """Median (least–most)."""
-    middle, least, most = (f"{found[name]:,.{digits}f}" for name in ("median", "least", "most"))
-    return f"{middle} ({least}–{most})"
+    return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(*list(found.values())[:3], d=digits)
+
+
+# ---- the clock of all measurements that are no generation --------------------------------------------------
+
+
+def times(work: Callable[[], object], runs: int = 5, least: float = 0.0) -> list[float]:
+    """Milliseconds of each call after a first one, work on an accelerator included: at least ``runs``, until
+    ``least`` seconds are over."""
+    import torch
+
+    found: list[float] = []
+    end = perf_counter() + least
+    while len(found) <= runs or perf_counter() < end:
+        begun = perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(1e3 * (perf_counter() - begun))
+    return found[1:]
+
+
+def median(values: list[float]) -> float:
+    """The median, rounded to four digits."""
+    return round(middle(values), 4)
+
+
+def pass_times(target: Any, context: int, rows: int, runs: int) -> list[float]:
+    """Milliseconds of a pass of some rows (a chain of drafts) with its logits, behind a context.
+
+    Args:
+        target: a loaded model (`models.target.Target`).
+    """
+    import torch
+
+    cache = target.new_cache(context + rows)
+    cache.fill_random()  # what keys hold costs nothing
+    cache.commit(tuple(range(context)))
+    tokens = torch.arange(rows, device=target.device) % target.vocab_size
+    positions = torch.arange(context, context + rows, device=target.device)
+    parents = None if rows == 1 else list(range(-1, rows - 1))
+    return times(lambda: target.logits(target.forward(tokens, positions, cache, parents).hidden), runs)

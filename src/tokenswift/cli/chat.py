@@ -1,4 +1,4 @@
-"""``tokenswift chat``: a conversation with a model.
+"""``tokenswift chat``: a conversation with a model, its commands, and conversations as files.
 
 In a terminal lines are edited with prompt_toolkit. Elsewhere each line of standard input is a message, and
 nothing but the answers goes to standard output.
@@ -7,27 +7,60 @@ nothing but the answers goes to standard output.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
+import re
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
+from tokenswift.checks import meant, shown
 from tokenswift.cli import options, prompting
 from tokenswift.cli.declare import RARE, add_options, check_options, option
 from tokenswift.cli.errors import option_names, with_option_name
 from tokenswift.cli.generate import Length
-from tokenswift.cli.keys import Editor, Typed, is_open
-from tokenswift.cli.output import check_writable
-from tokenswift.cli.signals import Interrupted
-from tokenswift.cli.talk import COMMANDS, Chat
+from tokenswift.cli.output import TextSink, check_writable
+from tokenswift.cli.settings import Settings, dashed, said
+from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.loader.rope import parse_rope_scaling
-from tokenswift.types import InputError, RunError
+from tokenswift.types import Generation, InputError, RunError
+from tokenswift.words import counted
 
+if TYPE_CHECKING:
+    from tokenswift.engine.prefixes import Prefixes
+
+QUOTES = '"""'
+COMMANDS = {
+    "/system TEXT": 'set the system prompt; alone it shows it, and /system "" removes it',
+    "/set NAME VALUE": "change the sampling or the length of answers; alone it shows the settings",
+    "/retry": "write another answer to the last message, with the next seed",
+    "/undo": "remove the last message and its answer",
+    "/clear": "begin a new conversation; system prompt and settings stay",
+    "/load FILE": "load a conversation that /save wrote to a .json file, and continue it",
+    "/save FILE": "save the conversation: as JSON for a name that ends in .json, else as text",
+    "/help": "show this list",
+    "/exit": "end the chat, as Ctrl-D does",
+}
+#: what some other programs, and this one before, call them
+ALSO = {"/reset": "/clear", "/regen": "/retry", "/quit": "/exit", "/bye": "/exit", "/?": "/help"}
+KEYS = (
+    f"Enter sends; Ctrl-J (or Alt-Enter) begins a new line, and so does Enter in a message that begins with\n"
+    f"{QUOTES}, up to the {QUOTES} that end it. Ctrl-C stops an answer and keeps what was written. Arrow\n"
+    f"up brings back earlier messages."
+)
+MOST_BYTES = 64 * 1024 * 1024
+SHAPE = (
+    'a JSON list as /save FILE.json writes it: [{"role": "user", "content": "…"}, {"role": "assistant", …}], '
+    "one of role system first, or none, then user and assistant in turn"
+)
 #: what options of other commands are here
 TEXTS = {
     "system": "system prompt; default: the template's own",
@@ -86,28 +119,24 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--history", args.history)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         chat = _begin(args, sampling, call)
-        for line in _piped():
-            if not chat.take(line):
-                break
+        all(chat.take(line) for line in _piped())  # up to the first that ends the chat
         return 0
-    editor = Editor(args.history)
-    typed = Typed(editor)
-    with _ends_by_signal(), typed.plain_enter():
-        with typed.silent():
-            chat = _begin(args, sampling, call)
-        chat.typed = typed
-        while True:
-            try:
-                if not chat.take(editor()):
-                    return 0
-            except KeyboardInterrupt as interrupt:
-                if isinstance(interrupt, Interrupted):
-                    raise
-                logger.info("Ctrl-D or /exit ends the chat")
-            except EOFError:
+    with Signals():
+        ask, chat = editor(args.history), _begin(args, sampling, call)
+    while True:
+        try:
+            with Signals():  # a signal raises, so that the terminal is given back as it was
+                line = ask()
+            if not chat.take(line):
                 return 0
-            except (InputError, RunError) as error:  # the conversation is as it was before
-                logger.error("error: %s", with_option_name(str(error), args.options))
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Interrupted) and interrupt.number != signal.SIGINT:
+                raise
+            logger.info("Ctrl-D or /exit ends the chat")
+        except EOFError:
+            return 0
+        except (InputError, RunError) as error:  # the conversation is as it was before
+            logger.error("error: %s", with_option_name(str(error), args.options))
 
 
 def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, Any]) -> Chat:
@@ -129,11 +158,78 @@ def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, A
     return Chat(llm, args.max_new_tokens, args.system, *telling, Prefixes.beside(llm.target), **call)
 
 
+# ---- where messages come from ------------------------------------------------------------------------------
+
+
+def is_open(text: str) -> bool:
+    """Whether a message, or the text of a command, has begun with three quotes and goes on."""
+    begun = re.match(rf"\s*(?:/[a-z]+\s+)?{QUOTES}(.*)", text, re.DOTALL)
+    return begun is not None and not begun[1].rstrip().endswith(QUOTES)
+
+
+def unquoted(text: str) -> str:
+    """What stands between three quotes; a text that does not begin with them as it is."""
+    if not text.startswith(QUOTES):
+        return text
+    return text.removeprefix(QUOTES).rstrip().removesuffix(QUOTES).strip("\n")
+
+
+def editor(history: str | None) -> Callable[[], str]:
+    """What reads a message from the terminal.
+
+    Args:
+        history: the file that keeps typed lines, None for the usual one, "none" for none.
+    """
+    import termios
+
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import get_app
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    for names in (("c-j",), ("escape", "enter")):
+        keys.add(*names)(lambda event: event.current_buffer.insert_text("\n"))
+    session: PromptSession[str] = PromptSession(
+        history=_history(history),
+        key_bindings=keys,
+        prompt_continuation="  ",
+        multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
+        include_default_pygments_style=False,
+    )
+
+    def ask() -> str:
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed into an answer
+        return session.prompt("\n> ").encode("utf-8", "replace").decode("utf-8")
+
+    return ask
+
+
+def _history(name: str | None) -> Any:
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    from tokenswift.loader.find import cache_dir
+
+    if name == "none":
+        return InMemoryHistory()
+    path = cache_dir() / "chat-history" if name is None else Path(name).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # nobody else reads it
+        return FileHistory(str(path))
+    except OSError as error:
+        logger.warning("the input history is not saved: %s (%s)", path, error.strerror or error)
+        return InMemoryHistory()
+
+
 def _piped() -> Iterator[str]:
     """The messages of standard input: its lines, those between three quotes together."""
     held = ""
-    for line in _lines():
-        held += line
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            held += line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
         if not is_open(held):
             yield held
             held = ""
@@ -141,25 +237,305 @@ def _piped() -> Iterator[str]:
         yield held
 
 
-def _lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
+# ---- the conversation --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message and its answer.
+
+    Attributes:
+        how: settings and system message of the answer; None: it was read from a file.
+    """
+
+    question: str
+    answer: str
+    how: tuple[Settings, str | None] | None = None
+
+
+class Chat:
+    """A conversation.
+
+    Args:
+        llm: an ``LLM`` with a chat template.
+        most: tokens of an answer at most; None: as `memory.default_length` has it.
+        system: the system message, None for the template's own.
+        quiet: show no progress.
+        raw: let control characters of the answers reach a terminal.
+        verbose: tokens a pass behind each answer too.
+        prefixes: keeps what was read of the conversation, so that an answer needs to read only what is new.
+        sampling: of answers.
+        call: strategy of a request.
+
+    Attributes:
+        turns: what was said, oldest first.
+        system: the system message of this conversation.
+        settings: of the next answer.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        most: int | None,
+        system: str | None = None,
+        quiet: bool = False,
+        raw: bool = False,
+        verbose: bool = False,
+        prefixes: Prefixes | None = None,
+        sampling: SamplingParams | None = None,
+        **call: Any,
+    ) -> None:
+        self._llm, self._quiet, self._raw, self._call = llm, quiet, raw, call
+        self._verbose, self._prefixes = verbose, prefixes
+        self.settings = Settings(sampling or SamplingParams(), most)
+        self.system = self._usual = system
+        self._begun = (self.settings, system)
+        self._saved: set[Path] = set()
+        self.turns: list[Turn] = []
+        self._unanswered: str | None = None
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat messages."""
+        turns = [
+            {"role": role, "content": content}
+            for turn in self.turns
+            for role, content in (("user", turn.question), ("assistant", turn.answer))
+        ]
+        return [*prompting.system_messages(self.system), *turns]
+
+    def take(self, line: str) -> bool:
+        """Do what a line says, a command or a message; False when the chat is to end.
+
+        Raises:
+            InputError, RunError: a command or an answer failed; the conversation is as it was before.
+            Interrupted: a signal other than Ctrl-C ended the answer.
+        """
+        text = line.strip()
+        found = re.fullmatch(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", text, re.DOTALL)
+        if found is None:
+            if text := unquoted(text):
+                self.answer(text)
+            return True
+        command, rest = ALSO.get(found[1], found[1]), found[2] or ""
+        names = [name.partition(" ")[0] for name in COMMANDS]
+        if command == "/exit":
+            return False
+        if command not in names:
+            valid = f"{', '.join(COMMANDS)}{meant(command, names)}"
+            raise InputError(f"{command} is not a command; valid: {valid}")
+        if command in COMMANDS and rest:
+            raise InputError(f"{command} is followed by {shown(rest)}; valid: {command} alone")
+        if f"{command} FILE" in COMMANDS and not rest:
+            raise InputError(f"{command} has no file; valid: {command} FILE")
+        if command != "/system" and "\n" in rest:
+            raise InputError(f"{command} is followed by several lines; valid: one, or /system with several")
+        getattr(self, f"do_{command[1:]}")(*([] if command in COMMANDS else [rest]))
+        return True
+
+    def answer(self, text: str) -> None:
+        """Answer a message; what Ctrl-C left of the answer is kept."""
+        from tokenswift.engine.request import Request
+
+        ids = self._encoded([*self.messages, {"role": "user", "content": text}])
+        how = (self.settings, self.system)
+        most, sampling = self._room(len(ids)), self.settings.sampling
+        sink, answer, stages = TextSink(None, raw=self._raw), "", Stages(self._quiet)
+        request = Request(ids, most, sampling=sampling, **self._call, on_loop="stop", on_progress=stages)
+        self._unanswered = text
+        with Signals(leave=_leave) as signals:
+            try:
+                with self._llm.start(request, self._prefixes) as steps:
+                    for step in steps:
+                        answer += step.text
+                        sink.write(step.text)
+                        signals.check()
+                    ended = figures(steps.result, self.settings.max_new_tokens, self._verbose)
+            except KeyboardInterrupt:
+                if signals.number not in (0, signal.SIGINT):
+                    raise
+                ended = "stopped"
+            finally:
+                stages.end()
+                sink.close()
+        if answer:
+            self.turns.append(Turn(text, answer, how))
+            self._unanswered = None
+        logger.info("(%s)", ended)
+
+    def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._llm.encode(messages, template_options=self._call.get("template_options"))
+
+    def _room(self, tokens: int) -> int:
+        """How long an answer may become behind ``tokens`` tokens."""
+        from tokenswift.memory import default_length
+
+        limit, most = self._llm.target.rotary.limit, self.settings.max_new_tokens
+        if limit is not None and tokens >= limit:
+            raise InputError(
+                f"the conversation has {counted(tokens, 'token')}, the model {limit:,} positions; valid: a "
+                "shorter message, /undo, /clear, or --rope-scaling yarn"
+            )
+        if most is None:
+            return default_length(self._llm.target, True, tokens)
+        return most if limit is None else min(most, limit - tokens)
+
+    # ---- commands
+
+    def do_help(self) -> None:
+        """Show the commands."""
+        logger.info("%s\n%s", table(COMMANDS.items()), KEYS)
+
+    def do_retry(self) -> None:
+        """Answer the last message again, with the next seed."""
+        if self._unanswered is None and not self.turns:
+            raise InputError("/retry has no message to answer again; valid: after a message")
+        before, replaced = self.turns, self._unanswered is None
+        question = self._unanswered or self.turns[-1].question
+        self.turns = self.turns[: len(before) - replaced]
+        kept = len(self.turns)
+        self.settings = self.settings.next_seed()
+        if self.settings.sampling.greedy:
+            usual = ANSWERS.temperature
+            logger.warning("greedy decoding has one answer; /set temperature %s has more", usual)
+        else:
+            logger.info("another answer, with seed %d", self.settings.sampling.seed)
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
-        yield text.replace("\r\n", "\n")
+            self.answer(question)
+        finally:
+            if replaced and len(self.turns) == kept:  # there is no other answer
+                self.turns, self._unanswered = before, None
+
+    def do_undo(self) -> None:
+        """Take the last turn back."""
+        if not self.turns:
+            raise InputError("/undo has no answer to take back; valid: after an answer")
+        self.turns, gone, self._unanswered = self.turns[:-1], self.turns[-1], None
+        left = counted(2 * len(self.turns), "message")
+        logger.info("taken back: %s and its answer; %s left", shown(gone.question), left)
+
+    def do_clear(self) -> None:
+        """Begin a new conversation with the same instructions and settings."""
+        self.turns, self.system, self._unanswered = [], self._usual, None
+        logger.info("a new conversation")
+
+    def do_system(self, text: str) -> None:
+        """Set the system message of what follows, or show it.
+
+        Raises:
+            InputError: the model's chat template takes none.
+        """
+        if not text:
+            logger.info("%s", self.system or "no system prompt but the chat template's own")
+            return
+        system = (unquoted(text) if text != '""' else "") or None
+        self._encoded([*prompting.system_messages(system), {"role": "user", "content": "?"}])
+        self.system = self._usual = system
+        done = "the system prompt is set" if system is not None else "no system prompt any longer"
+        more = "; the conversation continues (/clear begins a new one)" if self.turns else ""
+        logger.info("%s%s", done, more)
+
+    def do_set(self, words: str) -> None:
+        """Change a setting of the answers that follow, or show all.
+
+        Raises:
+            InputError: naming the setting, its value and what is valid.
+        """
+        if not words:
+            logger.info("%s", table(self.settings.rows()))
+            return
+        name, self.settings = self.settings.changed(words)
+        value = self.settings.values()[name]
+        logger.info("%s is %s", dashed(name), said(value))
+        options.warn_idle(self.settings.sampling, {name: value}, "")
+
+    def do_save(self, name: str) -> None:
+        """Write the conversation to a file, which is replaced only if this chat has made it.
+
+        Raises:
+            InputError: there is something else of that name, or it cannot be written.
+        """
+        path, messages = Path(name).expanduser(), self.messages
+        if path.exists() and path.resolve() not in self._saved:
+            raise InputError(f"/save {name}: it exists already; valid: a new file")
+        if path.suffix == ".json":
+            text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
+        else:
+            text = "\n\n".join(f"{m['role']}:\n{m['content']}" for m in messages) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"/save {name} cannot be written ({reason}); valid: a writable file") from error
+        self._saved.add(path.resolve())
+        again = all(turn.how == self._begun for turn in self.turns)
+        seed = f" (--seed {self._begun[0].sampling.seed} repeats them)" if again and self.turns else ""
+        logger.info("%s written to %s%s", counted(len(messages), "message"), path, seed)
+
+    def do_load(self, name: str) -> None:
+        """Take up a conversation of a file in place of this one.
+
+        Raises:
+            InputError: there is no conversation in it, or it is too long for the model; this one stays.
+        """
+        messages = read(name)
+        if messages and messages[-1]["role"] == "assistant":
+            self._room(len(self._encoded(messages)))
+        texts = [message["content"] for message in messages if message["role"] != "system"]
+        self.system = messages[0]["content"] if len(texts) < len(messages) else None
+        self._unanswered = None
+        self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+        logger.info("%s read from %s", counted(len(messages), "message"), name)
 
 
-@contextmanager
-def _ends_by_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise :class:`Interrupted`, so that the terminal is given back as it was."""
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a file."""
 
-    def end(number: int, frame: object) -> None:
-        raise Interrupted(number)
+    role: Literal["system", "user", "assistant"]
+    content: str
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+def read(name: str) -> list[dict[str, str]]:
+    """The messages of a JSON file.
+
+    Raises:
+        InputError: it cannot be read, or is anything but a conversation that has ended with an answer.
+    """
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with Path(name).expanduser().open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise OSError(0, f"it has more than {MOST_BYTES // 2**20} MB")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"/load {name} cannot be read ({reason}); valid: {SHAPE}") from error
+    try:
+        found = msgspec.json.decode(content, type=list[Message])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"/load {name}: {error}; valid: {SHAPE}") from error
+    turns = found[1:] if found and found[0].role == "system" else found
+    if [one.role for one in turns] != ["user", "assistant"] * (len(turns) // 2):
+        raise InputError(
+            f"/load {name}: user and assistant do not take turns up to an answer; valid: {SHAPE}"
+        )
+    if not all(one.content for one in turns):
+        raise InputError(f"/load {name}: a message is empty; valid: {SHAPE}")
+    return msgspec.to_builtins(found)
+
+
+def figures(result: Generation, most: int | None, verbose: bool = False) -> str:
+    """An answer in figures, and why it ended where that is not its own end."""
+    m = result.metrics
+    text = f"{counted(len(result.token_ids), 'token')}, {m.tokens_per_second:.0f} tokens/s"
+    if verbose:
+        text += f", {m.mean_acceptance_length:.2f} tokens a pass"
+    if result.finish_reason == "length":
+        reached = "max-new-tokens, see /set" if len(result.token_ids) == most else "the model's positions"
+        return f"{text}; cut off by {reached}"
+    return text + ("; stopped, it began to repeat itself" if result.finish_reason == "loop" else "")
+
+
+def _leave(code: int) -> None:
+    """A second signal during an answer: one more Ctrl-C says nothing new."""
+    if code != 128 + signal.SIGINT:
+        os._exit(code)

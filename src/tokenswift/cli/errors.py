@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from tokenswift.checks import meant
 from tokenswift.cli.declare import KEY, RARE, level_of
-from tokenswift.cli.escapes import shown_on
+from tokenswift.cli.terminal import shown_on
 from tokenswift.types import InputError
 
 MEANT = "; did you mean "

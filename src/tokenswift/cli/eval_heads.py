@@ -11,8 +11,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.cli.progress import Stages
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import Stages, table
 from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.types import InputError, Step
 

@@ -21,12 +21,11 @@ from tokenswift.cli.output import (
     check_folder,
     check_outputs,
     files_of_run,
+    summary,
     write_json,
 )
 from tokenswift.cli.preset import add_preset_option, apply_preset
-from tokenswift.cli.progress import Progress
-from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.cli.streams import STANDARD_OUTPUT
+from tokenswift.cli.terminal import STANDARD_OUTPUT, Interrupted, Progress, Signals
 from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
 from tokenswift.grammar import Grammar
@@ -297,8 +296,8 @@ def run(args: argparse.Namespace) -> int:
     if new is None:
         cut = default_length(args.run_dir, answered := is_chat(request.prompt))
         new = None if answered else CONTINUED_LENGTH
-    progress = Progress(new, args.quiet, done=done, verbose=args.verbose, at_length=cut)
-    result = stream(llm, request, sink, progress, before)
+    result = stream(llm, request, sink, Progress(new, args.quiet, done), before)
+    logger.info("%s", summary(result, args.verbose, cut))
     if record is not None:
         given = call["strategy_options"]
         write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
@@ -346,7 +345,7 @@ def default_length(run_dir: str | None, answered: bool) -> str:
 def stream(
     llm: Any, request: Request, sink: TextSink, progress: Progress, before: RunState | None = None
 ) -> Generation:
-    """Run a request with its text and progress shown; the summary at the end.
+    """Run a request with its text and progress shown.
 
     Args:
         before: the run as it is in its folder, when there is one to go on with.
@@ -360,7 +359,7 @@ def stream(
 
     with Signals() as signals:
         try:
-            with llm.start(replace(request, on_progress=progress.stages)) as steps:
+            with llm.start(replace(request, on_progress=progress)) as steps:
                 for step in steps:
                     sink.write(step.text)
                     progress.update(step)
@@ -393,5 +392,4 @@ def stream(
             raise RunError(f"{what}; {kept}") from error
     sink.close()
     progress.end()
-    progress.summary(result)
     return result

@@ -28,8 +28,7 @@ from tokenswift.cli.errors import (
     with_option_name,
     with_suggestion,
 )
-from tokenswift.cli.escapes import visible
-from tokenswift.cli.streams import STANDARD_OUTPUT, usable_streams
+from tokenswift.cli.terminal import STANDARD_OUTPUT, LogHandler, usable_streams
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
@@ -50,6 +49,8 @@ COMMANDS = (
     "train_eagle",
     "eval_heads",
 )
+#: commands that another's module has
+MODULES = dict.fromkeys(("resume", "text", "report"), "runs")
 
 
 EXAMPLES = """examples:
@@ -63,14 +64,6 @@ tokenswift COMMAND --help lists the options of a command.
 Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated."""
 #: commands that write nothing to standard output
 SILENT = ("train-heads", "train-draft", "train-eagle", "report")
-
-
-class Visible(logging.Formatter):
-    """Log lines whose names and paths command no terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return visible(text) if sys.stderr.isatty() else text
 
 
 class Format(argparse.HelpFormatter):
@@ -202,7 +195,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}
-    for module_name in (first,) if first in COMMANDS else COMMANDS:
+    names = (first,) if first in COMMANDS else COMMANDS
+    for module_name in dict.fromkeys(MODULES.get(name, name) for name in names):
         module = import_module(f"tokenswift.cli.{module_name}")
         module.add_parser(subparsers)
         for name in subparsers.choices:
@@ -223,8 +217,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[Sequence[str]], Par
 
 
 def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parsers]) -> int:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Visible("%(message)s"))
+    handler = LogHandler()
     logger = logging.getLogger("tokenswift")
     level = logger.level
     logger.addHandler(handler)

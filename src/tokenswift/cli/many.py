@@ -15,8 +15,7 @@ from tokenswift.checks import check_integer
 from tokenswift.cli import inputs, options, prompting
 from tokenswift.cli.declare import RARE, check_options, option
 from tokenswift.cli.output import check_folder, check_record, write_text
-from tokenswift.cli.progress import Stages
-from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.terminal import Interrupted, Signals, Stages
 from tokenswift.config import CONTINUED_LENGTH, SamplingParams
 from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address

@@ -13,7 +13,7 @@ from typing import Any
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import table
 from tokenswift.types import InputError
 from tokenswift.words import counted
 

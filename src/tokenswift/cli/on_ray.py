@@ -13,9 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from tokenswift.cli import many, options
-from tokenswift.cli.progress import Stages
-from tokenswift.cli.signals import Signals
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import Signals, Stages, table
 from tokenswift.files import is_address
 from tokenswift.types import InputError
 from tokenswift.words import counted

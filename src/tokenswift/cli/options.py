@@ -15,7 +15,7 @@ from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option, texts_of
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
-from tokenswift.cli.progress import Stages
+from tokenswift.cli.terminal import Stages
 from tokenswift.config import (
     ADJUSTING,
     HEAD_KINDS,
@@ -198,7 +198,7 @@ def shown_default(option: Field[Any]) -> str:
 
 def print_keys(args: argparse.Namespace) -> int:
     """Print what ``--method-option help`` asks for: the keys that a command takes, of its strategy."""
-    from tokenswift.cli.tables import table
+    from tokenswift.cli.terminal import table
 
     name = getattr(args, "strategy", "auto")
     said, level = texts_of(Model), {one.name: one.metadata.get("level") for one in fields(Model)}

@@ -9,16 +9,26 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tokenswift.cli.escapes import one_place, shown_on
-from tokenswift.cli.wrap import Wrapped
-from tokenswift.types import InputError, RunError
+from tokenswift.cli.terminal import one_place, shown_on
+from tokenswift.types import Generation, InputError, Loop, RunError
+from tokenswift.words import counted
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
+#: finish reason → in words
+ENDINGS = {
+    "length": "ended at the length asked for",
+    "eos": "the model ended the text",
+    "stop": "ended at a stop text",
+    "loop": "stopped, it began to repeat itself",
+}
+#: source of tokens (`spec.drafters.registry`) → in words
+DRAFTERS = {"head": "heads", "ngram": "n-grams", "chain": "drafted chains", "eagle": "EAGLE-3"}
+READING_SECONDS = 1.0  # that a prompt takes to be worth a word
+MEASURING_SECONDS = 0.05  # that measuring takes to be worth one, among the details
 logger = logging.getLogger("tokenswift")
 
 
@@ -186,29 +196,18 @@ class TextSink:
         path: the file, if there is to be one.
         echo: write to standard output too.
         raw: let control characters reach a terminal.
-        wrap: end lines on a terminal between words.
 
     Attributes:
         kept: where the text so far is, in words.
         written: characters that it has seen, those of :meth:`repeat` included.
     """
 
-    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False, wrap: bool = False) -> None:
+    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False) -> None:
         self.written = 0
-        self._wrapped = Wrapped() if wrap and not raw else None  # escape sequences have no width
+        self.kept = "the text so far is on standard output" if echo else "no text was kept"
         self._path, self._echo, self._raw = path, echo, raw
         self._file: IO[str] | None = None
         self._last = "\n"
-        self._failed = False
-
-    @property
-    def kept(self) -> str:
-        """Where the text so far is, in words."""
-        if self._file:
-            return f"the text so far is in {self._path}"
-        if self._failed:
-            return "what fitted of the text is on standard output"
-        return "the text so far is on standard output" if self._echo else "no text was kept"
 
     def write(self, text: str) -> None:
         """Pass on a piece of text, flushed.
@@ -217,75 +216,61 @@ class TextSink:
             RunError: the file cannot be written any more (no space left, say).
             OSError: as :func:`say`.
         """
-        self._to_file(text)
+        self.repeat(text)
         if text and self._echo:
             if self._last.endswith("\n") and one_place(sys.stdout, sys.stderr):
                 logger.addFilter(self._on_a_line_of_its_own)
-            shown = shown_on(sys.stdout, text, self._raw)
-            self._show(shown if self._wrapped is None else self._wrapped.more(shown))
-        self.written += len(text)
+            self._show(shown_on(sys.stdout, text, self._raw))
 
     def repeat(self, text: str) -> None:
         """Write text of an earlier session: into the file alone."""
-        if text:
-            self._to_file(text)
         self.written += len(text)
+        if self._path is None:
+            return
+        try:
+            if self._file is None:
+                self._file = self._path.open("w", encoding="utf-8", newline="")
+                self.kept = f"the text so far is in {self._path}"
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            with suppress(OSError):  # what is still in its buffer cannot be written either
+                if self._file is not None:
+                    self._file.close()
+            name, self._path, self._file = self._path, None, None
+            reason = error.strerror or error
+            raise RunError(f"writing {name} failed ({reason}); what fitted in it was kept") from error
 
     def _show(self, text: str) -> None:
-        if not text:
-            return
         self._last = text
         try:
             say(text)
         except OSError:
-            self._failed, self._last, self._wrapped = True, "\n", None
+            self._last = "\n"
+            if self._file is None:
+                self.kept = "what fitted of the text is on standard output"
             raise
 
     def _on_a_line_of_its_own(self, record: logging.LogRecord) -> bool:
         """A filter of log records that go where the text goes: they begin a line."""
-        self._end_line()
-        return True
-
-    def _end_line(self) -> None:
-        if self._wrapped is not None:
-            self._show(self._wrapped.rest())
         if not self._last.endswith("\n"):
             self._show("\n")
-
-    def _to_file(self, text: str) -> None:
-        if self._path is not None:
-            try:
-                if self._file is None:
-                    self._file = self._path.open("w", encoding="utf-8", newline="")
-                self._file.write(text)
-                self._file.flush()
-            except OSError as error:
-                self._drop_file()
-                reason = error.strerror or error
-                raise RunError(
-                    f"writing {self._path} failed ({reason}); what fitted in it was kept"
-                ) from error
-
-    def _drop_file(self) -> None:
-        """Close the file after a failed write; what is still in its buffer cannot be written either."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            self._file = None
+        return True
 
     def close(self) -> None:
         """End the last line on standard output and close the file."""
         logger.removeFilter(self._on_a_line_of_its_own)
         if self._file is not None:
             self._file.close()
-        self._end_line()
+        if not self._last.endswith("\n"):
+            self._show("\n")
 
 
 def say(text: str) -> None:
     """Write to standard output, flushed.
 
     Raises:
-        OSError: it cannot be written, or was closed (a BrokenPipeError); see `streams.Named`.
+        OSError: it cannot be written, or was closed (a BrokenPipeError); see `terminal.Named`.
     """
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -327,3 +312,52 @@ def write_text(path: Path, text: str) -> None:
         raise RunError(
             f"writing {path} failed ({error.strerror or error}); what was there before was kept"
         ) from error
+
+
+def loop_words(loop: Loop) -> str:
+    """Where a text repeats itself."""
+    if loop.sign == "pattern":
+        pattern = counted(loop.size, "token")
+        return f"the text repeats itself from token {loop.start} on ({pattern} again and again)"
+    return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
+
+
+def drafted(result: Generation) -> str:
+    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
+    were some; "" where no draft was accepted."""
+    counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
+    names = [DRAFTERS.get(name, name) for name, count in counts if count and name != "target"]
+    if not names:
+        return ""
+    text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
+    gain = (result.drafting or {}).get("gain")
+    return text if gain is None else f"{text}, {gain:.2f} × plain"
+
+
+def summary(result: Generation, verbose: bool = False, at_length: str | None = None) -> str:
+    """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
+
+    Args:
+        verbose: passes, acceptance and why it was drafted so, too.
+        at_length: what is said of an end at the length; None: that it was asked for.
+    """
+    m = result.metrics
+    text = counted(len(result.token_ids), "token")
+    text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
+    if verbose or m.prefill_seconds >= READING_SECONDS:
+        text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
+    if verbose and m.calibration_seconds >= MEASURING_SECONDS:
+        text += f", {m.calibration_seconds:.1f} s of measuring passes (once per model)"
+    endings = ENDINGS | ({} if at_length is None else {"length": at_length})
+    text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
+    text += drafted(result)
+    if verbose:
+        text += (
+            f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
+            f"(n-grams {m.ngram_acceptance_rate:.2f})"
+        )
+        if result.drafting is not None:
+            text += f"; {result.drafting['summary']}"
+    if m.loop is not None:
+        text += f"; {loop_words(m.loop)}"
+    return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

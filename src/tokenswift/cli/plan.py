@@ -12,8 +12,7 @@ from tokenswift.cli import many, options, prompting
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.generate import add_call_options, call_from, settings_from, with_model
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.cli.progress import duration
-from tokenswift.cli.tables import table
+from tokenswift.cli.terminal import duration, table
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import InputError
 from tokenswift.words import counted

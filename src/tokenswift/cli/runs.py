@@ -1,30 +1,85 @@
-"""``tokenswift runs``: the runs below a folder, with state and figures."""
+"""``tokenswift runs, resume, text, report``: what to do with runs that ``generate --run-dir`` kept."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
-from tokenswift.cli.tables import table
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.generate import Loops, stream
+from tokenswift.cli.output import (
+    ENDINGS,
+    STDOUT,
+    TextSink,
+    add_json_option,
+    check_apart,
+    check_record,
+    check_writable,
+    files_of_run,
+    summary,
+    write_json,
+    write_text,
+)
+from tokenswift.cli.terminal import Progress, Stages, table
+from tokenswift.config import LoadConfig
+from tokenswift.engine.records import record_of
 from tokenswift.files import is_address
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
+logger = logging.getLogger("tokenswift")
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
+#: here the default is what the run had
+PLACED = "spread the layers: auto, or a JSON file with a device for each module; default: as before"
+LOOP = "when the text repeats itself: report (continue and say so) or stop; default: as before"
+
+
+@dataclass(frozen=True)
+class Longer:
+    """How a run goes on.
+
+    Attributes:
+        max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
+        drop_damaged: use the good part of a damaged journal, and keep the rest in a file beside it
+    """
+
+    max_new_tokens: int | None = option(None, least=1)
+    drop_damaged: bool = option(False)
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the subcommand."""
+    """Register the subcommands."""
+    parser = subparsers.add_parser(
+        "resume",
+        help="finish a run that was interrupted, or make one longer",
+        description="Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. "
+        "The continuation streams to standard output; the whole text is in the folder. --max-new-tokens "
+        "makes a finished run longer.",
+        epilog="Exit codes: 0 done (also when there was nothing left to do), 1 failed, 2 bad input, 129, "
+        "130, 143 hung up, interrupted, terminated (the run is kept).",
+    )
+    parser.set_defaults(run=resume)
+    add_options(parser, options.RunDir)
+    add_options(parser, Longer)
+    add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
+    add_options(parser, options.Model, only=("threads", "device_map"), texts={"device_map": PLACED})
+    add_json_option(parser, "write one JSON record to this file, as generate does")
+    add_options(parser, options.Shown)
+
     parser = subparsers.add_parser(
         "runs",
         help="list runs",
         description="List the runs that were kept with generate --run-dir, with state and figures.",
     )
+    parser.set_defaults(run=list_runs)
     parser.add_argument(
         "folder",
         nargs="?",
@@ -35,15 +90,94 @@ def add_parser(subparsers: Any) -> None:
     )
     add_json_option(parser, "write one JSON record per run to this file, a line each")
 
+    parser = subparsers.add_parser(
+        "text",
+        help="print the whole text of a run",
+        description="Print the whole text of a run that generate --run-dir kept, or the text so far of an "
+        "unfinished one, from its journal. No model is needed.",
+        epilog="Exit codes: 0 done, 1 the text could not be written, 2 bad input.",
+    )
+    parser.set_defaults(run=text)
+    add_options(parser, options.RunDir)
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the text to this file; default, and -: standard output"
+    )
+    add_options(parser, options.Quiet)
+
+    parser = subparsers.add_parser(
+        "report",
+        help="write a page about a run",
+        description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed "
+        "and acceptance against length, cost by phase, and the text, each token marked by its source, "
+        "repeats highlighted. For a folder (or an address) with the runs of many prompts: figures of each "
+        "and of all. The page needs no network and no scripts.",
+    )
+    parser.set_defaults(run=report)
+    add_options(parser, options.RunDir)
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the page to this file; default: report.html in the folder"
+    )
+    add_options(parser, options.Quiet)
+
 
 def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    return args.run(args)
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Check the journal before anything is loaded; then go on."""
+    from tokenswift.runs import folder as folders
+
+    check_options(args, Longer)
+    device_map = options.device_map_from(args)
+    LoadConfig(threads=args.threads, device_map=device_map)
+    record = check_record(args.json, files_of_run(args.run_dir))
+    folder = Path(args.run_dir).expanduser()
+    contents, state = folders.load(folder)
+    if not args.drop_damaged:
+        folders.check_whole(folder, contents, state)
+    longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
+    if state.end is not None and record is None and not (longer and state.end.reason == "length"):
+        how = f"{counted(len(state.tokens), 'token')}, {ENDINGS.get(state.end.reason, state.end.reason)}"
+        more = "; --max-new-tokens makes it longer" if state.end.reason == "length" else ""
+        logger.info("%s is finished (%s): tokenswift text %s prints it%s", folder, how, folder, more)
+        return 0
+
+    logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
+    with Stages(args.quiet, "loading") as stages:
+        import torch
+
+        from tokenswift.engine.resume import reload, request_of
+
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        llm = reload(state, stages, device_map)
+    logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
+    sink = TextSink(None, record != STDOUT, args.raw_output)
+    progress = Progress(request.max_new_tokens, args.quiet, len(state.tokens))
+    result = stream(llm, request, sink, progress, state)
+    logger.info("%s", summary(result, args.verbose))
+    if record is not None:
+        write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
+    return 0
+
+
+# ---- what needs no model -----------------------------------------------------------------------------------
+
+
+def list_runs(args: argparse.Namespace) -> int:
     """Read the journals; nothing is loaded, nothing is locked."""
+    from tokenswift.runs.report import cells
+
     record = check_record(args.json)
     rows = summaries(args.folder)
     if record is not None:
         write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if record != STDOUT:
-        print(shown(rows) if rows else f"no runs in {args.folder}", flush=True)
+        lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
+        print(table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}", flush=True)
     return 0
 
 
@@ -53,33 +187,70 @@ def summaries(name: str) -> list[dict[str, Any]]:
     Raises:
         InputError: there is no such folder.
     """
-    from tokenswift.runs.listing import find, summary_of
+    from tokenswift.runs.report import find, summary_of
 
-    with fetched(name) as folder:
+    remote = is_address(name)
+    with tempfile.TemporaryDirectory() if remote else nullcontext(name) as place:
+        folder = Path(place).expanduser()
+        if remote:
+            from tokenswift.runs.remote import fetch
+
+            fetch(name, folder)
         if not folder.is_dir():
             raise InputError(f"folder is {name!r}: no such folder; valid: one with runs in it")
         rows = [summary_of(path) for path in find(folder)]
-        if is_address(name):  # its copies have no locks
-            rows = [{**row, "run": f"{name.rstrip('/')}/{Path(row['run']).name}"} for row in rows]
-        return rows
+    if remote:  # its copies have no locks
+        rows = [{**row, "run": f"{name.rstrip('/')}/{Path(row['run']).name}"} for row in rows]
+    return rows
 
 
-@contextmanager
-def fetched(name: str) -> Iterator[Path]:
-    """A folder, or the journals of the runs at an address in a folder of this moment."""
-    if not is_address(name):
-        yield Path(name).expanduser()
-        return
-    from tokenswift.runs.remote import fetch
+def text(args: argparse.Namespace) -> int:
+    """Read the journal and write the text."""
+    from tokenswift.runs import folder as folders
 
-    with tempfile.TemporaryDirectory() as folder:
-        fetch(name, Path(folder))
-        yield Path(folder)
+    contents, state = folders.load(Path(args.run_dir).expanduser())
+    path = None if args.output in (None, str(STDOUT)) else check_writable("--output", args.output)
+    check_apart({"--output": path}, files_of_run(args.run_dir))
+    if contents.damaged:
+        logger.warning("the journal is damaged at byte %d; the text is what is before it", contents.good)
+    whole = _utf8(state.text + state.tail)
+    if path is None:
+        sink = TextSink(None)
+        sink.write(whole)
+        if sys.stdout.isatty():
+            sink.close()  # ends the last line
+    else:
+        write_text(path, whole)
+        logger.info("%s, %s", path, counted(len(state.tokens), "token"))
+    return 0
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """The runs as a table; of what cannot be read only name and state."""
-    from tokenswift.runs.listing import cells
+def report(args: argparse.Namespace) -> int:
+    """Read the journals and write the page."""
+    from tokenswift.runs import folder as folders
+    from tokenswift.runs.report import find, page, page_of_all
 
-    lines = [tuple(text for column, text in cells(row).items() if column in COLUMNS) for row in rows]
-    return table(lines, COLUMNS, right=range(2, 6))
+    folder, remote = Path(args.run_dir).expanduser(), is_address(args.run_dir)
+    if remote and args.output is None:
+        raise InputError(f"--output is not given, and {args.run_dir} is an address; valid: a file here")
+    several = remote or (folder.is_dir() and not folders.has_run(folder) and bool(find(folder)))
+    contents, state = (None, None) if several else folders.load(folder)
+    path = check_writable("--output", folder / "report.html" if args.output is None else args.output)
+    check_apart({"--output": path}, {} if several else files_of_run(args.run_dir))
+    if contents is None or state is None:
+        rows = summaries(args.run_dir)
+        html = page_of_all(rows, args.run_dir if remote else folder.resolve().name)
+        told = counted(len(rows), "run")
+    else:
+        if contents.damaged:
+            what = "the journal is damaged at byte %d; the page shows what is before it"
+            logger.warning(what, contents.good)
+        html = page(state, folder.resolve().name, folders.is_locked(folder))
+        told = counted(len(state.tokens), "token")
+    write_text(path or folder, _utf8(html))
+    logger.info("%s, %s", path, told)
+    return 0
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode("utf-8")

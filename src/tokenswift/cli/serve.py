@@ -14,7 +14,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.generate import Length
 from tokenswift.cli.output import check_folder
-from tokenswift.cli.signals import Interrupted
+from tokenswift.cli.terminal import Interrupted
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError

@@ -14,8 +14,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, sampling_from
 from tokenswift.cli.output import check_apart, check_folder, check_writable
-from tokenswift.cli.progress import Stages
-from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.terminal import Interrupted, Signals, Stages
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError, RunError
 

@@ -16,7 +16,7 @@ from tests.spec.drafters.test_auto import REAL
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.config import AutoOptions
 from tokenswift.runs import folder as folders
-from tokenswift.runs.report.page import page
+from tokenswift.runs.report import page
 from tokenswift.spec.adaptive.controller import Control
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.drafters import registry

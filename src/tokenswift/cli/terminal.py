@@ -1,0 +1,384 @@
+"""The terminal: streams as shells leave them, signals, text that commands nothing, progress, tables."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Any
+
+from tokenswift.types import Step
+
+# ---- text that commands nothing ----------------------------------------------------------------------------
+
+#: control characters but line end and tab, DEL, C1; what turns the direction of writing; separators that are
+#: line ends to some; deprecated, annotation and tag characters, which hide text
+COMMANDING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with characters that command a terminal written as JSON writes them: ``\\u001b``.
+
+    Each character is looked at by itself, so a text may come in any pieces; JSON stays the same JSON.
+    """
+    return COMMANDING.sub(_written, text)
+
+
+def _written(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def shown_on(stream: IO[str], text: str, raw: bool = False) -> str:
+    """The text as a stream is to get it: visible on a terminal unless ``raw``, elsewhere as it is."""
+    return visible(text) if not raw and stream.isatty() else text
+
+
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Log lines on standard error as it is now (above a line of progress, say); they command no terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_on(sys.stderr, super().format(record))
+
+
+# ---- streams -----------------------------------------------------------------------------------------------
+
+#: the name in an OSError of a failed write to it
+STANDARD_OUTPUT = "standard output"
+
+
+class Closed(io.TextIOBase):
+    """Standard output that the shell has closed (``>&-``): nothing can be written."""
+
+    def write(self, text: str) -> int:
+        """Refuse.
+
+        Raises:
+            BrokenPipeError: in every case.
+        """
+        raise BrokenPipeError(errno.EPIPE, "it was closed")
+
+
+class Named:
+    """Standard output, whose errors carry its name.
+
+    Attributes:
+        failed: whether something could not be written.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self.failed = stream, False
+
+    def write(self, text: str) -> int:
+        """Write.
+
+        Raises:
+            OSError: a BrokenPipeError where nobody reads any more; with :data:`STANDARD_OUTPUT` as its
+                ``filename``.
+        """
+        return self._named(self._stream.write, text)
+
+    def flush(self) -> None:
+        """Flush; raises as :meth:`write`."""
+        self._named(self._stream.flush)
+
+    def _named(self, call: Any, *args: str) -> Any:
+        try:
+            return call(*args)
+        except OSError as error:
+            self.failed = True
+            raise OSError(error.errno, error.strerror or str(error), STANDARD_OUTPUT) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def usable_streams() -> Iterator[bool]:
+    """Make both output streams usable while entered; whether standard output is open.
+
+    What could not be written of standard output is thrown away at the end, so that the interpreter does not
+    fail once more at its exit.
+    """
+    before = sys.stdout, sys.stderr
+    for number, stream in enumerate(before, 1):
+        if stream is None:  # closed by the shell
+            _point(number, os.O_RDWR)  # or a file of the run gets the number, and what libraries print
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    first: Any = before[0] or Closed()
+    out: Any = Named(first)
+    sys.stdout = out
+    if before[1] is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        yield before[0] is not None
+    finally:
+        if out.failed and before[0] is not None:
+            _point(1, os.O_WRONLY)
+        sys.stdout, sys.stderr = before
+
+
+def _point(number: int, flags: int) -> None:
+    """Make a descriptor one of the null device."""
+    null = os.open(os.devnull, flags)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
+
+
+def one_place(out: IO[str], err: IO[str]) -> bool:
+    """Whether two streams go to the same terminal, pipe or file, as far as can be known."""
+    try:
+        return os.path.samestat(os.fstat(out.fileno()), os.fstat(err.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+# ---- signals -----------------------------------------------------------------------------------------------
+
+#: signal → how the error line begins
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run between two steps.
+
+    Attributes:
+        code: the exit code, 128 + the signal's number.
+        word: how the error line begins.
+    """
+
+    def __init__(self, number: int, message: str = "") -> None:
+        super().__init__(message)
+        self.number, self.code = number, 128 + number
+        self.word = WORDS[signal.Signals(number)]
+
+
+class Signals:
+    """Ctrl-C, SIGTERM and a closed terminal: while entered, signals set a flag that :meth:`check` raises, so
+    that the step is finished first; before the first check they raise at once, and a second one ends at once.
+
+    A signal that is ignored (``nohup``, background jobs of a shell) stays ignored. Outside the main thread
+    nothing is changed.
+
+    Args:
+        leave: what a second signal does with the exit code; by default it ends the process.
+
+    Attributes:
+        number: the signal that came, 0 when none did.
+    """
+
+    def __init__(self, leave: Callable[[int], Any] = os._exit) -> None:
+        self.number = 0
+        self._leave = leave
+        self._stepping = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in WORDS:
+            if signal.getsignal(number) in (signal.SIG_IGN, None):
+                continue
+            try:
+                self._before[number] = signal.signal(number, self._take)
+            except ValueError:  # not the main thread
+                break
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Called after each step.
+
+        Raises:
+            Interrupted: a signal has come.
+        """
+        self._stepping = True
+        if self.number:
+            raise Interrupted(self.number)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            self._leave(128 + number)
+            return
+        self.number = number
+        if not self._stepping:
+            raise Interrupted(number)
+
+
+# ---- progress ----------------------------------------------------------------------------------------------
+
+#: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
+STAGES = {
+    "fetch": ("fetching", "MB", 1_000_000),
+    "load": ("loading", "tensors", 1),
+    "quantize": ("quantizing", "MB", 1_000_000),
+    "pack": ("packing weights", "layers", 1),
+    "prompt": ("prefill", "tokens", 1),
+    "states": ("hidden states", "tokens", 1),
+    "features": ("features", "tokens", 1),
+    "train": ("training", "steps", 1),
+    "text": ("measuring on the text", "places", 1),
+    "write": ("the model writes", "tokens", 1),
+    "own": ("measuring on the model's own text", "places", 1),
+    "generate": ("generating", "tokens", 1),
+    "texts": ("generating", "texts", 1),
+}
+
+
+def is_live(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that takes escape codes."""
+    plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
+    return stream.isatty() and not plain
+
+
+class Stages:
+    """A moving line on standard error, where that is a terminal, that says how far the work is; called as
+    `types.OnProgress` says. The line goes away when its stage ends.
+
+    Args:
+        quiet: show nothing.
+        doing: what a ``with`` block shows before its first stage.
+    """
+
+    def __init__(self, quiet: bool = False, doing: str = "working") -> None:
+        self._shown, self._doing = not quiet and is_live(sys.stderr), doing
+        self._stage, self._line = "", None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        what, unit, size = STAGES.get(stage, (stage, "", 1))
+        if done >= total:
+            self.end()
+        else:
+            self._show(stage, f"{what}: {done // size:,} of {total // size:,} {unit}", done, total)
+
+    def _show(self, stage: str, text: str, done: int, total: int | None) -> None:
+        if not self._shown:
+            return
+        if stage != self._stage or self._line is None:
+            self.end()
+            self._stage, self._line = stage, _moving_line(text, total)
+            self._line.start()
+        self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
+
+    def end(self) -> None:
+        """Take the line away; what is told next is a new stage."""
+        line, self._line = self._line, None
+        if line is not None:
+            with suppress(OSError):  # the terminal may be gone
+                line.stop()
+
+    def __enter__(self) -> Stages:
+        self._show("", self._doing, 0, None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+
+def _moving_line(text: str, total: int | None) -> Any:
+    """A line of rich's, not begun: a bar, the text, and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    class Seen(Console):
+        """A console that leaves the cursor alone: a second signal ends the program at once."""
+
+        def show_cursor(self, show: bool = True) -> bool:
+            return False
+
+    line = Progress(
+        BarColumn(16),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True),
+        console=Seen(file=sys.stderr, highlight=False),
+        redirect_stdout=False,
+        refresh_per_second=4,
+        transient=True,
+    )
+    line.add_task(text, total=total)
+    return line
+
+
+class Progress(Stages):
+    """Counts the tokens of one run; shows them where the text itself is not on the terminal.
+
+    Args:
+        total: the most new tokens there can be; None: the text ends where the model ends it.
+        quiet: show nothing.
+        done: tokens that an earlier session has written.
+    """
+
+    def __init__(self, total: int | None, quiet: bool = False, done: int = 0) -> None:
+        super().__init__(quiet, "starting")
+        self._total, self.tokens = total, done
+        self._begun = False
+        self._show("", self._doing, 0, None)
+
+    def update(self, step: Step) -> None:
+        """Count a step; the first one ends the prompt's prefill."""
+        if not self._begun:
+            self.end()
+            self._begun, self._shown = True, self._shown and not sys.stdout.isatty()
+        self.tokens += len(step.token_ids)
+        of = "" if self._total is None else f" of {self._total:,}"
+        self._show("tokens", f"{self.tokens:,}{of} tokens", self.tokens, self._total)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+WIDE = 10_000  # columns of a table that no terminal folds
+
+
+def table(
+    rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Container[int] = (), indent: int = 0
+) -> str:
+    """Rows of cells as text, no wider than the terminal; what commands a terminal is made visible.
+
+    Args:
+        rows: cells, as many in each.
+        head: of the columns; () for none.
+        right: columns whose cells stand at the right, such as numbers.
+        indent: spaces before each line.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+
+    cells = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
+    bold = "bold" if is_live(sys.stdout) else ""
+    made = Table(box=SIMPLE_HEAD if head else None, show_edge=False, pad_edge=False, header_style=bold)
+    made.show_header = bool(head)
+    for place, name in enumerate(head or cells[0]):
+        made.add_column(name if head else "", justify="right" if place in right else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*row)
+    width = None if sys.stdout.isatty() else WIDE
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    with console.capture() as shown:
+        console.print(Padding(made, (0, 0, 0, indent), expand=False))
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())

@@ -1,1 +1,0 @@
-"""The report of a run: one HTML page that needs nothing else."""

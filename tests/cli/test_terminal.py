@@ -1,0 +1,176 @@
+"""What a terminal, a pipe and a full disk get: control characters, progress, failed writes, log lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call, Outcome, Terminal, chatty_model, on_a_terminal
+from tokenswift.cli.output import TextSink
+from tokenswift.cli.terminal import COMMANDING, LogHandler, visible
+
+LENGTH = ("--max-new-tokens", "120", "--ignore-eos", "--seed", "3")
+NASTY = {
+    "\x1b]0;title\x07": "\\u001b]0;title\\u0007",  # OSC: the window's title
+    "\x1b[2J\x1b[31m": "\\u001b[2J\\u001b[31m",  # CSI
+    "\x9b2J\x9d0;t\x9c": "\\u009b2J\\u009d0;t\\u009c",  # the same as C1
+    "\x1bP$q\x1b\\": "\\u001bP$q\\u001b\\",  # DCS
+    "over\rwritten\x08\x7f": "over\\u000dwritten\\u0008\\u007f",
+    "\u202egnp.exe\u202c \u2066x\u2069": "\\u202egnp.exe\\u202c \\u2066x\\u2069",
+    "a\u2028b\U000e0041": "a\\u2028b\\udb40\\udc41",
+    "tab\tline\nÜber 日本 שלום 👩\u200d🚀 \u00a0": "tab\tline\nÜber 日本 שלום 👩\u200d🚀 \u00a0",
+}
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_each_kind(text: str) -> None:
+    assert visible(text) == NASTY[text]
+    assert "".join(map(visible, text)) == NASTY[text]  # split over steps, in the worst way
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Path:
+    """A tiny model with a chat template, whose text is any bytes at all."""
+    return chatty_model(tmp_path / "model", 8192)
+
+
+def check(shown: str, raw: str, piped: str) -> None:
+    """What a terminal, a terminal with --raw-output and a pipe got."""
+    assert COMMANDING.search(piped), "the text has nothing to show"
+    assert raw == piped and shown == visible(piped)
+
+
+def three_ways(cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more: Any) -> list[Outcome]:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Terminal(sys.stdout))
+        terminals = [cli(*argv, **more), cli(*argv, "--raw-output", **more)]
+    found = [*terminals, cli(*argv, **more)]
+    assert [done.code for done in found] == [0, 0, 0], found
+    return found
+
+
+def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ("generate", "hello", "--raw", "--model", roomy, *LENGTH, "--quiet")
+    check(*(done.out for done in three_ways(cli, monkeypatch, *argv)))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Terminal(sys.stdout))
+        done = cli(*argv, "--json", "-")
+    assert not COMMANDING.search(done.out)
+    assert COMMANDING.search(json.loads(done.out)["text"])
+
+
+def test_chat(cli: Call, roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").write_text("Hello\n")
+    argv = ("chat", "--model", roomy, "--max-new-tokens", "120", "--temperature", "1", "--quiet", "-s", "3")
+    check(*(done.out for done in three_ways(cli, monkeypatch, *argv, stdin=tmp_path / "in")))
+
+
+# ---- progress ---------------------------------------------------------------------------------------------
+
+#: a program whose work is told to a line of progress, with a log line in the middle
+DRIVER = """
+import logging, time
+from tokenswift.cli.terminal import LogHandler, Stages
+logger = logging.getLogger("tokenswift")
+logger.addHandler(LogHandler())
+with Stages(False, "beginning") as stages:
+    time.sleep(0.4)
+    stages("prompt", 1024, 6120)
+    time.sleep(0.4)
+    logger.warning("a line of \\x1b[31m[red]its own")
+    stages("prompt", 6120, 6120)
+    stages("odd [bold]name", 1, 2)
+"""
+CSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def test_a_moving_line_and_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It moves from the beginning, log lines stand above it, and in the end it is gone; the cursor stays."""
+    done = on_a_terminal(program=("-c", DRIVER), streams=(2,))
+    screen = done.screen.decode()
+    words = CSI.sub("", screen)
+    for part in ("beginning", "prefill: 1,024 of 6,120 tokens", "odd [bold]name: 1 of 2 ", "━"):
+        assert part in words, screen
+    assert "\na line of \\u001b[31m[red]its own" in re.sub(r"[\r\n]+", "\n", words), screen
+    assert done.code == 0 and "\x1b[?25l" not in screen and screen.endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("term", ["xterm", pytest.param("dumb", marks=pytest.mark.slow)])
+def test_progress_of_a_text(tiny: Path, term: str) -> None:
+    """Standard error on a terminal: what is loaded and read, gone at the end; nothing for a dumb one, and
+    nothing of it in the text."""
+    argv = ["generate", "hello there", "--model", str(tiny), "--max-new-tokens", "4", "--raw", "--ignore-eos"]
+    done = on_a_terminal(*argv, streams=(2,), term=term)
+    text = done.screen.decode()
+    assert done.code == 0 and CSI.sub("", text).startswith(f"loading {tiny}\n")
+    assert ("loading" in text.split("\n", 1)[1] and "\x1b" in text) == (term == "xterm"), text
+    assert b"\x1b" not in done.out and "4 tokens in " in text.splitlines()[-1]
+
+
+def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
+    done = cli("generate", "hello", "--model", tiny, "-n", 60, "--ignore-eos", "--raw")
+    assert [line.split()[0] for line in done.err.splitlines()] == ["loading", f"{tiny},", "prompt:", "60"]
+
+
+# ---- failed writes ----------------------------------------------------------------------------------------
+
+FULL = "failed (No space left on device)"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("> /dev/full", f"writing standard output {FULL}; 0 tokens were written, what fitted of the text is"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("--json - > /dev/full", f"writing standard output {FULL}"),
+                ("--output /dev/full", f"writing /dev/full {FULL}; what fitted in it was kept"),
+                ("--json /dev/full", f"writing /dev/full {FULL}; what was there before was kept"),
+                ("--explain /dev/full", f"writing the explanation /dev/full {FULL}; "),
+                (">&-", "standard output is closed; nothing was begun"),
+            )
+        ),
+    ],
+)
+def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -> None:
+    command = f"{sys.executable} -m tokenswift generate hello --model {tiny} --max-new-tokens 40 --raw "
+    command += f"--ignore-eos --device cpu --quiet {more}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {words}"), done
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_log_line_in_the_middle_of_the_text_begins_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("tokenswift")
+    filters = list(logger.filters)
+    file = (tmp_path / "both").open("w", encoding="utf-8", buffering=1)
+    out = io.TextIOWrapper(os.fdopen(os.dup(file.fileno()), "wb", buffering=0), encoding="utf-8")
+    handler = LogHandler()
+    logger.addHandler(handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", file)
+        sink = TextSink(None)
+        sink.write("Once upon")
+        logger.error("a draft was dropped")
+        sink.write(" a time\n")
+        logger.error("again")
+        sink.close()
+    logger.removeHandler(handler)
+    assert logger.filters == filters
+    out.close()
+    file.close()
+    assert (tmp_path / "both").read_text() == "Once upon\na draft was dropped\n a time\nagain\n"
