@@ -415,9 +415,10 @@ def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None
     before = termios.tcgetattr(master)
     argv = ["chat", "--model", str(chatty), "-n", "4", "--history", "none", "--device", "cpu"]
     command = [sys.executable, "-m", "tokenswift", *argv]
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path)
+    env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env)
     os.close(slave)
-    screen, until = b"", time.monotonic() + 100
+    screen, until, ready = b"", time.monotonic() + 100, b"\x1b[?2004h"
 
     def wait(words: bytes) -> None:
         nonlocal screen
@@ -428,11 +429,13 @@ def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None
         screen = screen.partition(words)[2]
 
     try:
-        for shown, keys in ((b"> ", b"Hel\x7flo\nyou\r"), (b"tokens/s", b""), (b"> ", b"/save c.json\r")):
-            wait(shown)
-            os.write(master, keys)
+        wait(ready)
+        os.write(master, b"Hel\x7flo\nyou\r")
+        wait(b"tokens/s")
+        wait(ready)
+        os.write(master, b"/save c.json\r")
         wait(b"2 messages written")
-        wait(b"> ")
+        wait(ready)
         if isinstance(end, bytes):
             os.write(master, end)
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.cli import on_ray
+from tokenswift.cli import many
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,7 +31,7 @@ def test_bad_options(cli: Call, argv: tuple[str, ...], words: str) -> None:
 
 
 def test_without_ray_the_extra_is_named(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    monkeypatch.setattr(many, "find_spec", lambda name: None)
     Path("p").write_text('{"prompt": "a"}\n', encoding="utf-8")
     done = cli("generate", "--prompts", "p", "--out", "out", "--ray", "local")
     assert (done.code, done.error) == (

@@ -18,7 +18,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Length
 from tokenswift.cli.inputs import read_named, token_ids
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import table
 from tokenswift.config import SamplingParams
 from tokenswift.loader.rope import parse_rope_scaling
@@ -96,10 +96,7 @@ def run(args: argparse.Namespace) -> int:
         for context in args.contexts:
             logger.info("measuring after %s tokens", f"{context:,}")
             made["contexts"].append(measure(llm, ids[context], args))
-    if record is not None:
-        write_json(record, made)
-    if record != STDOUT:
-        print(shown(made), flush=True)
+    give(record, made, shown(made))
     return 0
 
 

@@ -12,7 +12,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
-from tokenswift.cli.terminal import Progress, table
+from tokenswift.cli.terminal import Progress, say, table
 from tokenswift.config import SamplingParams
 from tokenswift.engine.records import record_of
 from tokenswift.types import Generation, RunError
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     accounts, different = [], []
     for text, (words, ids, how) in texts.items():
         end = llm.tokenizer.decode(ids)[-60:].partition(" ")[2].replace("\n", " ")
-        print(f"\n--- {words}: …{end}", flush=True)
+        say(f"\n--- {words}: …{end}\n")
         results = both(llm, ids, how, args)
         folder.mkdir(parents=True, exist_ok=True)
         for name, result in results.items():
@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
             different.append(words)
     head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
     left = ", ".join(path.name for path in files.values())
-    print("\n" + table(rows, head, right=range(2, 5)), *accounts, sep="\n")
-    print(f"identical: {'no' if different else 'yes'}")
-    print(f"left in {folder}: {left} (tokens, text and figures of each)", flush=True)
+    same = f"identical: {'no' if different else 'yes'}"
+    left = f"left in {folder}: {left} (tokens, text and figures of each)\n"
+    say("\n".join(["", table(rows, head, right=range(2, 5)), *accounts, same, left]))
     if different:
         near = "" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)"
         raise RunError(f"the two texts differ ({different[0]}); all records are in {folder}{near}")

@@ -274,10 +274,6 @@ def run(args: argparse.Namespace) -> int:
     if args.prompts is not None or args.out is not None:
         many.check_several(args)
         prompting.check_chat_options(args)
-        if args.ray is not None:
-            from tokenswift.cli import on_ray
-
-            return on_ray.run(args, settings_from(args))
         return many.run(args, settings_from(args))
     prompt, call = call_from(args)
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)

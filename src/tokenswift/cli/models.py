@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import table
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -61,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
         made, text = _known()
     else:
         made, text = _show(args.name) if args.action == "show" else _list()
-    if record is not None:
-        write_json(record, made)
-    if record != STDOUT:
-        print(text, flush=True)
+    give(record, made, text)
     return 0
 
 
@@ -81,8 +78,9 @@ class About:
         stored: types or formats of the matrices.
         native: whether the native decoder runs it.
         hidden, vocab: D and V.
-        heads: kinds of shipped heads that fit.
-        drafts: cached models that can be its ``draft_model``.
+        heads: kinds of shipped heads.
+        drafts: cached models that may be its ``draft_model``: native ones with as large a vocabulary, and at
+            most half of its parameters.
         problem: why nothing is known; None otherwise.
     """
 
@@ -100,12 +98,16 @@ class About:
 def _list() -> tuple[dict[str, Any], str]:
     from tokenswift.loader import cached
     from tokenswift.loader.find import cache_dir
+    from tokenswift.loader.known import KNOWN
 
     logger.info("reading %s and %s", cache_dir(), cached.hub_dir())
     found, faults = cached.models()
     said = {one.name: about(one.name, one.path) for one in found}
-    for one in found:
-        said[one.name].drafts = _drafts(one.name, {other.name: other.path for other in found}, said)
+    for name, info in said.items():
+        info.heads = next((one.heads for one in KNOWN if one.name == name), ())
+        small = {other: it for other, it in said.items() if it.native and it.vocab == info.vocab}
+        fit = (other for other, it in small.items() if SMALLER * it.parameters <= info.parameters)
+        info.drafts = tuple(fit) if info.native else ()
     for fault in faults:
         logger.warning("%s", fault)
     beside = cached.beside()
@@ -117,7 +119,7 @@ def _list() -> tuple[dict[str, Any], str]:
             one.cache,
             f"{one.nbytes / MEGA:,.1f}",
             f"{info.parameters / MEGA:,.0f}" if info.parameters else "",
-            f"{info.family}{'' if info.native else ' (transformers)'}" if info.family else "",
+            info.family + (" (transformers)" if info.family and not info.native else ""),
             info.problem or info.stored,
             ", ".join([*(f"{kind} heads" for kind in info.heads), *info.drafts]),
         )
@@ -140,27 +142,20 @@ def about(name: str, path: Path) -> About:
     Args:
         name, path: see `loader.cached.Cached`.
     """
+    from tokenswift.loader.find import gguf_in
+
     try:
-        made = _gguf(path) if path.is_file() or _only_gguf(path) else _folder(name, path)
-        if made.native:
-            made.heads = _heads(name, path, made)
-        return made
+        file = gguf_in(path)
+        return _folder(name, path) if file is None else _gguf(file)
     except InputError as error:
         return About(problem=str(error))
 
 
-def _only_gguf(folder: Path) -> bool:
-    from tokenswift.loader.find import gguf_in
-
-    return gguf_in(folder) is not None
-
-
 def _gguf(path: Path) -> About:
     from tokenswift.loader.config import EMBEDDING
-    from tokenswift.loader.find import gguf_in
     from tokenswift.loader.gguf import GgufFile, architecture, formats, gguf_name, is_native
 
-    file = GgufFile(gguf_in(path) or path)
+    file = GgufFile(path)
     count = sum(math.prod(entry.shape) for entry in file.tensors.values())
     embedding = file.tensors.get(gguf_name(EMBEDDING))
     vocab, hidden = embedding.shape if embedding is not None and len(embedding.shape) == 2 else (0, 0)
@@ -180,58 +175,6 @@ def _folder(name: str, path: Path) -> About:
     hidden, vocab = (size if isinstance(size, int) else 0 for size in sizes)
     family = said.get("model_type")
     return About(count, str(family), stored, family in FAMILIES, hidden, vocab)
-
-
-def _heads(name: str, path: Path, made: About) -> tuple[str, ...]:
-    """Kinds of shipped heads that fit; weights are looked at only where sizes are right."""
-    from tokenswift.spec.heads.files import may_have_heads
-
-    if not may_have_heads(made.hidden, made.vocab):
-        return ()
-    import torch
-
-    from tokenswift.config import LoadConfig
-    from tokenswift.loader.identity import base_of_weights
-    from tokenswift.loader.opened import open_files
-    from tokenswift.spec.heads.files import HeadsHost, packaged_kinds
-
-    opened = open_files(name, path, LoadConfig(), "cpu", lambda *_: True)
-    if opened is None:
-        return ()
-    base = base_of_weights(opened.weights.get, opened.layout.num_hidden_layers, name)
-    return tuple(packaged_kinds(HeadsHost(base, torch.float32, torch.device("cpu"), "")))
-
-
-def _drafts(name: str, paths: dict[str, Path], said: dict[str, About]) -> tuple[str, ...]:
-    """Cached models of a model's vocabulary with at most half of its parameters."""
-    own = said[name]
-    small = [
-        other
-        for other, info in said.items()
-        if info.native and info.vocab == own.vocab and SMALLER * info.parameters <= own.parameters
-    ]
-    words = _vocabulary(name, paths[name], own) if small and own.native else None
-    if words is None:
-        return ()
-    return tuple(other for other in small if _vocabulary(other, paths[other], said[other]) == words)
-
-
-def _vocabulary(name: str, path: Path, info: About) -> dict[str, int] | None:
-    """The tokens of a model by their texts; None where only transformers knows them."""
-    from tokenswift.loader import tokenizer
-    from tokenswift.loader.find import gguf_in
-    from tokenswift.loader.folder_checks import check_tokenizer_files
-    from tokenswift.loader.gguf import GgufFile
-
-    try:
-        if (file := gguf_in(path)) is not None:
-            return tokenizer.gguf_tokenizer(GgufFile(file).metadata, file).get_vocab()
-        check_tokenizer_files(name, path)
-        made = tokenizer.read(path, info.family)
-    except InputError as error:
-        logger.warning("%s", error)
-        return None
-    return None if made is None else made.get_vocab()
 
 
 def _known() -> tuple[dict[str, Any], str]:
@@ -345,10 +288,7 @@ def _remove(name: str, yes: bool, record: Path | None) -> int:
         print("nothing was removed", file=sys.stderr, flush=True)
         return 0
     freed = cached.remove(name)
-    if record is not None:
-        write_json(record, {"removed": name, "freed": freed})
-    if record != STDOUT:
-        print(f"{name} removed, {freed / MEGA:,.1f} MB freed", flush=True)
+    give(record, {"removed": name, "freed": freed}, f"{name} removed, {freed / MEGA:,.1f} MB freed")
     return 0
 
 

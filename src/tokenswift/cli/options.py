@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice
-from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option, texts_of
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
@@ -303,7 +302,6 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
             check_name(given["draft_model"])
         except InputError as error:
             raise InputError(f"draft_{error}") from None
-    check_drafts(args.strategy, args.model, args.heads, given.get("draft_model"))
     return given
 
 
@@ -321,7 +319,6 @@ def check_model_options(args: argparse.Namespace) -> None:
         backend=args.backend,
         cuda_graphs=args.cuda_graphs,
     )
-    check_there(args.device)
     check_heads(args.heads)
     if getattr(args, "eagle", None) is not None:
         check_eagle(args.eagle)

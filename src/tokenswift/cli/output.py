@@ -9,10 +9,11 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tokenswift.cli.terminal import one_place, shown_on
+from tokenswift.cli.terminal import one_place, say, shown_on
 from tokenswift.types import Generation, InputError, Loop, RunError
 from tokenswift.words import counted
 
@@ -266,14 +267,15 @@ class TextSink:
             self._show("\n")
 
 
-def say(text: str) -> None:
-    """Write to standard output, flushed.
+def give(record: Path | None, made: Mapping[str, Any], text: str) -> None:
+    """Write a record where one is asked for, and the text unless the record takes its place.
 
-    Raises:
-        OSError: it cannot be written, or was closed (a BrokenPipeError); see `terminal.Named`.
+    Raises: as :func:`write_json`.
     """
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    if record is not None:
+        write_json(record, made)
+    if record != STDOUT:
+        say(text + "\n")
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from tokenswift.cli.output import (
     write_json,
     write_text,
 )
-from tokenswift.cli.terminal import Progress, Stages, table
+from tokenswift.cli.terminal import Progress, Stages, say, table
 from tokenswift.config import LoadConfig
 from tokenswift.engine.records import record_of
 from tokenswift.files import is_address
@@ -177,7 +177,7 @@ def list_runs(args: argparse.Namespace) -> int:
         write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if record != STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        print(table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}", flush=True)
+        say((table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}") + "\n")
     return 0
 
 
