@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from tokenswift import LLM
-from tokenswift.kernels.cpu import prebuilt
+from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.build import processor
-from tokenswift.kernels.cpu.threads import usable
 
 BEFORE = 256
 
@@ -45,7 +43,7 @@ class Older(ctypes.CDLL):
 def compiled(sources: Path, name: str, folder: Path) -> str:
     """The library of some sources for an instruction set."""
     out = folder / f"{name}-{len(list(folder.iterdir()))}.so"
-    flags = [*prebuilt.FLAGS, *prebuilt.own_sets()[name].flags]
+    flags = [*library.FLAGS, *library.own_sets()[name].flags]
     subprocess.run(["gcc", *flags, "-shared", "cpu.c", "-o", str(out), "-lm"], cwd=sources, check=True)
     return str(out)
 
@@ -64,10 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--against", type=Path, help="the C sources of another commit")
-    parser.add_argument("--sets", nargs="+", default=prebuilt.fitting(processor())[-1:])
+    parser.add_argument("--sets", nargs="+", default=library.fitting(library.processor())[-1:])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 8])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=usable())
+    parser.add_argument("--threads", type=int, default=library.usable())
     given = parser.parse_args()
     target: Any = LLM(given.model, dtype="int8", device="cpu").target
     cache = target.new_cache(BEFORE + 64)
@@ -75,7 +73,7 @@ def main() -> None:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.sets:
-            newer = ctypes.CDLL(compiled(prebuilt.HERE, name, Path(folder)))
+            newer = ctypes.CDLL(compiled(library.HERE, name, Path(folder)))
             backends = {"new": CpuBackend(newer, given.threads)}
             if given.against is not None:
                 older = Older(compiled(given.against, name, Path(folder)))
@@ -96,7 +94,11 @@ def main() -> None:
                         line | {"median_ms": round(median(each), 1), "least_ms": round(min(each), 1)}
                     )
                     print(*found[-1].values(), flush=True)
-    print(json.dumps({"processor": processor().splitlines()[:2], "threads": given.threads, "passes": found}))
+    print(
+        json.dumps(
+            {"processor": library.processor().splitlines()[:2], "threads": given.threads, "passes": found}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tokenswift.cli.bench import times
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats import FORMATS
 from tokenswift.kv.pages import large_empty
 from tokenswift.loader.config import head_width
 from tokenswift.loader.find import gguf_in, header_of

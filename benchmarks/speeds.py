@@ -79,7 +79,7 @@ def weights(trial: Trial) -> dict[str, Any]:
     """
     llm, model, dtype = trial.llm, trial.config["model"], trial.llm.dtype
     check_choice("dtype", dtype, FLOATS)
-    if not llm.target.backend.panels or llm.target.weight_bytes * 2 > _dense(llm):
+    if not llm.target.backend.fused or llm.target.weight_bytes * 2 > _dense(llm):
         raise InputError(
             f"model {model} is not stored quantized here; valid: the default model or "
             "a GGUF file of low-bit weights, on the CPU kernels"

@@ -92,14 +92,14 @@ def install(folder: Path, root: Path) -> Path:
 
 def kernels_in(folder: Path) -> Path:
     """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this folder."""
-    from tokenswift.kernels.cpu import prebuilt
+    from tokenswift.kernels.cpu import library
 
     of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
     for made in (of_wheels, own):
-        if isinstance(prebuilt.about(made), dict):
+        if isinstance(library.about(made), dict):
             print(f"kernels: {made}", flush=True)
             return made
-    prebuilt.make(KERNELS, own, ["aarch64-linux-gnu-gcc"])
+    runpy.run_path(str(ROOT / "scripts/kernels.py"))["make"](KERNELS, own, ["aarch64-linux-gnu-gcc"])
     return own
 
 

@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenswift.kernels.cpu import prebuilt
+from scripts import kernels
+from tokenswift.kernels.cpu import library
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 40 << 20  # bytes of a wheel
@@ -66,7 +67,7 @@ def sdist(out: Path) -> Path:
 def check_compilers(platforms: Iterable[str]) -> None:
     """End the program where a platform's compiler is not there, with the package of Debian that has it."""
     for platform in platforms:
-        compiler = prebuilt.PLATFORMS[platform].compiler
+        compiler = kernels.PLATFORMS[platform].compiler
         if compiler and shutil.which(compiler) is None and not isinstance(built(platform), dict):
             package = PACKAGES[compiler]
             sys.exit(
@@ -77,14 +78,14 @@ def check_compilers(platforms: Iterable[str]) -> None:
 
 def built(platform: str) -> object:
     """What is said of the kernels that were compiled for a platform before; a dict where they can be used."""
-    return prebuilt.about(ROOT / "build" / "kernels" / platform)
+    return library.about(ROOT / "build" / "kernels" / platform)
 
 
 def wheel(source: Path, platform: str, out: Path) -> Path:
     """A platform's wheel, built from the sdist and checked."""
-    tag, kernels = prebuilt.PLATFORMS[platform].tag, ROOT / "build" / "kernels" / platform
+    tag, folder = kernels.PLATFORMS[platform].tag, ROOT / "build" / "kernels" / platform
     if not isinstance(built(platform), dict):
-        prebuilt.make(platform, kernels)
+        kernels.make(platform, folder)
     with tempfile.TemporaryDirectory() as work:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
         run(
@@ -93,7 +94,7 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
             work,
             source,
             TOKENSWIFT_WHEEL=platform,
-            TOKENSWIFT_WHEEL_KERNELS=str(kernels),
+            TOKENSWIFT_WHEEL_KERNELS=str(folder),
         )
         made = next(Path(work).glob("*.whl"))
         if tag.startswith("manylinux"):
@@ -109,16 +110,16 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
         sys.exit(f"error: {found.name} has {size:,} bytes; valid: at most {MOST:,}")
     with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(found) as archive:
         archive.extractall(work)
-        told = prebuilt.about(Path(work) / "tokenswift/kernels/cpu/built")
+        told = library.about(Path(work) / "tokenswift/kernels/cpu/built")
         if not isinstance(told, dict):
             sys.exit(f"error: {found.name}: its kernels cannot be used ({told or 'there are none'})")
-        library = Path(work) / "tokenswift/kernels/cpu/built" / prebuilt.LIBRARY
-        if platform.startswith("macos") and (fault := fault_for_mac(library, told)):
+        made_for = Path(work) / "tokenswift/kernels/cpu/built" / library.LIBRARY
+        if platform.startswith("macos") and (fault := fault_for_mac(made_for, told)):
             sys.exit(f"error: {found.name}: {fault}")
     return found
 
 
-def fault_for_mac(library: Path, sets: Iterable[str]) -> str | None:
+def fault_for_mac(path: Path, sets: Iterable[str]) -> str | None:
     """What a Mac would not load, or should not find, in a library for macOS; None: nothing.
 
     Read with macholib: processor, load commands and symbols.
@@ -130,7 +131,7 @@ def fault_for_mac(library: Path, sets: Iterable[str]) -> str | None:
     from macholib.MachO import MachO
     from macholib.SymbolTable import SymbolTable
 
-    read = MachO(str(library))
+    read = MachO(str(path))
     header = read.headers[0]
     kinds = (mach_o.CPU_TYPE_NAMES.get(int(header.header.cputype)), int(header.header.filetype))
     if len(read.headers) > 1 or kinds != ("ARM64", mach_o.MH_DYLIB):
@@ -141,13 +142,13 @@ def fault_for_mac(library: Path, sets: Iterable[str]) -> str | None:
     if mach_o.LC_CODE_SIGNATURE not in found:
         return "it is not signed, which Apple silicon asks of all code"
     least = [(int(each.platform), int(each.minos)) for each, _ in found.get(mach_o.LC_BUILD_VERSION, [])]
-    major = int(prebuilt.PLATFORMS["macos-arm64"].tag.split("_")[1])
+    major = int(kernels.PLATFORMS["macos-arm64"].tag.split("_")[1])
     if least != [(mach_o.PLATFORM_MACOS, major << 16)]:
         return f"platform and least version are {least}; they should be macOS and {major}.0"
     if any(each.vmaddr % PAGE or each.fileoff % PAGE for each, _ in found[mach_o.LC_SEGMENT_64]):
         return f"a segment does not begin on a page of {PAGE:,} bytes"
     named = [content.rstrip(b"\0").decode() for _, content in found[mach_o.LC_ID_DYLIB]]
-    if named != [f"@rpath/{prebuilt.LIBRARY}"]:
+    if named != [f"@rpath/{library.LIBRARY}"]:
         return f"it calls itself {named[0]}"
     kept = {mach_o.LC_LOAD_DYLIB, mach_o.LC_LOAD_WEAK_DYLIB, mach_o.LC_REEXPORT_DYLIB, mach_o.LC_RPATH}
     linked = [content.rstrip(b"\0").decode() for kind in kept for _, content in found.get(kind, [])]
@@ -159,7 +160,7 @@ def fault_for_mac(library: Path, sets: Iterable[str]) -> str | None:
         if each.n_type & mach_o.N_EXT
     ]
     given = {name for name, section in external if section} - ADDED
-    entries = {f"_{entry}{prebuilt.suffix(name)}" for name in sets for entry in prebuilt.entries()}
+    entries = {f"_{entry}{library.suffix(name)}" for name in sets for entry in kernels.entries()}
     if given != entries:
         return f"it exports others than its entries: {', '.join(sorted(given ^ entries)[:4])}"
     if lacking := [name for name, section in external if not section and any(map(name.count, LACKING))]:
@@ -199,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the sdist and wheels, and try them.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument(
-        "--platforms", nargs="+", choices=list(prebuilt.PLATFORMS), default=list(prebuilt.PLATFORMS)
+        "--platforms", nargs="+", choices=list(kernels.PLATFORMS), default=list(kernels.PLATFORMS)
     )
     given = parser.parse_args()
     check_compilers(given.platforms)
@@ -209,10 +210,10 @@ def main() -> None:
     for platform in given.platforms:
         try:
             made = wheel(source, platform, given.out)
-        except prebuilt.BuildError as error:
+        except kernels.BuildError as error:
             sys.exit(f"error: {platform}: {error}")
         print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB", flush=True)
-        if HERE[platform] == (sys.platform, prebuilt.architecture()):
+        if HERE[platform] == (sys.platform, library.architecture()):
             with tempfile.TemporaryDirectory() as work:
                 print(f"tried: {tried(made, Path(work))}", flush=True)
         else:

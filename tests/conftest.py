@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tests import shapes
 from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.loader import embedded as embedded_model
 from tokenswift.loader.find import cache_dir
@@ -97,10 +97,10 @@ OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "plain C": ()}
 )
 def kernels(request: pytest.FixtureRequest) -> CpuBackend:
     """The compiled kernels, for each kind of processor."""
-    if request.param == "avx2" and "avx2" not in build.processor():
+    if request.param == "avx2" and "avx2" not in library.processor():
         pytest.skip("this processor has no AVX2")
-    targets = build.TARGETS if request.param == "native" else (OTHER[request.param],)
-    library = build.library(cache_dir() / "kernels", targets)
-    if library is None:
+    targets = library.TARGETS if request.param == "native" else (OTHER[request.param],)
+    compiled = library.compiled(cache_dir() / "kernels", targets)
+    if isinstance(compiled, str):
         pytest.skip("no C compiler here")
-    return CpuBackend(library)
+    return CpuBackend(compiled)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, files, resume
-from tokenswift.kernels.cpu import build, prebuilt, threads
+from tokenswift.kernels.cpu import library
 from tokenswift.spec.adaptive import cost
 
 
@@ -47,7 +47,7 @@ def test_threads_are_as_many_as_fast_cores(monkeypatch: pytest.MonkeyPatch) -> N
         ({"hw_perflevel0_physicalcpu": 0}, 8),
     ):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, counts=counts: System(**counts))
-        assert threads.usable() == expected
+        assert library.usable() == expected
 
 
 @pytest.mark.usefixtures("mac")
@@ -85,8 +85,7 @@ def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(owner, name, without(getattr(owner, name)))
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(threads, "performance_cores", lambda: 2)
-    monkeypatch.setattr(build, "_mac_says", lambda name: False)
+    monkeypatch.setattr(library, "_mac_says", lambda name: 2 if "perflevel" in name else 0)
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)  # which Linux refuses
     folder = tmp_path / "run"
     stream = llm.stream("hello", 12, "tokenswift", ignore_eos=True, run_dir=folder)
@@ -96,20 +95,3 @@ def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_
     stream.close()
     assert resume(folder, llm=llm).token_ids == expected
     assert cost._ran_and_waited() is None and asked
-
-
-# ---- the library -----------------------------------------------------------------------------------
-
-SETS = ("neon", "neon-bf16")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The library of a wheel, with two of its instruction sets."""
-    for needed in ("ziglang", "macholib"):
-        pytest.importorskip(needed, reason="what builds wheels is not installed: the extra wheels")
-    made = tmp_path_factory.mktemp("mac")
-    with pytest.MonkeyPatch.context() as patch:
-        for cache in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
-            patch.setenv(cache, str(made / cache))
-        return prebuilt.make("macos-arm64", made / "built", sets=SETS).read_bytes()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import wheels
-from tokenswift.kernels.cpu import prebuilt
+from scripts import kernels, wheels
 
 
 def test_a_compiler_that_is_not_there_is_named_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -23,5 +22,5 @@ def test_a_compiler_that_is_not_there_is_named_first(monkeypatch: pytest.MonkeyP
 
 
 def test_every_compiler_has_its_package() -> None:
-    compilers = {one.compiler for one in prebuilt.PLATFORMS.values() if one.compiler}
+    compilers = {one.compiler for one in kernels.PLATFORMS.values() if one.compiler}
     assert compilers == set(wheels.PACKAGES)

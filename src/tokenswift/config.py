@@ -180,7 +180,7 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether anything of `sampling.adjust` is on."""
+        """Whether anything of `sampling.penalties` is on."""
         counted = self.presence_penalty or self.frequency_penalty or self.dry_multiplier
         return bool(counted or self.logit_bias or self.min_tokens or self.bad_words)
 

@@ -52,7 +52,7 @@ class KVCache(Protocol):
 
     Attributes:
         data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; of int8
-            (layers, K, pages, bytes of a page), see `kernels.cpu.entries`.
+            (layers, K, pages, bytes of a page), see `kernels.cpu.int8_cache`.
         ordered: whether entry i is position i (the full cache), so that sliding windows hold.
         work: scratch memory of the kernels, uint8; they replace it by more when they need it.
     """

@@ -20,11 +20,10 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cpu import arguments
+from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.entries import IntFullCache
-from tokenswift.kernels.formats.format import Format, Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.cpu.int8_cache import IntFullCache
+from tokenswift.kernels.formats import FORMATS, Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.sampling.ranking import LogitRows, Subset
@@ -79,17 +78,20 @@ class Fuzz:
 
     def weight(self, rows: int, columns: int, low: bool | None = None) -> Packed:
         """A weight of one format, or of several; of products in ``low`` precision or not."""
+        return self.kernels.pack(*self.parts(rows, columns, low))
+
+    def parts(self, rows: int, columns: int, low: bool | None = None) -> tuple[list[Any], torch.dtype]:
+        """What a weight is packed from, and the type of products with it."""
         fitting = [form for form in FORMATS.values() if columns % form.block == 0]
         if low is None:
             low = bool(fitting) and self.draw.random() < 0.7
         kind = self.draw.choice(TYPES[:2] if low else TYPES)
         if not low:
-            return Packed(torch.randn(rows, columns, generator=self.made).to(kind), True)
+            return [torch.randn(rows, columns, generator=self.made).to(kind)], kind
         cuts = sorted(
             {0, rows, *(self.draw.randrange(0, rows + 1, 32) for _ in range(self.draw.choice((0, 0, 2))))}
         )
-        parts = [self.stored(self.draw.choice(fitting), b - a, columns) for a, b in pairwise(cuts)]
-        return Packed(parts, True, kind)
+        return [self.stored(self.draw.choice(fitting), b - a, columns) for a, b in pairwise(cuts)], kind
 
     def rows(self) -> int:
         """Of a pass: few, some, or more than share what is made of a panel."""
@@ -148,9 +150,13 @@ class Fuzz:
     def take(self) -> None:
         """Rows of a weight, and ids that have none."""
         columns = self.draw.choice((32, 64, 96, 256, 512))
-        weight = self.weight(self.draw.choice((1, 31, 32, 33, 70, 130)), columns)
+        parts, kind = self.parts(self.draw.choice((1, 31, 32, 33, 70, 130)), columns)
+        weight, values = (
+            self.kernels.pack(parts, kind),
+            [p.decode() if isinstance(p, Stored) else p for p in parts],
+        )
         ids = [self.draw.randrange(weight.rows) for _ in range(self.rows())]
-        same(self.kernels.take(weight, torch.tensor(ids)), weight.unpack()[ids])
+        same(self.kernels.take(weight, torch.tensor(ids)), torch.cat(values).to(kind)[ids])
         wrong = self.draw.choice(FOREIGN)
         ids[self.draw.randrange(len(ids))] = (
             wrong if abs(wrong) > 31 or wrong < 0 else weight.rows - 1 + wrong
@@ -199,11 +205,11 @@ class Fuzz:
 
         def weight(rows: int, columns: int) -> Packed:
             if not low:
-                return Packed(torch.randn(rows, columns, generator=self.made).to(products) * 0.1, True)
+                return self.kernels.pack(torch.randn(rows, columns, generator=self.made).to(products) * 0.1)
             fitting = [form for form in FORMATS.values() if columns % form.block == 0 and form.encode]
             form = self.draw.choice(fitting)
             blocks = cast(Any, form.encode)(0.1 * torch.randn(rows, columns, generator=self.made))
-            return Packed(Stored(form, blocks), True, products)
+            return self.kernels.pack(Stored(form, blocks), products)
 
         def vector(size: int, share: float = 0.5) -> torch.Tensor | None:
             return torch.randn(size, generator=self.made) if self.draw.random() < share else None
@@ -312,12 +318,12 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Python's check of rows is left out: C has its own."""
-    usual = arguments.check_rows
-    arguments.check_rows = lambda *args: None  # type: ignore[assignment]
+    usual = structs.check_rows
+    structs.check_rows = lambda *args: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        arguments.check_rows = usual
+        structs.check_rows = usual
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.lossless.test_bits import Text, mixed
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.entries import SCALES, IntFullCache
-from tokenswift.kernels.formats.format import Format, Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.cpu.int8_cache import IntFullCache
+from tokenswift.kernels.cpu.structs import SCALES
+from tokenswift.kernels.formats import FORMATS, Format, Stored
 from tokenswift.kernels.torch import CHUNK
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
@@ -177,7 +177,7 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     count, biased = made.choice(SIZES_OF_PASSES), made.random() < 0.5
     case = f"product {seed}: {dtype}, {count} rows, {inner} to {outputs}{', bias' if biased else ''}"
     noise = torch.Generator().manual_seed(seed)
-    weight = Packed(torch.randn(outputs, inner, generator=noise).to(dtype), panels=True)
+    weight = kernels[0].pack(torch.randn(outputs, inner, generator=noise).to(dtype))
     bias = torch.randn(outputs, generator=noise) if biased else None
     states = torch.randn(count, inner, generator=noise).to(dtype)
 
@@ -209,7 +209,7 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     for active in (torch.float32, torch.bfloat16, torch.int8):
         dtype = torch.bfloat16 if active == torch.bfloat16 else torch.float32
         case = f"product {seed}: {form.name}, {active}, {count} rows, {inner} to {outputs}"
-        weight = Packed(stored, True, dtype)
+        weight = kernels[0].pack(stored, dtype)
 
         def run(rows: slice, packed: Packed = weight, active: torch.dtype = active) -> Tensor:
             return made.choice(kernels).linear(states[rows], packed, bias, active)
@@ -223,7 +223,7 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         values = stored.decode().to(dtype)
         tally.compare(f"{case}, rows of the weight", made.choice(kernels).take(weight, ids), values[ids])
         if active != torch.int8:
-            tally.compare(f"{case}, dense", run(slice(0, count), Packed(values, True)), alone)
+            tally.compare(f"{case}, dense", run(slice(0, count), kernels[0].pack(values)), alone)
 
 
 def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:

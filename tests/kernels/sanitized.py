@@ -13,11 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library as built
 
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -37,19 +36,10 @@ def runtime() -> str | None:
 
 def compiled(target: Sequence[str], library: Path) -> Path:
     """The kernels for a target (flags of the compiler), with sanitizers. This process cannot load them."""
-    with resources.as_file(resources.files("tokenswift").joinpath("backends", "cpu")) as folder:
-        command = [
-            "gcc",
-            *build.FLAGS,
-            *target,
-            *FLAGS,
-            "-shared",
-            build.SOURCES[0],
-            "-o",
-            str(library),
-            "-lm",
-        ]
-        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200, check=False)
+    words = [*built.FLAGS, *target, *FLAGS, "-shared", built.SOURCES[0], "-o", str(library), "-lm"]
+    ran = subprocess.run(
+        ["gcc", *words], cwd=built.HERE, capture_output=True, text=True, timeout=1200, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return library
 
@@ -67,7 +57,7 @@ def main(path: str, module: str, arguments: list[str]) -> None:
     """What ``-m tests.kernels.sanitized`` does."""
     os.environ.pop("LD_PRELOAD", None)  # for this process alone
     kernels = ctypes.CDLL(path)
-    build.library = lambda *args, **kwargs: kernels  # type: ignore[assignment]  # of whoever asks from now on
+    built.compiled = lambda *args, **kwargs: kernels  # type: ignore[assignment]  # of whoever asks from now on
     sys.argv = [module, path, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.case import Case
+from tokenswift.kernels.check import Case
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.buffers import address
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import Q4_1, Q8_0
+from tokenswift.kernels.cpu.structs import address
+from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
@@ -29,8 +28,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
-def stored(rows: int, columns: int, form: Any = Q8_0) -> Packed:
-    return Packed(Stored(form, form.encode(random(rows, columns))), panels=True)
+def stored(kernels: CpuBackend, rows: int, columns: int, form: Any = Q8_0) -> Packed:
+    return kernels.pack(Stored(form, form.encode(random(rows, columns))))
 
 
 def cache(dtype: torch.dtype = torch.float32) -> FullCache:
@@ -44,7 +43,7 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     """What kernels, the torch path and the choice rule make of the same numbers."""
     made: list[torch.Tensor] = []
     states, subset = random(5, 64), Subset(torch.arange(0, 90, 3), 90)
-    for weight in (Packed(random(70, 64), panels=True), stored(70, 64), stored(70, 64, Q4_1)):
+    for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64), stored(kernels, 70, 64, Q4_1)):
         made += [kernels.linear(states, weight, random(70)), kernels.take(weight, torch.tensor([69, 0, 3]))]
         if weight.stored:
             made.append(kernels.linear(states, weight, active=torch.int8))
@@ -97,16 +96,14 @@ def test_address() -> None:
 
 
 WRONG: dict[str, Callable[[CpuBackend], object]] = {
-    "states too short": lambda k: k.linear(random(2, 62), Packed(random(40, 64), panels=True)),
-    "states too long": lambda k: k.linear(random(2, 66), stored(40, 64)),
-    "a bias of bfloat16": lambda k: k.linear(random(2, 64), stored(40, 64), random(40).bfloat16()),
-    "a bias too short": lambda k: k.linear(random(2, 64), stored(40, 64), random(39)),
-    "a bias with gaps": lambda k: k.linear(random(2, 64), stored(40, 64), random(80)[::2]),
-    "whole numbers and floats": lambda k: k.linear(
-        random(2, 64), Packed(random(40, 64), panels=True), None, torch.int8
-    ),
-    "no panels": lambda k: k.linear(random(2, 64), Packed(random(40, 64), panels=False)),
-    "weights of float64": lambda k: k.linear(random(2, 64), Packed(random(40, 64).double(), panels=True)),
+    "states too short": lambda k: k.linear(random(2, 62), k.pack(random(40, 64))),
+    "states too long": lambda k: k.linear(random(2, 66), stored(k, 40, 64)),
+    "a bias of bfloat16": lambda k: k.linear(random(2, 64), stored(k, 40, 64), random(40).bfloat16()),
+    "a bias too short": lambda k: k.linear(random(2, 64), stored(k, 40, 64), random(39)),
+    "a bias with gaps": lambda k: k.linear(random(2, 64), stored(k, 40, 64), random(80)[::2]),
+    "whole numbers and floats": lambda k: k.linear(random(2, 64), k.pack(random(40, 64)), None, torch.int8),
+    "no panels": lambda k: k.linear(random(2, 64), Packed(random(40, 64))),
+    "weights of float64": lambda k: k.linear(random(2, 64), k.pack(random(40, 64).double())),
     "a norm of bfloat16": lambda k: k.norm(random(2, 64), random(64).bfloat16(), 1e-5, torch.float32),
     "a norm too short": lambda k: k.norm(random(2, 64), random(63), 1e-5, torch.float32),
     "heads that do not divide": lambda k: k.attend(random(3, 1, 8), 0, cache(), None, 1.0),

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library
 
 DRIVER = Path(__file__).with_name("driver.c")
-SOURCES = Path(build.__file__).parent
-RUN = [name for name in build.INSTRUCTION_SETS if build.targets_of(name) is not None]
+SOURCES = library.HERE
+RUN = library.fitting(library.processor())
 ARM = "aarch64-linux-gnu-gcc"
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 #: abilities of arm64, and a processor that has no others
@@ -28,7 +28,7 @@ Case = tuple[tuple[str, ...], bytes]  # a line's words, the last one a hash; wha
 def ran(folder: Path, compiler: str, *flags: str, emulator: tuple[str, ...] = ()) -> list[Case]:
     """What the driver prints and writes, compiled with these flags."""
     program, written = str(folder / "driver"), folder / "written"
-    shared = [flag for flag in build.FLAGS if flag != "-fPIC"]
+    shared = [flag for flag in library.FLAGS if flag != "-fPIC"]
     command = [compiler, *shared, *flags, f"-I{SOURCES}", str(DRIVER), "-o", program, "-lm"]
     subprocess.run(command, check=True, timeout=600)
     words = [*emulator, program, str(written)]
@@ -62,7 +62,7 @@ def numbers(case: Case) -> np.ndarray:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     if (compiler := shutil.which("cc")) is None or not RUN:
         pytest.skip("no C compiler, or another kind of processor")
-    return ran(tmp_path_factory.mktemp("plain"), compiler, *build.INSTRUCTION_SETS["x86-64"][0])
+    return ran(tmp_path_factory.mktemp("plain"), compiler, *library.own_sets()["x86-64"][0])
 
 
 def compare(found: list[Case], plain: list[Case], rounds: bool) -> None:
@@ -84,12 +84,12 @@ def compare(found: list[Case], plain: list[Case], rounds: bool) -> None:
 def test_an_instruction_set_prints_what_plain_x86_64_does(
     name: str, plain: list[Case], tmp_path: Path
 ) -> None:
-    compare(ran(tmp_path, "cc", *build.INSTRUCTION_SETS[name][0]), plain, "bf16" in name)
+    compare(ran(tmp_path, "cc", *library.own_sets()[name][0]), plain, "bf16" in name)
 
 
 @pytest.mark.slow
 def test_threads_that_wait_as_on_other_systems_print_the_same(plain: list[Case], tmp_path: Path) -> None:
-    flags = build.INSTRUCTION_SETS[RUN[-1]][0]
+    flags = library.own_sets()[RUN[-1]][0]
     compare(ran(tmp_path, "cc", *flags, "-DTS_POSIX"), plain, "bf16" in RUN[-1])
 
 

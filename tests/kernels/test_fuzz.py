@@ -11,8 +11,8 @@ import torch
 from tests.conftest import OTHER
 from tests.kernels import sanitized
 from tests.kernels.fuzz import Fuzz
-from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.library import processor
 
 TARGETS = {"native": ("-march=native",), **OTHER}
 
@@ -28,7 +28,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The kernels with the sanitizers, for each kind of processor."""
     if sanitized.runtime() is None:
         pytest.skip("no GCC with ASan here")
-    if request.param == "avx2" and "avx2" not in build.processor():
+    if request.param == "avx2" and "avx2" not in processor():
         pytest.skip("this processor has no AVX2")
     folder = tmp_path_factory.mktemp("sanitized")
     return sanitized.compiled(TARGETS[request.param], folder / "kernels.so")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.kernels.rows import random_pages
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.entries import SCALES, IntFullCache
+from tokenswift.kernels.cpu.int8_cache import IntFullCache
+from tokenswift.kernels.cpu.structs import SCALES
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")

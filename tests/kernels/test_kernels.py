@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.torch import CHUNK, TorchBackend
-from tokenswift.kernels.weights import PANEL, Packed
+from tokenswift.kernels.weights import PANEL
 from tokenswift.kv.full import FullCache
+from tokenswift.models import target as targets
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -41,9 +42,9 @@ def _tree(rows: int, reach: int = 6) -> list[int]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows,columns", [(70, 50), (PANEL, 64), (5, 2), (960, 576)])
-def test_packing_is_reversible(dtype: torch.dtype, rows: int, columns: int) -> None:
+def test_packing_is_reversible(kernels: CpuBackend, dtype: torch.dtype, rows: int, columns: int) -> None:
     weight = _random(rows, columns, dtype=dtype)
-    packed = Packed(weight, panels=True)
+    packed = kernels.pack(weight)
     assert torch.equal(packed.unpack(), weight)
     ids = torch.tensor([0, rows - 1, rows // 2, 0])
     assert torch.equal(packed.take(ids), weight[ids])
@@ -53,7 +54,7 @@ def test_packing_is_reversible(dtype: torch.dtype, rows: int, columns: int) -> N
 @pytest.mark.parametrize("rows,columns", [(70, 50), (32, 64), (5, 2), (960, 576)])
 def test_products_equal_linear(kernels: CpuBackend, dtype: torch.dtype, rows: int, columns: int) -> None:
     weight, bias = _random(rows, columns, dtype=dtype), _random(rows, seed=3)
-    packed = Packed(weight, panels=True)
+    packed = kernels.pack(weight)
     for count in (1, 2, 7, 30):
         states = _random(count, columns, seed=4).to(dtype)
         expected = F.linear(states.double(), weight.double(), bias.double())
@@ -64,7 +65,7 @@ def test_products_equal_linear(kernels: CpuBackend, dtype: torch.dtype, rows: in
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_a_product_do_not_know_of_each_other(kernels: CpuBackend, dtype: torch.dtype) -> None:
-    packed = Packed(_random(200, 1536, dtype=dtype), panels=True)
+    packed = kernels.pack(_random(200, 1536, dtype=dtype))
     states = _random(530, 1536, seed=5).to(dtype)
     whole = kernels.linear(states, packed)
     threads = torch.get_num_threads()
@@ -224,13 +225,13 @@ LITTLE = "int one(void) { return 1; }\n"  # what these libraries compute is not 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilations take a moment."""
-    monkeypatch.setattr(build, "SOURCES", ("cpu.c",))
-    monkeypatch.setattr(build, "_sources", lambda: [LITTLE])
+    monkeypatch.setattr(library, "SOURCES", ("cpu.c",))
+    monkeypatch.setattr(library, "_sources", lambda: [LITTLE])
 
 
 @pytest.fixture
 def compiled(tmp_path: Path, little: None) -> Path:
-    if build.library(tmp_path) is None:
+    if isinstance(library.compiled(tmp_path), str):
         pytest.skip("no C compiler here")
     return next(tmp_path.glob("*.so"))
 
@@ -242,7 +243,7 @@ def test_a_damaged_library_is_made_again(compiled: Path, damage: str) -> None:
     changed = content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
     damaged = {"truncated": content[:1000], "another file": b"no library", "a changed byte": changed}
     compiled.write_bytes(damaged.get(damage, content[:-32]))
-    assert build.library(compiled.parent) is not None
+    assert not isinstance(library.compiled(compiled.parent), str)
     assert compiled.read_bytes() != damaged.get(damage) and len(compiled.read_bytes()) == len(content)
 
 
@@ -255,7 +256,7 @@ def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_load
         before = compiled.stat().st_mtime_ns
         compiled.parent.chmod(mode)
         caplog.clear()
-        assert build.library(compiled.parent) is not None
+        assert not isinstance(library.compiled(compiled.parent), str)
         assert len(caplog.records) == 1 and "was writable by others" in caplog.records[0].message
         assert compiled.parent.stat().st_mode & 0o777 == 0o700
         assert not planted.exists() and compiled.stat().st_mtime_ns != before
@@ -264,23 +265,22 @@ def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_load
 def test_without_a_compiler_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    assert build.library(tmp_path) is None
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(targets, "_backends", {})
+    monkeypatch.setattr(targets, "cache_dir", lambda: tmp_path)
+    assert isinstance(targets.backend_for(), TorchBackend)
     assert [record.message for record in caplog.records] == [
         "CPU kernels are not available (there is no C compiler (cc, gcc or clang)); "
         "the slower torch path is used"
     ]
 
 
-def test_a_broken_compiler_falls_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda name: "/bin/false")
-    assert build.library(tmp_path) is None
-    assert len(caplog.records) == 1 and "ended with 1" in caplog.records[0].message
+def test_a_broken_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/false")
+    assert "ended with 1" in str(library.compiled(tmp_path))
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(compiled: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    assert build.library(blocked / "kernels") is not None
+    assert not isinstance(library.compiled(blocked / "kernels"), str)

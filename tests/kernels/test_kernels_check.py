@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_model
-from tokenswift.kernels.cpu import build, check
-from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu import backend, library
+from tokenswift.kernels.cpu.backend import CpuBackend, fault_of
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.models import target as targets
 
@@ -36,19 +36,19 @@ DEFECTS = {
 
 
 def _made(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> object:
-    monkeypatch.setattr(build, "FLAGS", ("-O1", *build.FLAGS[1:]))  # half of the time to compile
-    sources = build._sources()
+    monkeypatch.setattr(library, "FLAGS", ("-O1", *library.FLAGS[1:]))  # half of the time to compile
+    sources = library._sources()
     changed = [text.replace(old, new) for text in sources]
     assert changed != sources
-    monkeypatch.setattr(build, "_sources", lambda: changed)
-    library = build.library(folder)
-    if library is None:
+    monkeypatch.setattr(library, "_sources", lambda: changed)
+    compiled = library.compiled(folder)
+    if isinstance(compiled, str):
         pytest.skip("no C compiler here")
-    return library
+    return compiled
 
 
 def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
-    assert check.fault(kernels._lib) is None
+    assert fault_of(kernels._lib) is None
 
 
 @pytest.mark.slow  # each compiles all kernels
@@ -56,8 +56,8 @@ def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
 def test_kernels_that_round_by_the_row_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
-    library = _made(tmp_path, monkeypatch, *DEFECTS[defect])
-    found = [check.fault(library) for _ in range(20 if "threads" in defect else 1)]  # type: ignore[arg-type]
+    compiled = _made(tmp_path, monkeypatch, *DEFECTS[defect])
+    found = [fault_of(compiled) for _ in range(20 if "threads" in defect else 1)]  # type: ignore[arg-type]
     assert any(found)
 
 
@@ -65,9 +65,9 @@ def test_kernels_that_round_by_the_row_are_found(
 def test_such_kernels_are_not_used_and_nothing_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = _made(tmp_path, monkeypatch, *DEFECTS["two roundings outside the tiles"])
+    compiled = _made(tmp_path, monkeypatch, *DEFECTS["two roundings outside the tiles"])
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(targets, "library", lambda folder, sets: library)
+    monkeypatch.setattr(backend, "library", lambda folder: compiled)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
     assert isinstance(target.backend, TorchBackend)

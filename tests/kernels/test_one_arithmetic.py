@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from tests.kernels.rows import Tally, fuzz
-from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.library import compiled, fitting, own_sets, processor
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import cos_sin
 
-RUN = [name for name in build.INSTRUCTION_SETS if build.targets_of(name) is not None]
+RUN = fitting(processor())
 
 
 def library(name: str) -> ctypes.CDLL:
-    made = build.library(cache_dir() / "kernels", build.targets_of(name) or ())
-    if made is None:
+    made = compiled(cache_dir() / "kernels", (own_sets()[name].flags,))
+    if isinstance(made, str):
         pytest.skip("no C compiler here")
     return made
 
@@ -32,8 +32,8 @@ def differing(a: Tally, b: Tally) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in RUN, reason="the processor has no AVX2")
 def test_this_processors_own_kernels_give_the_bits_of_avx2() -> None:
-    own = build.library(cache_dir() / "kernels")
-    if own is None:
+    own = compiled(cache_dir() / "kernels")
+    if isinstance(own, str):
         pytest.skip("no C compiler here")
     found = differing(fuzz(own, range(8)), fuzz(library("avx2"), range(8)))
     assert all("bfloat16" in case for case in found)

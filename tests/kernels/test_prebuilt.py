@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import kernels as wheels
 from tests.tiny import tiny_model
-from tokenswift.kernels.cpu import build, check, prebuilt
-from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu import library
+from tokenswift.kernels.cpu.backend import CpuBackend, fault_of
 from tokenswift.models import target as targets
 
 AVX2 = "sse2 avx avx2 fma f16c bmi1 bmi2"
@@ -41,13 +42,13 @@ REPORTS = [
 def test_the_best_set_of_the_processor_is_taken(
     monkeypatch: pytest.MonkeyPatch, machine: str, report: str, taken: str | None
 ) -> None:
-    monkeypatch.setattr(prebuilt.platform, "machine", lambda: machine)
-    every = [name for sets in prebuilt.SETS.values() for name in sets]
-    assert prebuilt.choice("auto", report, every) == taken
+    monkeypatch.setattr(library.platform, "machine", lambda: machine)
+    every = [name for sets in library.SETS.values() for name in sets]
+    assert library.choice("auto", report, every) == taken
     # a set by name, where the processor has it; the next best where the library lacks one
-    assert [name for name in every if prebuilt.choice(name, report, every)] == prebuilt.fitting(report)
+    assert [name for name in every if library.choice(name, report, every)] == library.fitting(report)
     rest = [name for name in every if name != taken]
-    assert prebuilt.choice("auto", report, rest) == ([None, *prebuilt.fitting(report)][-2:-1] or [None])[0]
+    assert library.choice("auto", report, rest) == ([None, *library.fitting(report)][-2:-1] or [None])[0]
 
 
 LITTLE = "const char ts_build[] = TS_BUILD;\nint ts_answer(void) { return 42; }\n"
@@ -60,41 +61,41 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here.mkdir(parents=True)
     (here / "cpu.c").write_text(LITTLE)
     (tmp_path / "version.py").write_text('__version__ = "1.0"\n')
-    monkeypatch.setattr(prebuilt, "HERE", here)
-    monkeypatch.setattr(prebuilt, "SOURCES", ("cpu.c",))
+    monkeypatch.setattr(library, "HERE", here)
+    monkeypatch.setattr(library, "SOURCES", ("cpu.c",))
     return here
 
 
 @pytest.fixture
 def built(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a library with two sets, which `build` looks into."""
-    own = [name for name, each in prebuilt.PLATFORMS.items() if each.architecture == prebuilt.architecture()]
+    """The folder of a library with two sets, which the package is taken to carry."""
+    own = [name for name, each in wheels.PLATFORMS.items() if each.architecture == library.architecture()]
     if shutil.which("cc") is None or not own:
         pytest.skip("no C compiler, or another kind of processor")
     folder = sources / "built"
-    prebuilt.make(own[0], folder, ["cc"], sets=list(prebuilt.own_sets())[:2])
-    monkeypatch.setattr(build, "BUILT", folder)
+    wheels.make(own[0], folder, ["cc"], sets=list(library.own_sets())[:2])
+    monkeypatch.setattr(library, "BUILT", folder)
     monkeypatch.delenv("TOKENSWIFT_KERNELS", raising=False)
     return folder
 
 
 def test_each_set_has_its_entries(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for name, each in list(prebuilt.own_sets().items())[:2]:
-        monkeypatch.setattr(build, "processor", lambda needs=each.needs: f"a processor {needs}")
-        library = build.carried("auto")
-        assert library is not None and library.instructions == name
-        assert library.ts_answer() == 42 and library.ts_answer is library.ts_answer
-        assert each.flags[0] in prebuilt.text_of(library, "ts_build")
-        assert build.describe() == f"{name} (built in, the best of this processor)"
-        found.append(library.key)
+    for name, each in list(library.own_sets().items())[:2]:
+        monkeypatch.setattr(library, "processor", lambda needs=each.needs: f"a processor {needs}")
+        carried = library.carried("auto")
+        assert carried is not None and carried.instructions == name
+        assert carried.ts_answer() == 42 and carried.ts_answer is carried.ts_answer
+        assert each.flags[0] in library.text_of(carried, "ts_build")
+        assert library.describe() == f"{name} (built in, the best of this processor)"
+        found.append(carried.key)
     assert len(set(found)) == 2
-    monkeypatch.setenv("TOKENSWIFT_KERNELS", first := next(iter(prebuilt.own_sets())))
-    assert build.describe() == f"{first} (built in, TOKENSWIFT_KERNELS={first})"
-    assert build.carried("native") is None
+    monkeypatch.setenv("TOKENSWIFT_KERNELS", first := next(iter(library.own_sets())))
+    assert library.describe() == f"{first} (built in, TOKENSWIFT_KERNELS={first})"
+    assert library.carried("native") is None
     # one that the processor has, and the library has not
-    monkeypatch.setattr(build, "processor", lambda: " ".join(s.needs for s in prebuilt.own_sets().values()))
-    assert build.carried(list(prebuilt.own_sets())[-1]) is None
+    monkeypatch.setattr(library, "processor", lambda: " ".join(s.needs for s in library.own_sets().values()))
+    assert library.carried(list(library.own_sets())[-1]) is None
 
 
 def _changed(path: Path, **fields: object) -> None:
@@ -102,17 +103,17 @@ def _changed(path: Path, **fields: object) -> None:
 
 
 def _a_byte(folder: Path) -> None:
-    content = bytearray((folder / prebuilt.LIBRARY).read_bytes())
+    content = bytearray((folder / library.LIBRARY).read_bytes())
     content[len(content) // 2] ^= 1
-    (folder / prebuilt.LIBRARY).unlink()
-    (folder / prebuilt.LIBRARY).write_bytes(content)
+    (folder / library.LIBRARY).unlink()
+    (folder / library.LIBRARY).write_bytes(content)
 
 
-ABOUT = prebuilt.ABOUT
+ABOUT = library.ABOUT
 #: what happens to a folder with a library, and the reason that is given
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a changed byte": (_a_byte, "it is damaged"),
-    "no library": (lambda folder: (folder / prebuilt.LIBRARY).unlink(), "No such file or directory"),
+    "no library": (lambda folder: (folder / library.LIBRARY).unlink(), "No such file or directory"),
     "nothing said": (lambda folder: (folder / ABOUT).unlink(), "No such file or directory"),
     "no JSON": (lambda folder: (folder / ABOUT).write_bytes(b"\xff{"), f"{ABOUT} is damaged"),
     "deep JSON": (lambda folder: (folder / ABOUT).write_text("[" * 60_000), f"{ABOUT} is damaged"),
@@ -135,10 +136,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_another_library_is_not_loaded_and_a_line_says_why(
     built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    monkeypatch.setattr(prebuilt, "Carried", None)  # whoever loads it fails
+    monkeypatch.setattr(library, "Carried", None)  # whoever loads it fails
     change, reason = DAMAGES[damage]
     change(built)
-    assert build.carried("auto") is None
+    assert library.carried("auto") is None
     said = f"the CPU kernels that came with tokenswift are not used ({reason})"
     assert [record.message for record in caplog.records] == [said]
     monkeypatch.undo()
@@ -149,7 +150,7 @@ def test_a_damaged_library_is_replaced_by_a_compiled_one(
 ) -> None:
     _a_byte(built)
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(targets, "library", lambda folder, sets: kernels._lib)
+    monkeypatch.setattr(library, "compiled", lambda folder, sets: kernels._lib)
     with caplog.at_level(logging.WARNING):
         backend = targets.make_target(tiny_model("llama")).backend
     assert isinstance(backend, CpuBackend) and backend.build == kernels.build
@@ -160,16 +161,16 @@ def test_a_damaged_library_is_replaced_by_a_compiled_one(
 def test_the_kernels_of_two_sets_in_one_library_pass_their_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    able = prebuilt.fitting(build.processor())
-    own = [name for name, each in prebuilt.PLATFORMS.items() if each.architecture == prebuilt.architecture()]
+    able = library.fitting(library.processor())
+    own = [name for name, each in wheels.PLATFORMS.items() if each.architecture == library.architecture()]
     if shutil.which("cc") is None or not own:
         pytest.skip("no C compiler, or another kind of processor")
-    prebuilt.make(own[0], tmp_path, ["cc"], sets=sorted({able[0], able[-1]}))
-    monkeypatch.setattr(build, "BUILT", tmp_path)
+    wheels.make(own[0], tmp_path, ["cc"], sets=sorted({able[0], able[-1]}))
+    monkeypatch.setattr(library, "BUILT", tmp_path)
     for name in (able[0], able[-1]):
-        library = build.carried(name)
-        assert library is not None and check.fault(library) is None
+        carried = library.carried(name)
+        assert carried is not None and fault_of(carried) is None
         monkeypatch.setenv("TOKENSWIFT_KERNELS", name)
         monkeypatch.setattr(targets, "_backends", {})
-        backend = targets.backend_for()
-        assert isinstance(backend, CpuBackend) and backend.key == library.key
+        made = targets.backend_for()
+        assert isinstance(made, CpuBackend) and made.key == carried.key

@@ -12,8 +12,8 @@ from tests.conftest import tiny_model
 from tests.tiny import VOCAB
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.models.target import Target, make_target

@@ -12,30 +12,10 @@ import torch
 
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.kernels.cpu import threads as policy
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.threads import LONGEST, MOST_TRIALS, RECENT, Threads
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.cpu.library import quota
 
 # ---- how many --------------------------------------------------------------------------------------
-
-
-def _run(threads: Threads, passes: int, limit: int, cost: Any) -> list[int]:
-    """The numbers of threads that passes were given; ``cost(count)`` is (seconds, waited)."""
-    given = []
-    for _ in range(passes):
-        count = threads.count(limit)
-        threads.observe(1, limit, count, *cost(count))
-        given.append(count)
-    return given
-
-
-def test_a_thread_that_gains_nothing_is_left_out_and_taken_again_when_it_does() -> None:
-    threads, busy = Threads(), lambda n: (0.010, 0.0) if n == 1 else (0.016, 0.008)
-    given = _run(threads, 200, 2, busy)
-    assert given[: RECENT - 1] == [2] * (RECENT - 1) and given.count(1) > 150
-    later = _run(threads, LONGEST + 3 * MOST_TRIALS, 2, lambda n: (0.010 / n, 0.0))
-    assert set(later[-100:]) == {2}
 
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
@@ -43,21 +23,21 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
     own.write_text("0::/a/b\n")
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
-    assert policy.quota(tmp_path, own) == math.inf
+    assert quota(tmp_path, own) == math.inf
     (inner / "cpu.max").write_text("max 100000\n")
-    assert policy.quota(tmp_path, own) == math.inf
+    assert quota(tmp_path, own) == math.inf
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    assert policy.quota(tmp_path, own) == 1.5
+    assert quota(tmp_path, own) == 1.5
     (inner / "cpu.max").write_text("nonsense")
-    assert policy.quota(tmp_path, own) == 1.5
+    assert quota(tmp_path, own) == 1.5
     old = tmp_path / "cpu" / "a" / "b"  # version 1
     old.mkdir(parents=True)
     (old / "cpu.cfs_quota_us").write_text("50000\n")
     (old / "cpu.cfs_period_us").write_text("100000\n")
-    assert policy.quota(tmp_path, own) == 0.5
+    assert quota(tmp_path, own) == 0.5
     (old / "cpu.cfs_quota_us").write_text("-1\n")
-    assert policy.quota(tmp_path, own) == 1.5
-    assert policy.quota(tmp_path, tmp_path / "none") == math.inf
+    assert quota(tmp_path, own) == 1.5
+    assert quota(tmp_path, tmp_path / "none") == math.inf
 
 
 # ---- the team --------------------------------------------------------------------------------------
@@ -66,7 +46,7 @@ def test_quotas_of_control_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> None:
     made = torch.Generator().manual_seed(count)
-    packed = Packed(torch.randn(1100, 600, generator=made), panels=True)
+    packed = kernels.pack(torch.randn(1100, 600, generator=made))
     one, many = CpuBackend(kernels._lib, 1), CpuBackend(kernels._lib, count)
     for rows in (1, 3, 40):
         states = torch.randn(rows, 600, generator=made)

@@ -18,7 +18,7 @@ from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import WEIGHTS
@@ -535,7 +535,7 @@ def test_weights(kind: str, source: str, tmp_path: Path, caplog: pytest.LogCaptu
 def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     if kind not in FORMATS:
         return weight.to(getattr(torch, kind)).float()
-    from tokenswift.kernels.formats.format import Stored
+    from tokenswift.kernels.formats import Stored
 
     encode = FORMATS[kind].encode
     assert encode is not None

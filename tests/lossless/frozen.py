@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenswift
 from tokenswift import LLM, Generation, SamplingParams
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.loader.find import cache_dir
 from tokenswift.models import target as models
@@ -46,21 +46,23 @@ LENGTH, NEW = 150, 24
 
 def kinds() -> list[str]:
     """Kernels that this processor can run: its own, and those of the instruction sets by name."""
-    return [OWN, *(name for name in build.INSTRUCTION_SETS if build.targets_of(name) is not None)]
+    return [OWN, *library.fitting(library.processor())]
 
 
 def use(kind: str) -> bool:
     """Run the engine on kernels of a kind; False where they cannot be compiled."""
-    targets = build.TARGETS if kind == OWN else build.targets_of(kind)
-    library = None if targets is None else build.library(cache_dir() / "kernels", targets)
-    if library is not None:
-        models._backends["cpu"] = CpuBackend(library)
-    return library is not None
+    if kind not in kinds():
+        return False
+    targets = library.TARGETS if kind == OWN else (library.own_sets()[kind].flags,)
+    compiled = library.compiled(cache_dir() / "kernels", targets)
+    if not isinstance(compiled, str):
+        models._backends["cpu"] = CpuBackend(compiled)
+    return not isinstance(compiled, str)
 
 
 def arithmetic(kind: str, dtype: str) -> str:
     """The name of the runs that kernels of a kind have to repeat in a type."""
-    dot = kind in (OWN, "avx512-bf16") and dtype == "bfloat16" and DOT_BFLOAT16 in build.processor().split()
+    dot = kind in (OWN, "avx512-bf16") and dtype == "bfloat16" and DOT_BFLOAT16 in library.processor().split()
     return f"{dtype} {DOT_BFLOAT16}" if dot else dtype
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.lossless import frozen
 from tokenswift import LLM, SamplingParams
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu import library
 
 FILE = Path(__file__).parents[1] / "data" / "digest.json"
 TYPES = {
@@ -59,7 +59,7 @@ def digests(kind: str) -> dict[str, str]:
 @pytest.mark.model
 @pytest.mark.parametrize("kind", TYPES)
 def test_texts_are_as_they_were(kind: str, embedded: str) -> None:
-    kept, wanted = json.loads(FILE.read_text(encoding="utf-8")), build.kernels_wanted()
+    kept, wanted = json.loads(FILE.read_text(encoding="utf-8")), library.kernels_wanted()
     assert digests(kind) == kept[frozen.arithmetic(frozen.OWN if wanted == "auto" else wanted, kind)]
 
 

@@ -16,7 +16,7 @@ from tests.kernels import sanitized
 from tests.malformed.cases import Case, corpus, fuzz
 from tests.malformed.planted import ENDS
 from tests.malformed.worker import Worker, fault
-from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu.library import processor
 
 TARGETS = {"native": ("-march=native",), **OTHER}
 
@@ -72,7 +72,7 @@ def test_with_kernels_under_sanitizers(target: str, tmp_path: Path) -> None:
     another test's: the sanitizers take much of both."""
     if sanitized.runtime() is None:
         pytest.skip("no GCC with ASan here")
-    if target == "avx2" and "avx2" not in build.processor():
+    if target == "avx2" and "avx2" not in processor():
         pytest.skip("this processor has no AVX2")
     library = sanitized.compiled(TARGETS[target], tmp_path / "kernels.so")
     (tmp_path / "cache").mkdir()

@@ -11,6 +11,7 @@ from tests.families import FAST, rare
 from tests.kernels.cuda.cases import standing
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, InputError
+from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cuda import check
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
@@ -116,13 +117,13 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
-    monkeypatch.setattr(targets, "library", lambda folder, sets: None)
+    monkeypatch.setattr(cpu, "library", lambda folder: "no compiler")
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
     ):
         backend_for("cuda", "cuda")
     with pytest.raises(
-        InputError, match=r"backend is 'cpu', but the CPU kernels cannot be compiled here; valid"
+        InputError, match=r"backend is 'cpu', but CPU kernels are not available \(no compiler\); valid"
     ):
         backend_for("cpu", "cpu")
     assert backend_for("cuda").name == backend_for("cpu").name == "torch"

@@ -12,8 +12,8 @@ import torch
 
 from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.sampling.adjust import TextRules
 from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.penalties import TextRules
 from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.types import InputError
 

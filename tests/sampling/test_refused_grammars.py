@@ -14,7 +14,7 @@ from tests.conftest import tiny_tokenizer
 from tests.lossless.test_grammar import ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
-from tokenswift.sampling import trial as tried
+from tokenswift.sampling import masks as tried
 from tokenswift.sampling.masks import faults
 
 

@@ -15,7 +15,7 @@ from tests import eagles
 from tests.conftest import tiny_tokenizer
 from tests.tiny import byte_model
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.train.eagle import eagle_config, train_eagle

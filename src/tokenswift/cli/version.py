@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from tokenswift.kernels.cpu.build import describe
+from tokenswift.kernels.cpu.library import describe
 from tokenswift.version import __version__
 
 

@@ -23,7 +23,7 @@ from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.decoder import savings
-from tokenswift.sampling.adjust import rules_of
+from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import Calibrated, TokenSequence
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step

@@ -19,8 +19,7 @@ import torch
 from tokenswift.config import LoadConfig, RopeScaling, check_backend, shown
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats.format import Format
-from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
 from tokenswift.loader import placed
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights

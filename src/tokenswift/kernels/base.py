@@ -24,13 +24,12 @@ from tokenswift import memory
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import Q8_0
-from tokenswift.kernels.weights import DraftWeights, LayerWeights, Packed, Shape
+from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.kernels.weights import STORED_IN, DraftWeights, LayerWeights, Packed, Shape
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import Arena
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.sampling.adjust import NO_RULES, TextRules
+from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker
 
 
@@ -115,7 +114,6 @@ class Backend(ABC):
             Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
             model wrote is decoded again where a text goes on.
         key: names it in what is kept of models that ran on it; None: nothing is kept.
-        panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
@@ -130,7 +128,6 @@ class Backend(ABC):
     equal_bits = False
     prefill_keeps_bits = True
     key: str | None = None
-    panels = False
     decodes = True
     fused = False
     formats: tuple[str, ...] = ()
@@ -145,7 +142,7 @@ class Backend(ABC):
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
         """Whether products of a type read weights of a quantized format as they are stored."""
-        return form in self.formats
+        return form in self.formats and dtype in STORED_IN
 
     def pack(
         self,
@@ -158,7 +155,7 @@ class Backend(ABC):
         ``dtype``: of its values in products; by default the tensors' own, float32 for quantized formats.
         ``arena``: memory for it that other weights share.
         """
-        return Packed(weight, self.panels, dtype, arena)
+        return Packed(weight, None, dtype, arena)
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
         """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""
@@ -212,10 +209,6 @@ class Backend(ABC):
         """Whether keys and values of heads of a width may be int8."""
         return False
 
-    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
-        """Bytes of a token's key and value of one head."""
-        return 2 * width * dtype.itemsize
-
     def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
         """An empty cache that holds a part of a full one; see `kv.sparse.SparseCache`."""
         return SparseCache(full, budget, sinks, scratch)
@@ -239,7 +232,7 @@ class Backend(ABC):
         """What computes: the processor with its instruction sets, or the accelerator's name."""
         if self.kind == "cuda":
             return torch.cuda.get_device_name(self.device)
-        from tokenswift.kernels.cpu.build import processor
+        from tokenswift.kernels.cpu.library import processor
 
         return processor()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.formats.format import Format, Stored, values_of
-from tokenswift.kernels.formats.panels import PANEL, fill_panels, numbers_of, panel_bytes
+from tokenswift.kernels.formats import PANEL, Format, Stored
 from tokenswift.kv.pages import Arena, large_empty
 
 #: types of products in which quantized weights stay as they are
@@ -32,83 +32,72 @@ class Part:
     rows: int
     format: Format | None = None
 
-    def values(self, panels: bool, columns: int) -> Float[Tensor, "N K"]:
-        """The rows as they were."""
-        if self.format is not None:
-            return values_of(self.format, numbers_of(self.format, self.data, self.rows))
-        if not panels:
-            return self.data
-        return self.data.transpose(1, 2).reshape(-1, columns)[: self.rows].contiguous()
-
 
 class Packed:
-    """A linear layer's weight (N, K), cut into panels of :data:`PANEL` of its rows for the CPU kernels.
+    """A linear layer's weight (N, K): a matrix, or panels of :data:`PANEL` of its rows for the CPU kernels.
 
     Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
-    float16, (K / 2, 32, 2) for bfloat16, as `kernels.formats.panels` says for quantized
-    formats. Rows beyond N are 0.
-    Without ``panels`` the matrix is dense, for the torch path.
+    float16, (K / 2, 32, 2) for bfloat16, as cpu_low.h says for quantized formats. Rows beyond N are 0.
 
     Args:
-        weight: (N, K), K even, or several weights that stand one below the other in it; a tensor is shared
-            when it is alone and not packed, else copied. What is stored quantized stays so in panels, where
-            products are in float32 or bfloat16.
-        panels: whether to pack.
+        weight: (N, K), or several weights that stand one below the other in it. A matrix of one tensor shares
+            its memory. What is stored quantized stays so in panels for products in float32 and bfloat16.
+        fill: writes what is stored quantized into panels, where K is even; None: no panels.
         dtype: of the weight's values in products; by default that of the tensors, float32 without any.
-            Tensors become so, but bfloat16 stays in float32 products.
-        arena: where panels go; by default one of their own.
-        fill: makes the panels of what is stored quantized, as `fill_panels` does.
+            Tensors become so, but bfloat16 stays in panels for float32 products.
+        arena: where panels go; by default memory of their own.
 
     Attributes:
-        parts: the rows, in order.
+        parts: the rows, in order; one without panels.
         native: what the kernels keep beside it.
     """
 
     def __init__(
         self,
         weight: Tensor | Stored | Sequence[Tensor | Stored],
-        panels: bool,
+        fill: Callable[[Stored, Tensor], None] | None = None,
         dtype: torch.dtype | None = None,
         arena: Arena | None = None,
-        fill: Callable[[Stored, Tensor], None] = fill_panels,
     ) -> None:
-        self._fill = fill
-        self._room = large_empty if arena is None else arena.empty
         given = [weight] if isinstance(weight, Tensor | Stored) else weight
         parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
         self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
-        self.panels = panels
         own = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.float32)
-        self.dtype = dtype or own
+        self.dtype, self.panels = dtype or own, fill is not None
         self.native: Any = None
-        if panels and self.columns % 2:
+        if fill is None:
+            dense = [self._dense(part) for part in parts]
+            self.parts = [Part((torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous(), self.rows)]
+            return
+        if self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-        low = [isinstance(part, Stored) and self._stays(part) for part in parts]
-        given = [p if stays else _dense(p, self.dtype, panels) for p, stays in zip(parts, low, strict=True)]
-        runs = _runs(given)
-        if any(sum(map(len, run)) % PANEL for run in runs[:-1]):
-            runs = _runs([_dense(part, self.dtype, panels) for part in parts])
-        self.parts = [self._part(run) for run in runs]
-        del self._room, self._fill  # and with it the arena
+        stays = self.dtype in STORED_IN
+        runs = _runs([p if stays and isinstance(p, Stored) else self._dense(p) for p in parts])
+        if any(sum(map(len, run)) % PANEL for run in runs[:-1]):  # a format would end inside a panel
+            runs = _runs([self._dense(part) for part in parts])
+        room = large_empty if arena is None else arena.empty
+        self.parts = [self._part(run, fill, room) for run in runs]
 
-    def _stays(self, part: Stored) -> bool:
-        """Whether a weight that is stored quantized stays so."""
-        return self.panels and self.dtype in STORED_IN
+    def _dense(self, part: Tensor | Stored) -> Tensor:
+        if isinstance(part, Stored):
+            return part.decode().to(self.dtype)
+        wide = self.panels and part.dtype == torch.bfloat16 and self.dtype == torch.float32
+        return part if wide else part.to(self.dtype)
 
-    def _part(self, run: list[Any]) -> Part:
+    def _part(
+        self, run: list[Any], fill: Callable[[Stored, Tensor], None], room: Callable[..., Tensor]
+    ) -> Part:
         rows, form = sum(map(len, run)), getattr(run[0], "format", None)
-        if form is not None:
-            data, at = self._room(-(-rows // PANEL), panel_bytes(form, self.columns), dtype=torch.uint8), 0
-            if any(len(part) % PANEL for part in run[:-1]):
-                run = [Stored(form, torch.cat([part.blocks for part in run]))]
-            for part in run:
-                self._fill(part, data[at : at + -(-len(part) // PANEL)])
-                at += len(part) // PANEL
-            return Part(data, rows, form)
-        if self.panels:
+        if form is None:
             kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
-            return Part(_panels([part.to(kept) for part in run], rows, self._room), rows)
-        return Part((torch.cat(run) if len(run) > 1 else run[0]).contiguous(), rows)
+            return Part(_panels([part.to(kept) for part in run], rows, room), rows)
+        data, at = room(-(-rows // PANEL), form.panel_bytes(self.columns), dtype=torch.uint8), 0
+        if any(len(part) % PANEL for part in run[:-1]):
+            run = [Stored(form, torch.cat([part.blocks for part in run]))]
+        for part in run:
+            fill(part, data[at : at + -(-len(part) // PANEL)])
+            at += len(part) // PANEL
+        return Part(data, rows, form)
 
     @property
     def data(self) -> Tensor:
@@ -118,7 +107,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes that the weight takes."""
-        return sum(part.data.numel() * part.data.element_size() for part in self.parts)
+        return sum(part.data.nbytes for part in self.parts)
 
     @property
     def stored(self) -> bool:
@@ -126,37 +115,30 @@ class Packed:
         return all(part.format is not None for part in self.parts)
 
     def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of a weight of one part without a quantized format; see `Backend.take`.
+        """Some rows of a weight without a quantized format; see `Backend.take`.
 
         Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
         """
         if not self.panels:
             return self.data[ids]
+        if any(part.format is not None for part in self.parts):
+            raise ValueError(
+                "rows are taken of a weight of which a part is quantized; valid: all or none of it"
+            )
         at = ids.numpy()
         rows = _numbers(self.data, self.data.shape[-1])[at // PANEL, :, at % PANEL, 0]
         return torch.from_numpy(rows).view(self.data.dtype).to(self.dtype)
 
     def unpack(self) -> Float[Tensor, "N K"]:
-        """The weight as it was, of the type of products."""
-        return torch.cat([part.values(self.panels, self.columns).to(self.dtype) for part in self.parts])
-
-
-def _dense(part: Tensor | Stored, dtype: torch.dtype, panels: bool) -> Tensor:
-    if isinstance(part, Stored):
-        return part.decode().to(dtype)
-    wide = panels and part.dtype == torch.bfloat16 and dtype == torch.float32
-    return part if wide else part.to(dtype)
+        """A weight without a quantized format as it was, of the type of products."""
+        if not self.panels:
+            return self.data
+        return self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous().to(self.dtype)
 
 
 def _runs(parts: Sequence[Tensor | Stored]) -> list[Any]:
     """Neighbours of one format together."""
-    runs: list[list[Tensor | Stored]] = []
-    for part in parts:
-        if runs and getattr(runs[-1][-1], "format", None) is getattr(part, "format", None):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return runs
+    return [list(run) for _, run in groupby(parts, lambda part: getattr(part, "format", None))]
 
 
 def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> Tensor:

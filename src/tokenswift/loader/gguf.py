@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.checks import shown
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.kernels.formats import BY_CODE, FORMATS, Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     HEAD,

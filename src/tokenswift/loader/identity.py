@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the command line is there before torch is
     import torch
     from torch import Tensor
 
-    from tokenswift.kernels.formats.format import Stored
+    from tokenswift.kernels.formats import Stored
 
 #: of a model: names of its parameters, and what makes their values
 Values = Callable[[Any], Iterable[tuple[str, Callable[[], "Tensor"]]]]

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from tokenswift.checks import check_choice
 from tokenswift.config import LoadConfig, check_backend, shown
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.kernels.cpu.build import kernels_wanted
+from tokenswift.kernels.cpu.library import kernels_wanted
 from tokenswift.loader.config import FAMILIES, NativeConfig, check_numbers, completed, layout_of
 from tokenswift.loader.find import file_of, gguf_in, line_of, locate, wanted_files
 from tokenswift.loader.gguf import (
@@ -280,7 +280,7 @@ def _needed(folder: Path, config: Any, how: LoadConfig, place: str) -> tuple[int
     """What :func:`check_memory` is given for the files of a folder: bytes, and ways to need less."""
     import torch
 
-    from tokenswift.kernels.formats.registry import FORMATS
+    from tokenswift.kernels.formats import FORMATS
     from tokenswift.loader.config import FAMILIES
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}

@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tokenswift.files import weight_map
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, PROJECTIONS, Layout
 from tokenswift.types import InputError
 

@@ -18,8 +18,8 @@ from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
 from tokenswift.loader.config import Layout, head_width
 from tokenswift.loader.rope import Rotary
-from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
 
 
@@ -110,7 +110,7 @@ class BaseTarget(ABC):
 
     def _entry_bytes(self) -> int:
         """Bytes of a token's keys and values."""
-        return self.layers * self.kv_heads * self.backend.entry_bytes(self.head_dim, self.keys)
+        return self.new_cache(16).nbytes // 16  # tokens of a page
 
     @property
     def equal_bits(self) -> bool:

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from tokenswift.config import LoadConfig
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Taps, check_ids
-from tokenswift.kernels.cpu.arguments import TYPES
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.cpu.structs import TYPES
+from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena
 from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, NORM, Layout, head_width, layout_of
@@ -173,7 +172,7 @@ class NativeTarget(BaseTarget):
         beside the model's own."""
         parts = [self._weight(name) for name in names]
         packed, at = self.backend.pack(parts, self.dtype, self._arena), 0
-        if self._weights.copies and (self.backend.panels or len(parts) > 1):
+        if self._weights.copies and (packed.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
         for name, part in zip(names, parts, strict=True):
             rows = slice(at, at + len(part))

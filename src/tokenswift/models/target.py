@@ -7,29 +7,16 @@ decoder reads from their files are not checked at loading: tests/models holds it
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.build import (
-    INSTRUCTION_SETS,
-    TARGETS,
-    carried,
-    kernels_wanted,
-    library,
-    targets_of,
-)
-from tokenswift.kernels.cpu.check import fault
-from tokenswift.kernels.cpu.prebuilt import Carried
-from tokenswift.kernels.cpu.threads import usable
+from tokenswift.kernels.cpu import backend as cpu
+from tokenswift.kernels.cpu.library import usable
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader import placed
 from tokenswift.loader.find import cache_dir
@@ -75,10 +62,8 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto", graphs
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    off = device.type == "cuda" and not graphs
-    key = " ".join(
-        [str(device), *([wanted] if wanted != "auto" else []), *(["without graphs"] if off else [])]
-    )
+    usual = wanted == "auto" and (graphs or device.type != "cuda")
+    key = str(device) if usual else f"{device} {wanted} {graphs}"
     if key not in _backends:
         made = _made(device, wanted, graphs)
         if isinstance(made, str):
@@ -105,37 +90,7 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
 
         found = started(device, graphs)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
-    targets, instructions = TARGETS, kernels_wanted()
-    if instructions in INSTRUCTION_SETS:
-        asked = targets_of(instructions)
-        if asked is None:
-            raise InputError(
-                f"TOKENSWIFT_KERNELS is {instructions!r}, which this processor does not have; valid: auto"
-            )
-        targets = asked
-    compiled = carried(instructions) or library(cache_dir() / "kernels", targets)
-    if compiled is None:  # a line has said why
-        return TorchBackend() if wanted == "auto" else "the CPU kernels cannot be compiled here"
-    made = CpuBackend(compiled)
-    name = compiled.key if isinstance(compiled, Carried) else Path(compiled._name).stem
-    made.key = (
-        name if name.startswith("kernels-") else None
-    )  # where it is kept nowhere, nothing is kept of it
-    if (wrong := _fault(compiled, made)) is not None:
-        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
-    return made
-
-
-def _fault(compiled: ctypes.CDLL, backend: CpuBackend) -> str | None:
-    """What :func:`fault` finds; a library in which it found nothing on this machine is not asked again."""
-    mark = None if backend.key is None else cache_dir() / "kernels" / f"{backend.key}.passed"
-    if mark is not None and mark.exists():
-        return None
-    wrong = fault(compiled)
-    if wrong is None and mark is not None:
-        with suppress(OSError):  # it is asked again, then
-            mark.touch()
-    return wrong
+    return cpu.started(cache_dir() / "kernels")
 
 
 def check_model(model: Any) -> None:

@@ -1,7 +1,7 @@
 """Logit processing and the choice rule: the argmax of processed scores plus noise keyed by position.
 
 The order is: logit biases, contextual penalty, presence and frequency penalties, DRY, tokens that may not
-come (`sampling.adjust` has all of these but the second), temperature, top-k, top-p, min-p, eta.
+come (`sampling.penalties` has all of these but the second), temperature, top-k, top-p, min-p, eta.
 
 The processors work on (n, V) float32 rows and equal transformers' processors of the same names, in
 transformers' order (penalty, temperature, top-k, top-p, min-p, eta), except for exact ties: each
@@ -25,15 +25,14 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.sampling.adjust import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
+from tokenswift.sampling.penalties import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker, window_ids
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
 _TOGETHER = 16  # rows that an accelerator processes at a time
-_SPARSE = 8  # on the CPU, noise is made for the survivors alone when they are fewer than V / _SPARSE
 
 
 class RefusedRow(RunError):
@@ -163,7 +162,7 @@ class Sampler:
         device: where the logits are.
         ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
         walks: whether choosing row by row costs nothing extra, as on a CPU.
-        rules: what `sampling.adjust` has to know of the text.
+        rules: what `sampling.penalties` has to know of the text.
 
     Attributes:
         masks: of the grammar that the text has to follow.
@@ -186,10 +185,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
-        p = params
-        filtered = p.top_k or p.top_p < 1 or p.min_p or p.eta_cutoff
-        self._sparse = bool(filtered) and not p.greedy and walks
-        self._adjust = Adjustments(p, rules, vocab_size, self.device) if p.adjusts else None
+        self._adjust = Adjustments(params, rules, vocab_size, self.device) if params.adjusts else None
 
     def scores(
         self,
@@ -300,11 +296,6 @@ class Sampler:
         logits = rows.masked() if rows.subset is None else rows.subset.spread(rows.masked())
         scores = self._processed(logits, rows.history, rows.paths, rows.positions)
         coupled = rows.coupled and not self.params.greedy
-        if self._sparse:
-            return [
-                self._rank_sparse(row, position, width, coupled, rows.shares)
-                for row, position, width in zip(scores, rows.positions, rows.widths, strict=True)
-            ]
         distribution = scores.softmax(-1) if rows.shares else scores
         if coupled:
             scores = scores + self._noise(rows.positions)
@@ -323,22 +314,6 @@ class Sampler:
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
-
-    def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
-        """One row of :meth:`candidates` over the tokens that survived the filters."""
-        kept = (row != -math.inf).nonzero().squeeze(1)
-        few = 0 < kept.numel() * _SPARSE < row.numel()
-        scores = values = row[kept] if few else row
-        if coupled:
-            values = values + (self.noise.gather(position, kept) if few else self.noise.at(position))
-        if width == 1:
-            _, best = values.max(-1, keepdim=True)
-        else:
-            best = values.topk(min(width, kept.numel() or 1)).indices
-        if not math.isfinite(values[best[0]]):
-            _refuse(row, position)
-        distribution = scores.softmax(-1)[best].tolist() if shares else []
-        return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), distribution)
 
 
 def logprobs_of(scores: Float[Tensor, "n V"], tokens: Sequence[int], top: int) -> tuple[Logprob, ...]:

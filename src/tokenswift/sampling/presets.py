@@ -22,21 +22,20 @@ _OFF: dict[str, Any] = {
 }
 
 
-def _made(**given: Any) -> dict[str, Any]:
-    return _OFF | given
-
-
-#: name → fields of `config.SamplingParams`, all but seed and greedy
+#: name → fields of `config.SamplingParams`, all but seed and greedy; "paper" is `SamplingParams()`
 SAMPLERS: dict[str, dict[str, Any]] = {
-    "llama3.1-8b": _made(min_p=0.1, repetition_penalty=1.2),
-    "yarn-llama2-7b-128k": _made(top_p=0.9, repetition_penalty=1.15),
-    "qwen2.5-1.5b": _made(top_p=0.9, repetition_penalty=1.15),
-    "qwen2.5-7b": _made(min_p=0.05, repetition_penalty=1.15),
-    "qwen2.5-14b": _made(min_p=0.05, repetition_penalty=1.13),
-    "top-p": _made(top_p=0.9, repetition_penalty=1.2),
-    "min-p": _made(min_p=0.1, repetition_penalty=1.2),
-    "eta": _made(eta_cutoff=2e-4, repetition_penalty=1.2),
-    "paper": _made(min_p=0.1, repetition_penalty=1.2),  # as `SamplingParams()`
+    name: _OFF | given
+    for name, given in {
+        "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
+        "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
+        "qwen2.5-1.5b": {"top_p": 0.9, "repetition_penalty": 1.15},
+        "qwen2.5-7b": {"min_p": 0.05, "repetition_penalty": 1.15},
+        "qwen2.5-14b": {"min_p": 0.05, "repetition_penalty": 1.13},
+        "top-p": {"top_p": 0.9, "repetition_penalty": 1.2},
+        "min-p": {"min_p": 0.1, "repetition_penalty": 1.2},
+        "eta": {"eta_cutoff": 2e-4, "repetition_penalty": 1.2},
+        "paper": {"min_p": 0.1, "repetition_penalty": 1.2},
+    }.items()
 }
 #: what a setting may name besides
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")

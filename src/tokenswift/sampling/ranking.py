@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -118,7 +119,7 @@ def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "
 
 
 class Ranker(Protocol):
-    """The choice rule in one call; see `kernels.cpu.choose`."""
+    """The choice rule in one call; see `kernels.cpu.ranker`."""
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
@@ -141,32 +142,16 @@ def window_ids(
         ids padded with repetitions, and for each row whether its window is empty (its ids are then
         meaningless); ids is None when every row's is.
     """
-    tail = history[-window:]
-    if len(paths) == 1:  # the common case: one context, nothing to pad
-        known = tail + paths[0]
-        ids = known[max(0, len(known) + gaps[0] - window) :]
-        return (_on(device, [ids]), [False]) if ids else (None, [True])
-    deepest = max(map(len, paths))
-    drops, extras, empty = [], [], []
+    tail = np.array(history[-window:], np.int64)
+    rows = []
     for path, gap in zip(paths, gaps, strict=True):
-        over = max(0, len(tail) + len(path) + gap - window)  # oldest known tokens that fall out
-        extra = path[max(0, over - len(tail)) :]
-        filler = extra[-1] if extra else tail[-1] if tail else 0
-        drops.append(min(over, len(tail)))
-        extras.append(extra + [filler] * (deepest + 1 - len(extra)))
-        empty.append(not extra and over >= len(tail))
-    if all(empty):
+        known = np.concatenate([tail, np.array(path, np.int64)])
+        rows.append(known[max(0, len(known) + gap - window) :])
+    empty, widest = [not len(row) for row in rows], max(map(len, rows))
+    if not widest:
         return None, empty
-    added = _on(device, extras)
-    if not tail:
-        return added, empty
-    shared = _on(device, tail).expand(len(paths), -1)
-    if any(drops):
-        places = torch.arange(len(tail), device=device)
-        shared = torch.where(places < _on(device, drops)[:, None], added[:, -1:], shared)
-    return torch.cat((shared, added), 1), empty
-
-
-def _on(device: torch.device, numbers: list[Any]) -> Tensor:
-    """Numbers on a device, without waiting for it."""
-    return torch.tensor(numbers).to(device, non_blocking=True)
+    ids = np.zeros((len(rows), widest), np.int64)
+    for padded, row in zip(ids, rows, strict=True):
+        padded[: len(row)] = row
+        padded[len(row) :] = row[-1] if len(row) else 0
+    return torch.from_numpy(ids).to(device, non_blocking=True), empty

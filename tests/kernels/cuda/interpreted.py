@@ -19,7 +19,7 @@ from tests.kernels.cuda.bounds import in_order as in_order
 from tests.kernels.cuda.cases import CPU, TORCH, batch_of, by_torch, random, segment, shape_of, tree
 from tests.kernels.cuda.cases import product as library
 from tokenswift.kernels.base import Taps
-from tokenswift.kernels.case import Case
+from tokenswift.kernels.check import Case
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR, Form, piece_of
@@ -116,7 +116,7 @@ def test_nan_in_another_branch_or_in_unused_room_reaches_no_row() -> None:
 
 
 def packed(weight: Tensor) -> Packed:
-    return Packed(weight, False)
+    return Packed(weight)
 
 
 def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, norms: bool) -> LayerWeights:

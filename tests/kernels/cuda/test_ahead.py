@@ -62,7 +62,7 @@ def test_rows_of_states(card: int) -> None:
     ahead.gated(states, dtype)
     mixed, cos = torch.zeros(2, (heads + 4) * width), torch.zeros(2, width // 2)
     for norm in (None, weight[:width]):
-        none: Any = Packed(torch.zeros(2, 2), False)
+        none: Any = Packed(torch.zeros(2, 2))
         layer = LayerWeights(none, none, none, none, None, weight, query_norm=norm, key_norm=norm)
         ahead.append(batch_of([text], shape), mixed, cos, cos, 0, layer, shape)
     assert {name: len(found) for name, found in ahead.made.items()} == {
@@ -91,7 +91,7 @@ def test_one_binary_serves_texts_of_all_lengths_and_passes_of_all_sizes() -> Non
         states = torch.zeros(rows, 256)
         ahead.norm(states, states[0], 1e-5, torch.bfloat16, states)
         ahead.gated(states, torch.bfloat16)
-        norm, none = torch.ones(64), Packed(torch.zeros(2, 2), False)
+        norm, none = torch.ones(64), Packed(torch.zeros(2, 2))
         given: Any = (none, none, none, none, None, norm)
         made = LayerWeights(*given, query_norm=norm, key_norm=norm)
         cos = torch.zeros(rows, 32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.kernels.cuda.cases import CPU, Rows, product, standing
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.case import Case
+from tokenswift.kernels.check import Case
 from tokenswift.kernels.cuda import check
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.kernels.cuda.cases import random, standing
 from tokenswift.kernels.cuda.products import padded, sizes_that_keep
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats import FORMATS, Stored
 
 
 def exact(states: Tensor, weight: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenswift.kernels.formats.format import Format, Stored, scales
-from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.kernels.formats import BY_CODE, FORMATS, Format, Stored, scales
 
 HALVES = {  # where a block holds float16 numbers
     "q8_0": (0,),

@@ -22,8 +22,7 @@ from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import Q8_0
+from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored

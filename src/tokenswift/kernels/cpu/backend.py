@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_float, c_int, c_int32, c_long, c_void_p
+from contextlib import suppress
+from ctypes import byref, c_int32, c_long, c_void_p
 from dataclasses import dataclass
-from time import perf_counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,20 +18,24 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
-from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
-from tokenswift.kernels.cpu.arguments import (
+from tokenswift.kernels.base import Backend, Batch, Taps
+from tokenswift.kernels.check import Case, fault
+from tokenswift.kernels.cpu.int8_cache import IntFullCache, IntSparseCache, Pages
+from tokenswift.kernels.cpu.library import key_of, library, text_of
+from tokenswift.kernels.cpu.ranker import NativeRanker
+from tokenswift.kernels.cpu.structs import (
     ACTIVE,
     LOW,
     TYPES,
     VECTORS,
-    CDraftStep,
     CLayer,
     CPass,
     CRows,
     CShape,
-    CWeight,
+    address,
     check_product,
     check_sizes,
+    declare,
     describe,
     draft_step,
     entries,
@@ -42,18 +47,10 @@ from tokenswift.kernels.cpu.arguments import (
     weight_of,
     work_space,
 )
-from tokenswift.kernels.cpu.buffers import address
-from tokenswift.kernels.cpu.choose import NativeRanker
-from tokenswift.kernels.cpu.entries import IntFullCache, IntSparseCache, Pages, entry_bytes
-from tokenswift.kernels.cpu.prebuilt import text_of
-from tokenswift.kernels.cpu.threads import Threads
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.panels import PANEL, panel_bytes
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import (
     PRODUCTS,
-    STORED_IN,
     DraftWeights,
     LayerWeights,
     Packed,
@@ -63,7 +60,7 @@ from tokenswift.kernels.weights import (
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import Arena
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.sampling.adjust import NO_RULES, TextRules
+from tokenswift.sampling.penalties import NO_RULES, TextRules
 
 
 @dataclass(slots=True)
@@ -75,7 +72,7 @@ class Body(base.Body):
 
 
 class CpuBackend(Backend):
-    """Kernels of a compiled library; see :func:`tokenswift.kernels.cpu.build.library`.
+    """Kernels of a compiled library; see :func:`tokenswift.kernels.cpu.library.library`.
 
     The library's work space belongs to the cache that a pass runs over, and bits do not depend on who else
     runs, so passes over different caches may run at the same time. One of them has the team of threads, the
@@ -83,40 +80,19 @@ class CpuBackend(Backend):
 
     Args:
         library: the compiled kernels.
-        threads: of every pass; by default ``torch.get_num_threads()`` at most, and fewer on a busy machine.
+        threads: of every pass; by default ``torch.get_num_threads()``.
     """
 
     name = "native"
-    panels = fused = equal_bits = prefers_int8 = True
+    fused = equal_bits = prefers_int8 = True
     formats = tuple(FORMATS)
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:
         super().__init__()
         self._lib = library
-        self._fixed = threads
-        self._threads = Threads()
-        self._copy_entries = library.ts_copy
-        self._copy_entries.argtypes = [c_void_p, c_long, c_void_p, *[c_long] * 4, *[c_void_p] * 2, c_int]
-        self._copy_entries.restype = None
+        self._threads = threads
+        declare(library)
         self.build = text_of(library, "ts_build")
-        names = ("ts_linear", "ts_take", "ts_norm", "ts_layers", "ts_attend")
-        linear, take, norm, layers, attend = (getattr(library, name) for name in names)
-        rows = (c_void_p, c_long, c_void_p, c_long)
-        linear.argtypes = [*rows, POINTER(CWeight), *[c_long] * 3, c_int, c_int, c_void_p, c_int]
-        take.argtypes = [c_void_p, POINTER(CWeight), c_void_p, *[c_long] * 3]
-        norm.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_float, c_int, c_int]
-        layers.argtypes = [POINTER(CShape), c_void_p, POINTER(CPass)]
-        attend.argtypes = [POINTER(CShape), POINTER(CRows), c_long, *[c_void_p] * 5, c_long, c_int]
-        self._draft = library.ts_draft
-        self._draft.argtypes = [*[c_void_p] * 5, POINTER(CDraftStep), c_long, c_void_p, c_long, c_int]
-        self._draft.restype = c_long
-        library.ts_pack.argtypes = [c_void_p, c_int, c_void_p, c_long, c_long, c_long, c_int]
-        linear.restype = norm.restype = library.ts_pack.restype = None
-        take.restype = layers.restype = attend.restype = c_long
-
-    def keeps(self, form: str, dtype: torch.dtype) -> bool:
-        """See :meth:`Backend.keeps`."""
-        return form in self.formats and dtype in STORED_IN
 
     def pack(
         self,
@@ -125,13 +101,13 @@ class CpuBackend(Backend):
         arena: Arena | None = None,
     ) -> Packed:
         """See :meth:`Backend.pack`; quantized weights in C, on all threads."""
-        return Packed(weight, True, dtype, arena, self._fill)
+        return Packed(weight, self._fill, dtype, arena)
 
     def _fill(self, stored: Stored, panels: Tensor) -> None:
         form, blocks = stored.format, stored.blocks.contiguous()
         (rows, columns), size = stored.shape, blocks.shape[1]
         self._lib.ts_pack(
-            address("panels", panels, torch.uint8, -(-rows // PANEL), panel_bytes(form, columns)),
+            address("panels", panels, torch.uint8, -(-rows // PANEL), form.panel_bytes(columns)),
             LOW + form.code,
             address("blocks", blocks, torch.uint8, rows, size),
             *(rows, size, columns),
@@ -144,24 +120,20 @@ class CpuBackend(Backend):
         """See :meth:`Backend.new_cache`; int8 in pages."""
         if dtype != torch.int8:
             return super().new_cache(layers, kv_heads, width, capacity, dtype)
-        return IntFullCache(Pages.empty(layers, kv_heads, width, capacity, self._copy_entries))
+        return IntFullCache(Pages.empty(layers, kv_heads, width, capacity, self._lib.ts_copy))
 
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""
         return width % 4 == 0
-
-    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
-        """See :meth:`Backend.entry_bytes`."""
-        return entry_bytes(width) if dtype == torch.int8 else super().entry_bytes(width, dtype)
 
     def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
         """See :meth:`Backend.partial_cache`."""
         kind = IntSparseCache if isinstance(full, IntFullCache) else SparseCache
         return kind(full, budget, sinks, scratch)
 
-    def _count(self, limit: int | None = None) -> int:
+    def _count(self) -> int:
         """Threads of the next pass."""
-        return self._fixed or self._threads.count(limit or torch.get_num_threads())
+        return self._threads or torch.get_num_threads()
 
     def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> NativeRanker:
         """The choice rule for one generation, in C."""
@@ -218,8 +190,8 @@ class CpuBackend(Backend):
             found.append(torch.empty(sizes, dtype=shape.queries, device="cpu"))
             entry.queries = address("queries", found[-1], shape.queries, *sizes)
             entry.keys_values = entries(data, shape, entry.capacity)
-        limit, count = torch.get_num_threads(), sum(entry.n for entry in rows)
-        args = CPass(n=count, count=len(segments), threads=self._count(limit), keep=keep)
+        count = sum(entry.n for entry in rows)
+        args = CPass(n=count, count=len(segments), threads=self._count(), keep=keep)
         args.rows = ctypes.addressof(rows)
         args.cos = address("cos", cos, torch.float32, count, shape.width // 2)
         args.sin = address("sin", sin, torch.float32, count, shape.width // 2)
@@ -233,17 +205,12 @@ class CpuBackend(Backend):
                 raise ValueError("the layers read rows beside the states, and there are none")
             args.beside = address("the rows beside", beside, torch.float32, count, shape.hidden)
         cache = segments[0].cache
-        begun = perf_counter()
         while True:
             args.work, args.work_bytes = work_space(cache)
             need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
             if not need:
-                break
+                return found
             grow_work(cache, need)
-        seconds = perf_counter() - begun
-        if self._fixed is None:
-            self._threads.observe(len(states), limit, args.shared, seconds, args.waited / 1e9)
-        return found
 
     def attend(
         self,
@@ -350,7 +317,9 @@ class CpuBackend(Backend):
         size = step.room
         while True:
             work = torch.empty(size, dtype=torch.uint8, device="cpu")
-            need = self._draft(*args, address("work space", work, torch.uint8, size), size, self._count())
+            need = self._lib.ts_draft(
+                *args, address("work space", work, torch.uint8, size), size, self._count()
+            )
             if not need:
                 return out, logits
             step.room = size = need
@@ -358,8 +327,7 @@ class CpuBackend(Backend):
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""
         if not weight.stored:
-            check_ids(ids, weight.rows)
-            return weight.take(ids) if len(weight.parts) == 1 else weight.unpack()[ids]
+            return super().take(weight, ids)
         ids = ids.long().contiguous()
         out = torch.empty(len(ids), weight.columns, dtype=torch.float32, device="cpu")
         refused = self._lib.ts_take(
@@ -392,3 +360,37 @@ class CpuBackend(Backend):
             self._count(),
         )
         return out
+
+
+@torch.inference_mode()
+def fault_of(library: ctypes.CDLL) -> str | None:
+    """The first pass of a library in which a row has other bits than alone, or None: on one and two threads,
+    in every type, and with quantized weights."""
+    kernels = [CpuBackend(library, threads) for threads in (1, 2)]
+    kinds: list[tuple[Any, ...]] = [(dtype,) for dtype in TYPES]
+    kinds += [(torch.float32, Q4_1), (torch.bfloat16, Q8_0), (torch.float32, Q8_0, torch.int8)]
+    return next(filter(None, (fault(kernels, Case(kernels[0], *kind)) for kind in kinds)), None)
+
+
+def started(folder: Path) -> CpuBackend | str:
+    """The backend of this machine; or in one line why it has no kernels, or none that keep the rule.
+
+    Args:
+        folder: where compiled libraries are kept, and beside them a mark for each that has passed the check.
+    Raises:
+        InputError: the processor does not have the instruction set that is asked for.
+    """
+    found = library(folder)
+    if isinstance(found, str):
+        return f"CPU kernels are not available ({found})"
+    made = CpuBackend(found)
+    made.key = key_of(found)
+    mark = None if made.key is None else folder / f"{made.key}.passed"
+    if mark is not None and mark.exists():
+        return made
+    if (wrong := fault_of(found)) is not None:
+        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
+    if mark is not None:
+        with suppress(OSError):  # it is asked again, then
+            mark.touch()
+    return made

@@ -24,7 +24,7 @@ from tokenswift.kernels.base import Body, Taps
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
 from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that_keep
-from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.pages import Arena, to_device
@@ -79,7 +79,7 @@ class CudaBackend(TorchBackend):
     ) -> Packed:
         """See :meth:`Backend.pack`; quantized weights become floats, and nothing needs an arena."""
         given = [weight] if isinstance(weight, Tensor | Stored) else weight
-        made = Packed([self._here(part) for part in given], False, dtype)
+        made = Packed([self._here(part) for part in given], None, dtype)
         key = (made.rows, made.columns, made.dtype)
         if key not in self._sizes:
             self._sizes[key] = sizes_that_keep(self._product, made.data)
@@ -94,7 +94,7 @@ class CudaBackend(TorchBackend):
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
         """See :meth:`Backend.pack_for_drafts`; whether rows keep their bits is not asked."""
-        return Packed([self._here(weight)], False)
+        return Packed([self._here(weight)])
 
     def _here(self, part: Tensor | Stored) -> Tensor | Stored:
         """A weight on the device."""

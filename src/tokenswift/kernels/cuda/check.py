@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from importlib.metadata import version
-from itertools import pairwise
 
 import torch
 
 from tokenswift.files import line_of
-from tokenswift.kernels.case import TAIL, WIDTH, Case
+from tokenswift.kernels import check
+from tokenswift.kernels.check import TAIL, WIDTH, Case
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.products import settle
 from tokenswift.kernels.torch import TorchBackend
@@ -77,22 +77,12 @@ def unfit(device: torch.device) -> str | None:
 def fault(backend: CudaBackend, dtype: torch.dtype, width: int) -> str | None:
     """What is wrong with a backend's kernels; None when they are right."""
     case = Case(backend, dtype, width=width)
-    alone = case.run(backend, [[row] for row in range(TAIL)])
+    found = case.run(backend, [[row] for row in range(TAIL)])
     expected = case.run(TorchBackend(backend.device), [list(range(TAIL))])
-    far = float((alone - expected).norm() / expected.norm())
+    far = float((found - expected).norm() / expected.norm())
     if not far <= NEAR[dtype]:
         return f"{case.name} is {far:.1e} of its size from torch"
-    for cuts in ((0, TAIL), (0, 7, TAIL)):
-        passes = [list(range(*ends)) for ends in pairwise(cuts)]
-        if not torch.equal(case.run(backend, passes), alone):
-            return f"rows in {len(passes)} passes, {case.name}"
-    for count in (3, TAIL):
-        tree, text = case.tree(backend, count)
-        if not torch.equal(tree, alone[:count]):
-            return f"a tree of {2 * count - 1} rows, {case.name}"
-        if not torch.equal(text, alone[:count]):
-            return f"{count} rows beside another text's, {case.name}"
-    return None
+    return check.fault([backend], case)
 
 
 @torch.inference_mode()

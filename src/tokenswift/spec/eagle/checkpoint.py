@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.checks import shown
-from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import MOST_TOKENS
 from tokenswift.spec.eagle.config import SHARED, EagleConfig
 from tokenswift.spec.eagle.files import INNER, INTEGERS, MAPS, OUTER, SWITCHES, WEIGHTS, Files, open_files

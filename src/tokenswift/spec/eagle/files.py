@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.files import MOST_CONFIG, line_of, object_in
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import BY_CODE
+from tokenswift.kernels.formats import BY_CODE, Stored
 from tokenswift.loader.config import check_numbers
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache, Segment
-from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
@@ -166,7 +166,7 @@ class EagleModel:
     def nbytes(self) -> int:
         """Bytes that a text holds: the cache and, before they are read, features of a window."""
         config = self.config
-        entry = config.kv_heads * self.backend.entry_bytes(config.head_dim, self._dtype)
+        entry = self.backend.new_cache(1, config.kv_heads, config.head_dim, 16, self._dtype).nbytes // 16
         return (self.window + CHUNK + SCRATCH) * entry + self.window * 3 * config.target_hidden * 4
 
     # ---- passes ---------------------------------------------------------------------------------

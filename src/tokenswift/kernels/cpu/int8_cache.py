@@ -15,23 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.cpu.buffers import address
+from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, page_bytes
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import large_empty
 from tokenswift.kv.sparse import SparseCache
-
-PAGE = 16  # tokens of a page
-SCALES = 3 * 4 * PAGE  # bytes of a page's scales
-
-
-def page_bytes(width: int) -> int:
-    """Bytes of a page of heads of a width."""
-    return SCALES + width * PAGE + -(-width // 16) * 16 * PAGE
-
-
-def entry_bytes(width: int) -> int:
-    """Bytes of a token's key and value of one head."""
-    return page_bytes(width) // PAGE
 
 
 @dataclass(slots=True)

@@ -1,10 +1,15 @@
-"""A small random model and text by which a backend checks itself: positions in passes of any make-up."""
+"""Do kernels keep the rule that a row's bits are its own affair? Asked of those at hand, at first use.
+
+The tests ask it of many shapes and compilers; this asks it in milliseconds, of a small random model of two
+layers, whose last positions run alone, all at once, in trees with wrong branches and beside another text's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -13,7 +18,7 @@ from torch.nn.functional import pad
 
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats.format import Format, Stored
+from tokenswift.kernels.formats import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
@@ -77,7 +82,6 @@ class Case:
             )
             for layer in range(LAYERS)
         ]
-        self.head = weight(70, HIDDEN)
         self.keys = Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, width).to(dtype))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
         angles = random(TAIL, width // 2)
@@ -130,3 +134,22 @@ def _segment(rows: int, keys: Keys, parents: Sequence[int] | None = None) -> Seg
     """Rows of a text; the kernels do not look at tokens and positions."""
     numbers = torch.arange(rows)
     return Segment(numbers, numbers, cast(KVCache, keys), parents)
+
+
+@torch.inference_mode()
+def fault(backends: Sequence[Backend], case: Case) -> str | None:
+    """The first pass of the backends in which a row has other bits than alone by the first one, or None."""
+    alone = case.run(backends[0], [[row] for row in range(TAIL)])
+    for number, each in enumerate(backends, 1):
+        where = f"{case.name}, backend {number}" if len(backends) > 1 else case.name
+        for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL)):
+            passes = [list(range(*ends)) for ends in pairwise(cuts)]
+            if not torch.equal(case.run(each, passes), alone):
+                return f"rows in {len(passes)} passes, {where}"
+        for steps in (3, TAIL):
+            tree, text = case.tree(each, steps)
+            if not torch.equal(tree, alone[:steps]):
+                return f"a tree of {2 * steps - 1} rows, {where}"
+            if not torch.equal(text, alone[:steps]):
+                return f"{steps} rows beside another text's, {where}"
+    return None

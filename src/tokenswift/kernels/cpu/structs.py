@@ -1,19 +1,19 @@
-"""What the kernels in C are called with: checked structures of packed weights, caches and tensors."""
+"""The boundary to C: structures of packed weights, caches and tensors. Every tensor that the kernels read or
+write is looked at in :func:`address`, and nowhere else."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int32, c_int64, c_long, c_void_p
+from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_long, c_uint64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels.base import capacity_of, check_rows
-from tokenswift.kernels.cpu.buffers import address
-from tokenswift.kernels.cpu.entries import PAGE, page_bytes
-from tokenswift.kernels.formats.panels import PANEL, panel_bytes
+from tokenswift.kernels.formats import PANEL
 from tokenswift.kernels.weights import PRODUCTS, DraftWeights, Packed, Part, Shape, active_type
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
@@ -22,66 +22,111 @@ ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters 
 LOW = 16  # a quantized format: this and GGUF's number of it
 _GROUP, _BLOCK = 48, 12  # bytes of 32 activations in int8, and rows that stand together
 MOST_NUMBERS = 1 << 18  # of a row that the kernels hold on the stack
-
-
-class CShape(ctypes.Structure):
-    _fields_ = [
-        *((name, c_long) for name in ("layers", "hidden", "inner", "heads", "kv_heads", "width")),
-        *((name, c_int) for name in ("keys", "active")),
-        *((name, c_float) for name in ("eps", "scale")),
-    ]
-
-
-class CPart(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("rows", c_long), ("format", c_int)]
-
-
-class CWeight(ctypes.Structure):
-    _fields_ = [("parts", c_void_p), ("bias", c_void_p)]
+PAGE = 16  # tokens of a page of keys and values in int8
+SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 
 
 VECTORS = ("norm", "mlp_norm", "query_norm", "key_norm")
+_KINDS: dict[str, Any] = {
+    **{"long": c_long, "int": c_int, "float": c_float, "double": c_double},
+    **{"int64": c_int64, "uint64": c_uint64, "pointer": c_void_p},
+}
+
+
+def fields(declared: str, **kinds: Any) -> list[tuple[str, Any]]:
+    """A structure's fields, declared nearly as in C: ``long rows, columns; pointer data``."""
+    made: list[tuple[str, Any]] = []
+    for line in declared.split(";"):
+        kind, _, names = line.strip().partition(" ")
+        made += [(name.strip(), (_KINDS | kinds)[kind]) for name in names.split(",")]
+    return made
+
+
+class CShape(ctypes.Structure):
+    _fields_ = fields(
+        "long layers, hidden, inner, heads, kv_heads, width; int keys, active; float eps, scale"
+    )
+
+
+class CPart(ctypes.Structure):
+    _fields_ = fields("pointer data; long rows; int format")
+
+
+class CWeight(ctypes.Structure):
+    _fields_ = fields("pointer parts, bias")
 
 
 class CLayer(ctypes.Structure):
-    _fields_ = [
-        *((name, CWeight) for name in PRODUCTS),
-        *((name, c_void_p) for name in VECTORS),
-        ("window", c_long),
-        ("beside", CWeight),
-        ("beside_norm", c_void_p),
-    ]
+    _fields_ = fields(
+        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window; weight beside; "
+        "pointer beside_norm",
+        weight=CWeight,
+    )
 
 
 class CRows(ctypes.Structure):
-    _fields_ = [
-        *((name, c_long) for name in ("n", "before", "capacity")),
-        *((name, c_void_p) for name in ("parents", "keys_values", "queries")),
-        ("windows", c_int),
-    ]
+    _fields_ = fields("long n, before, capacity; pointer parents, keys_values, queries; int windows")
 
 
 class CDraftStep(ctypes.Structure):
-    _fields_ = [
-        *((name, CWeight) for name in ("first", "outer")),
-        *((name, c_void_p) for name in ("norm", "base_norm", "embed_norm", "heads", "sizes")),
-        *((name, c_long) for name in ("count", "width", "inner")),
-        ("eps", c_float),
-        ("active", c_int),
-    ]
+    _fields_ = fields(
+        "weight first, outer; pointer norm, base_norm, embed_norm, heads, sizes; long count, width, inner; "
+        "float eps; int active",
+        weight=CWeight,
+    )
 
 
 class CPass(ctypes.Structure):
-    _fields_ = [
-        *((name, c_long) for name in ("n", "count")),
-        *((name, c_void_p) for name in ("rows", "cos", "sin", "states", "work")),
-        ("work_bytes", c_long),
-        *((name, c_int) for name in ("threads", "keep")),
-        ("waited", c_int64),
-        ("shared", c_int),
-        ("taps", c_long),
-        *((name, c_void_p) for name in ("tapped", "features", "beside")),
-    ]
+    _fields_ = fields(
+        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; "
+        "int64 waited; int shared; long taps; pointer tapped, features, beside"
+    )
+
+
+#: of each function: what it returns, and its arguments
+_ENTRIES = {
+    "ts_linear": "void: pointer long pointer long pointer long long long int int pointer int",
+    "ts_take": "long: pointer pointer pointer long long long",
+    "ts_norm": "void: pointer pointer pointer long long float int int",
+    "ts_layers": "long: pointer pointer pointer",
+    "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer long int",
+    "ts_draft": "long: pointer pointer pointer pointer pointer pointer long pointer long int",
+    "ts_pack": "void: pointer int pointer long long long int",
+    "ts_copy": "void: pointer long pointer long long long long pointer pointer int",
+    "ts_rank": "long: pointer pointer pointer long int pointer pointer pointer pointer pointer",
+}
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the library's functions take and return."""
+    for name, declared in _ENTRIES.items():
+        result, _, arguments = declared.partition(": ")
+        entry = getattr(library, name)
+        entry.restype, entry.argtypes = _KINDS.get(result), [_KINDS[kind] for kind in arguments.split()]
+
+
+def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """Where a tensor's numbers are, for C, which takes their type and number on trust.
+
+    Args:
+        name: for the message.
+        dtype: the type that C reads or writes.
+        shape: the sizes that C goes by.
+    Raises:
+        ValueError: the tensor is of another type or shape, on another device, or not contiguous.
+    """
+    if (
+        tensor.dtype != dtype
+        or tensor.shape != shape
+        or tensor.device.type != "cpu"
+        or not tensor.is_contiguous()
+    ):
+        gaps = "" if tensor.is_contiguous() else ", not contiguous"
+        raise ValueError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}{gaps}; "
+            f"valid: {dtype} of shape {shape} on cpu, contiguous"
+        )
+    return tensor.data_ptr()
 
 
 def draft_step(step: DraftWeights, heads: Sequence[Packed]) -> CDraftStep | None:
@@ -141,11 +186,16 @@ def _part(part: Part, columns: int) -> int:
     """Where a part's panels are."""
     panels, kind = -(-part.rows // PANEL), part.data.dtype
     if part.format is not None:
-        size = panel_bytes(part.format, columns)
+        size = part.format.panel_bytes(columns)
         return address(f"a weight in {part.format.name}", part.data, torch.uint8, panels, size)
     pairs = 2 if kind == torch.bfloat16 else 1
     sizes = (panels, columns // pairs, PANEL, pairs)
     return address("a weight", part.data, kind if kind in TYPES else torch.float32, *sizes)
+
+
+def page_bytes(width: int) -> int:
+    """Bytes of a page of heads of a width (cpu_int_attention.h)."""
+    return SCALES + width * PAGE + -(-width // 16) * 16 * PAGE
 
 
 def groups_bytes(rows: int, columns: int) -> int:

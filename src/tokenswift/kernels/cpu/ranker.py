@@ -1,76 +1,123 @@
-"""The choice rule in C (cpu_choose.h): what `sampling.choice.Sampler` does in torch, on float32 on a CPU."""
+"""The choice rule in C (cpu_choose.h, cpu_adjust.h): what `sampling.choice.Sampler` does in torch."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from array import array
-from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p, pointer
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_float, c_int32, pointer
 
 import torch
 from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.cpu.adjust import Adjust, Adjusting
-from tokenswift.kernels.cpu.buffers import address
-from tokenswift.sampling.adjust import NO_RULES, TextRules
+from tokenswift.kernels.cpu.structs import address, declare, fields
 from tokenswift.sampling.noise import position_key
+from tokenswift.sampling.penalties import NO_RULES, KnownText, TextRules, breaker_marks, dry_penalties
 from tokenswift.sampling.ranking import LogitRows, Ranked
 
 _FOREIGN = -2  # a token for which there is no place; -1: all is well
 
 
-class _Rule(ctypes.Structure):
-    _fields_ = [
-        ("size", c_long),
-        ("ld", c_long),
-        ("ids", c_void_p),
-        ("place", c_void_p),
-        ("tail", c_void_p),
-        ("tail_size", c_long),
-        ("theta", c_float),
-        ("temperature", c_float),
-        ("top_k", c_long),
-        ("top_p", c_double),
-        ("eta", c_double),
-        ("min_p", c_float),
-        ("greedy", c_int),
-        ("tokens", c_long),
-        ("adjust", POINTER(Adjust)),
-    ]
+class CAdjust(ctypes.Structure):
+    _fields_ = fields(
+        "pointer text; long text_size, vocabulary; pointer biased, bias; long biases, start, window; "
+        "double presence, frequency; pointer dry; long dry_size, allowed, range; "
+        "pointer breakers, words, word_sizes; long word_count; pointer ends; long end_count, least"
+    )
 
 
-class _Row(ctypes.Structure):
-    _fields_ = [
-        ("drop", c_long),
-        ("path", c_void_p),
-        ("path_size", c_long),
-        ("key", c_uint64),
-        ("coupled", c_int),
-        ("width", c_int),
-        ("position", c_long),
-        ("mask", c_void_p),
-    ]
+class CRule(ctypes.Structure):
+    _fields_ = fields(
+        "long size, ld; pointer ids, place, tail; long tail_size; float theta, temperature; long top_k; "
+        "double top_p, eta; float min_p; int greedy; long tokens; adjust adjust",
+        adjust=POINTER(CAdjust),
+    )
+
+
+class CRow(ctypes.Structure):
+    _fields_ = fields(
+        "long drop; pointer path; long path_size; uint64 key; int coupled, width; long position; pointer mask"
+    )
+
+
+class Adjusting:
+    """The adjustments of one text.
+
+    Args:
+        params: what is on.
+        rules: of the text.
+    """
+
+    def __init__(self, params: SamplingParams, rules: TextRules) -> None:
+        self._rules, self._known = rules, KnownText()
+        self._held: list[Tensor] = []  # what C has addresses of
+        biased, bias = zip(*params.biases, strict=True) if params.biases else ((), ())
+        words = [token for word in rules.words for token in word]
+        dry = dry_penalties(params).tolist()
+        self._made = CAdjust(
+            biased=self._numbers(biased, torch.int32),
+            bias=self._numbers(bias, torch.float32),
+            biases=len(biased),
+            start=rules.start,
+            window=params.penalty_window,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            dry=self._numbers(dry, torch.float32),
+            dry_size=len(dry),
+            allowed=params.dry_allowed_length,
+            range=params.dry_range,
+            words=self._numbers(words, torch.int32),
+            word_sizes=self._numbers([len(word) for word in rules.words], torch.int32),
+            word_count=len(rules.words),
+            ends=self._numbers(rules.ends, torch.int32),
+            end_count=len(rules.ends),
+            least=rules.start + params.min_tokens,
+        )
+
+    def _numbers(self, values: Sequence[float], dtype: torch.dtype) -> int:
+        self._held.append(torch.tensor(values, dtype=dtype))
+        return address("numbers of the sampling", self._held[-1], dtype, len(values))
+
+    def of(self, history: list[int], room: int, vocab_size: int) -> CAdjust:
+        """What C goes by for rows of a text.
+
+        Args:
+            history: the text.
+            room: tokens of the longest path behind it.
+            vocab_size: V.
+        Raises:
+            InputError: a token id that is not below V.
+        """
+        made = self._made
+        if vocab_size != made.vocabulary:
+            self._marks = torch.from_numpy(breaker_marks(self._rules, vocab_size))
+            made.breakers = address("breakers", self._marks, torch.uint8, vocab_size)
+            made.vocabulary = vocab_size
+        text = torch.from_numpy(self._known.take(history, room, vocab_size))
+        made.text = address("text", text, torch.int32, len(text))
+        made.text_size = len(history)
+        return made
 
 
 class NativeRanker:
     """Implements ``sampling.ranking.Ranker``. Keeps work space between calls, so each generation has its own.
 
     Args:
-        library: the compiled kernels (`build.library`).
+        library: the compiled kernels (`library.library`).
         params: processors and seed.
         rules: of the text, for what is adjusted by it.
     """
 
     def __init__(self, library: ctypes.CDLL, params: SamplingParams, rules: TextRules = NO_RULES) -> None:
         self._rank = library.ts_rank
-        self._rank.argtypes = [POINTER(_Rule), c_void_p, c_void_p, c_long, c_int, *[c_void_p] * 5]
-        self._rank.restype = c_long
+        declare(library)
         self.params = params
         self._work: dict[int, Tensor] = {}
         p = params
-        self._rule = _Rule(
+        self._rule = CRule(
             theta=p.repetition_penalty,
             temperature=p.temperature,
             top_k=p.top_k,
@@ -99,7 +146,7 @@ class NativeRanker:
             follows, longest = True, max(map(len, rows.paths))
             rule.adjust = pointer(self._adjusting.of(rows.history, longest, rule.tokens))
         known, kept = len(rows.history), len(tail)
-        asked, held = (_Row * count)(), []
+        asked, held = (CRow * count)(), []
         for row, path, position, width in zip(asked, rows.paths, rows.positions, rows.widths, strict=True):
             row.drop = max(0, kept + position - known - window)
             if path and follows:

@@ -1,10 +1,16 @@
 """What is added to logits by what a text holds: biases, presence and frequency penalties, DRY, and tokens
 that may not come (bad words; ends before ``min_tokens``).
 
-:class:`Adjustments` does it in numpy and torch for rows on any device; `kernels.cpu.choose` has the same in
+:class:`Adjustments` does it in numpy and torch for rows on any device; `kernels.cpu.ranker` has the same in
 C, to the bit: what is subtracted is rounded once to float32. Each row goes by its own context, so a drafted
 path is treated as plain decoding would treat it. Where tokens between a path and the position are unknown,
 what goes by the newest tokens (DRY, words of several tokens) is left out.
+
+DRY ("don't repeat yourself") is a penalty of the token that would make a repeated sequence longer, in
+llama.cpp's form. Let n be the number of tokens at the end of the text that also stand somewhere before it,
+followed by token v; of several places the longest counts. With n at least the allowed length A, the logit of
+v loses multiplier · base^(n - A). A *breaker* is a token that contains one of some texts: no repetition is
+seen across it, and it is never penalised itself.
 """
 
 from __future__ import annotations
@@ -23,9 +29,10 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens, shown
 from tokenswift.config import SamplingParams, Texts
-from tokenswift.sampling import dry
 from tokenswift.types import InputError
 
+_MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
+_LARGEST = 3e38  # float32 holds it
 _WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
 
@@ -165,7 +172,7 @@ class Adjustments:
     ) -> None:
         self.params, self.rules, self.vocab_size, self.device = params, rules, vocab_size, device
         self._known = KnownText()
-        self._dry = dry.penalties(params)
+        self._dry = dry_penalties(params)
         self._breakers = breaker_marks(rules, vocab_size)
         self._bias = [torch.tensor(part, device=device) for part in zip(*params.biases, strict=True)]
 
@@ -214,7 +221,7 @@ class Adjustments:
         if len(self._dry) and position == len(text):
             seen = text if p.dry_range < 0 else text[-p.dry_range :]
             most = p.dry_allowed_length + len(self._dry) - 1
-            tokens, lengths = dry.repeated(seen, self._breakers, most)
+            tokens, lengths = repeated(seen, self._breakers, most)
             long = lengths >= p.dry_allowed_length
             yield tokens[long], self._dry[lengths[long] - p.dry_allowed_length]
 
@@ -238,3 +245,48 @@ def _goes_on(text: NDArray[np.int32], begun: Sequence[int], position: int) -> bo
     if not begun:
         return True
     return position == len(text) and text[-len(begun) :].tolist() == list(begun)
+
+
+def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
+    """The penalty of n = A, A + 1, …; longer repetitions have that of the last. Empty where DRY is off."""
+    multiplier, base = params.dry_multiplier, params.dry_base
+    if not multiplier:
+        return np.empty(0, np.float32)
+    steps = _MOST if base == 1 else math.log(_LARGEST / multiplier) / math.log(base)
+    made = [multiplier * base**n for n in range(int(min(steps, _MOST)) + 1)]
+    return np.array(made, np.float32)
+
+
+def repeated(
+    text: NDArray[np.int32], breakers: NDArray[np.uint8], most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What would make a repetition longer.
+
+    Args:
+        text: the tokens that are looked at.
+        breakers: (V,) whether each token of the vocabulary is a breaker.
+        most: longer repetitions count as so long.
+
+    Returns:
+        Tokens, and to each the length n of the longest repetition that it would follow; none is a breaker.
+    """
+    last = len(text) - 1
+    none = np.empty(0, np.int64)
+    if last < 1 or breakers[text[last]]:
+        return none, none
+    ends = np.flatnonzero(text[:last] == text[last])
+    ends = ends[breakers[text[ends + 1]] == 0]
+    alive, lengths = ends, np.ones(len(ends), np.int64)
+    for n in range(1, min(most, last + 1)):
+        wanted = text[last - n]
+        if breakers[wanted]:
+            break
+        alive = alive[alive >= n]
+        alive = alive[text[alive - n] == wanted]
+        if not len(alive):
+            break
+        lengths[np.searchsorted(ends, alive)] += 1
+    tokens, places = np.unique(text[ends + 1], return_inverse=True)
+    longest = np.zeros(len(tokens), np.int64)
+    np.maximum.at(longest, places, lengths)
+    return tokens.astype(np.int64), longest

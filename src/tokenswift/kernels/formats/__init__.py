@@ -1,1 +1,0 @@
-"""Number formats of weights: one file each, and how the CPU kernels read them."""
