@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import distribution
+from tokenswift.audit import logits as distribution
 from tokenswift.audit.compare import AuditOptions, audit, variants
 from tokenswift.types import InputError
 

@@ -10,9 +10,17 @@ import pytest
 
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit.compare import AuditOptions, Variant, audit, variants
+from tokenswift.audit.compare import (
+    AuditOptions,
+    Comparison,
+    Difference,
+    DistributionTest,
+    Report,
+    Variant,
+    audit,
+    variants,
+)
 from tokenswift.audit.logits import Distance, LogitError
-from tokenswift.audit.verdict import Comparison, Difference, DistributionTest, Report
 from tokenswift.types import InputError
 
 NUMBERS = LogitError(32, 1e-4, Distance(1e-4, 1e-5), Distance(1e-4, 1e-5), Distance(4e-4, 1e-4))

@@ -1,17 +1,20 @@
-"""Logits of plain decoding's and of tree passes against transformers' own pass in float32."""
+"""Logits of plain decoding's and of tree passes against transformers' own pass in float32, and the
+distribution of whole runs against the probabilities that they should follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
@@ -25,19 +28,21 @@ PLACES = 48  # new tokens whose logits are compared, at most
 #: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
 BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
 WORST = 4.0  # times that, at any position
+LEAST = 5.0  # expected count of a cell of the chi-square test
+FEWEST = 100  # runs of a test
+CONTEXT = 32  # tokens of a prompt that runs go on from: its last
+LENGTH = 2  # new tokens of a run: the second comes from a drafted node, or from a step of its own
+Pair = tuple[int, ...]  # of its tokens the first two, one or none
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
+# ---- logits ---------------------------------------------------------------------------------------
+
+
+class Distance(NamedTuple):
     """The furthest logit of each position, over positions: greatest and median; infinite where one is NaN."""
 
     worst: float
     typical: float
-
-    @classmethod
-    def over(cls, values: Sequence[float]) -> Distance:
-        """From one value a position."""
-        return cls(max(values), median(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +116,19 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     tokens = tokens[:PLACES]
     reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
     rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
-    error, tree = 0.0, Distance(0.0, 0.0)
+    error, found = 0.0, [[_far(row, reference[i]) for i, row in rows.items()]]
     for shape in TREES:
-        found = []
+        found.append([])
         for i, row in forced_passes(llm, prompt, tokens, shape):
             error = max(error, _far(rows[i], row))
-            found.append(_far(row, reference[i]))
-        over = Distance.over(found)
-        tree = Distance(max(tree.worst, over.worst), max(tree.typical, over.typical))
-    one_row = Distance.over([_far(row, reference[i]) for i, row in rows.items()])
+            found[-1].append(_far(row, reference[i]))
+    one_row, *trees = ((max(values), median(values)) for values in found)
+    tree = Distance(*map(max, zip(*trees, strict=True)))
     int8 = llm.target.whole or llm.target.keys == torch.int8
     kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
     typical = BOUNDS[kind] * float(reference.std())
-    return LogitError(len(tokens), error, one_row, tree, Distance(WORST * typical, typical))
+    allowed = Distance(WORST * typical, typical)
+    return LogitError(len(tokens), error, Distance(*one_row), tree, allowed)
 
 
 @torch.inference_mode()
@@ -176,3 +181,102 @@ def _far(one: Tensor, other: Tensor) -> float:
     chosen = (one != -torch.inf) & (other != -torch.inf)
     furthest = float((one.float() - other.float())[chosen].abs().max())
     return furthest if furthest == furthest else float("inf")
+
+
+# ---- the distribution -----------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """How well observed outcomes fit a distribution.
+
+    Attributes:
+        p: p-value of the chi-square test; 0 when an outcome occurred that the distribution excludes.
+        samples: outcomes observed.
+        variation: total variation between the observed frequencies and the distribution. Not 0 for a perfect
+            match either: sampling alone leaves about √(cells ÷ (2π · samples)).
+    """
+
+    p: float
+    samples: int
+    variation: float
+
+
+def survival(statistic: float, freedom: int) -> float:
+    """P(chi-square with ``freedom`` degrees of freedom > ``statistic``)."""
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = LEAST) -> Fit:
+    """Pearson's chi-square test of outcomes against an exactly known distribution.
+
+    Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
+    outcome that the distribution excludes gives p = 0.
+
+    Raises:
+        ValueError: the distribution does not add up to 1, or too few outcomes for a test.
+    """
+    counts = Counter(outcomes)
+    total, whole = counts.total(), sum(distribution.values())
+    if abs(whole - 1) > 1e-6:
+        raise ValueError(f"the distribution's probabilities add up to {whole}; valid: 1")
+    all_of = counts.keys() | distribution.keys()
+    variation = sum(abs(counts[one] / max(total, 1) - distribution.get(one, 0.0)) for one in all_of) / 2
+    if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
+        return Fit(0.0, total, variation)
+    cells = [[0.0, 0]]  # expected, observed
+    for outcome, probability in sorted(distribution.items(), key=lambda item: item[1]):
+        cells[-1][0] += probability * total
+        cells[-1][1] += counts[outcome]
+        if cells[-1][0] >= least:
+            cells.append([0.0, 0])
+    rest = cells.pop()
+    if len(cells) < 2:
+        raise ValueError(f"{total} outcomes are too few for a test")
+    cells[-1] = [cells[-1][0] + rest[0], cells[-1][1] + rest[1]]
+    statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
+    return Fit(survival(statistic, len(cells) - 1), total, variation)
+
+
+@torch.inference_mode()
+def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int) -> dict[Pair, float]:
+    """Probabilities of the two tokens after a prompt, from the logits of one-row passes.
+
+    Args:
+        prompt: token ids.
+        runs: pairs that fewer than :data:`LEAST` of these runs are expected to show are one outcome, that of
+            their first token, or () where that is as rare.
+    """
+    sampler = llm.target.sampler(params)
+
+    def after(text: list[int], chance: float) -> Iterator[tuple[int, float]]:
+        scores = sampler.scores(last_logits(llm, text)[None], text, [[]])[0]
+        for token, each in enumerate((scores.double().softmax(-1) * chance).tolist()):
+            if each * runs >= LEAST:
+                yield token, each
+
+    found: dict[Pair, float] = {}
+    for first, p in after(prompt, 1.0):
+        often = dict(after([*prompt, first], p))
+        found |= {(first, second): both for second, both in often.items()}
+        found[first,] = max(0.0, p - sum(often.values()))
+    return {**found, (): max(0.0, 1.0 - sum(found.values()))}
+
+
+def outcome(pair: Pair, law: dict[Pair, float]) -> Pair:
+    """What of a pair of tokens :func:`likely_pairs` tells apart."""
+    return next(known for known in (pair, pair[:1], ()) if known in law)
+
+
+def testable(law: dict[Pair, float], runs: int = FEWEST) -> bool:
+    """Whether so many runs can show two outcomes often enough for a test."""
+    return sum(p * runs >= LEAST for p in law.values()) > 1
+
+
+def pairs_written(
+    llm: LLM, prompt: list[int], strategy: str, options: dict[str, Any], params: SamplingParams, runs: int
+) -> Iterator[Pair]:
+    """The two tokens after a prompt in whole runs, with the sampling's seed and those after it."""
+    for seed in range(params.seed, params.seed + runs):
+        given = replace(params, seed=seed)
+        yield tuple(llm.generate(prompt, LENGTH, strategy, options, given, ignore_eos=True).token_ids)
