@@ -24,7 +24,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.spec.adaptive import recipe
-from tokenswift.spec.adaptive.acceptance import Calibration
+from tokenswift.spec.chances import Calibration
 
 READ = 256  # tokens of a pass that reads a text
 

@@ -28,7 +28,7 @@ from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.spec.eagle.resolve import place_of
-from tokenswift.spec.methods.table import drafts_from
+from tokenswift.spec.methods import drafts_from
 from tokenswift.types import InputError
 
 CHECKOUT = Path(__file__).parents[1]

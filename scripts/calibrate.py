@@ -1,4 +1,4 @@
-"""Fit the weights of `spec.adaptive.acceptance` for heads from what they predict on held-out text.
+"""Fit the weights of `spec.chances` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -17,7 +17,7 @@ import torch
 
 from tokenswift import LLM, SamplingParams
 from tokenswift.sampling.ranking import LogitRows, Ranked
-from tokenswift.spec.adaptive.acceptance import features
+from tokenswift.spec.chances import features
 from tokenswift.spec.drafters.heads import HeadLevels
 from tokenswift.spec.heads.files import read_heads, save_heads
 

@@ -14,8 +14,6 @@ from time import perf_counter
 from tokenswift.types import Loop, Metrics, Step
 
 PREFILL = "prefill"
-CALIBRATION = "calibration"
-BEFORE = (PREFILL, CALIBRATION)  # phases before the first step
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:
@@ -63,7 +61,7 @@ class Meter:
         self._lap: dict[str, float] = {}
 
     def phase(self, name: str) -> _Phase:
-        """A context manager that adds its time to the phase; "prefill" and "calibration" are kept apart."""
+        """A context manager that adds its time to the phase; "prefill" is kept apart."""
         phase = self._phases.get(name)
         if phase is None:
             phase = self._phases[name] = _Phase()
@@ -118,7 +116,7 @@ class Meter:
             loop: where the text repeats itself.
         """
         phases = self.seconds
-        prefill, calibration = (phases.pop(name, 0.0) for name in BEFORE)
+        prefill = phases.pop(PREFILL, 0.0)
         if seconds is None:
             seconds = sum(phases.values())
         return Metrics(
@@ -134,10 +132,9 @@ class Meter:
             distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
             phases=phases,
             loop=loop,
-            calibration_seconds=calibration,
         )
 
 
 def decoding(seconds: Mapping[str, float]) -> float:
     """Of seconds by phase those of the steps."""
-    return sum(value for phase, value in seconds.items() if phase not in BEFORE)
+    return sum(value for phase, value in seconds.items() if phase != PREFILL)

@@ -205,8 +205,6 @@ class Metrics:
         distinct: Distinct-1..4 of the output, unique n-grams ÷ n-grams.
         phases: seconds by phase of the loop (draft, verify, choose, commit, observe).
         loop: the first place where the text repeats itself, None where there is none.
-        calibration_seconds: time of measuring what passes cost here, which the first run of a model does;
-            in neither of the other times.
     """
 
     steps: int
@@ -221,7 +219,6 @@ class Metrics:
     distinct: tuple[float, float, float, float]
     phases: dict[str, float] = field(default_factory=dict)
     loop: Loop | None = None
-    calibration_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

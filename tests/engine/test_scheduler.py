@@ -31,14 +31,11 @@ from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.adaptive.cost import Table
-from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.methods.table import Autoregressive
+from tokenswift.spec.methods import Autoregressive
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
-COSTS = Table((1, 4, 32), (1.0, 1.1, 2.0), (1e-4, 1e-4, 2e-4), 0.05, 0.2)
 STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("autoregressive", {}),
     ("auto", {}),
@@ -53,9 +50,7 @@ SHARED = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 9
 def llm_of(dtype: torch.dtype = torch.float32, family: str = "llama") -> LLM:
     heads = Heads(HeadsConfig("conditioned", 2, 48, VOCAB, inner=8))
     made = tiny_model(family) if family in FAMILIES else build(family, SIZES, head_dim=8)
-    llm = LLM.from_model(cast(made, dtype), heads=heads)
-    llm.resources.costs = lambda low=None: COSTS  # type: ignore[method-assign]
-    return llm
+    return LLM.from_model(cast(made, dtype), heads=heads)
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +293,12 @@ def test_a_fault_of_the_scheduler_leaves_nobody_waiting(llm: LLM, monkeypatch: p
 
 
 def test_what_is_kept_for_later_ends_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the copy of an ended text's cache finds no memory, and where its costs cannot be taken: that text
-    has its result, and the others go on."""
+    """Where a copy of an ended text's cache finds no memory: that text has its result, the others go on."""
 
     def broken(*args: object) -> None:
         raise RuntimeError("planted: can't allocate memory")
 
     monkeypatch.setattr(FullCache, "fork", broken)
-    monkeypatch.setattr(ByChance, "settle", broken)
     prompts = [[word] * 40 for word in (1, 2, 3)]
     with Scheduler(llm) as scheduler:
         long = scheduler.submit(plain(prompts[0], 150))

@@ -10,7 +10,7 @@ from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.step import RunningSequence, advance, prefill
 from tokenswift.metrics import Meter
-from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.methods import STRATEGIES
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Step
 

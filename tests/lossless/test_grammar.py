@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models
 from tests.conftest import tiny_tokenizer
 from tests.default_model import default_llm
 from tests.lossless.test_tokens import random_heads, same
-from tests.runs.common import DEAR, Stop, after
+from tests.runs.common import Stop, after
+from tests.spec.drafters.prices import fix_prices
 from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
@@ -30,14 +31,11 @@ from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.adaptive.cost import Costs, Table
-from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.drafter import Outcome
 from tokenswift.spec.drafters.grammar import GrammarDrafter
-from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import DraftTree
 
-FREE = Table((1, 32), (1.0, 1.001), (0.0, 0.0))  # a row costs nothing, so whatever may come is drafted
 END = 257
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -78,9 +76,7 @@ def byte_llm() -> LLM:
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch, byte_llm() as made:
-        patch.setattr(Resources, "costs", lambda self, low=None: FREE)
-        patch.setattr(Resources, "learn_costs", lambda *args: None)
-        patch.setattr(Costs, "observe", lambda *args: None)
+        fix_prices(patch, 1e-4)  # a row costs nothing, so whatever may come is drafted
         yield made
 
 
@@ -115,7 +111,7 @@ def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
 
 
 def test_a_resumed_run_follows_its_grammar(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: DEAR)
+    fix_prices(monkeypatch, 1.0)
     params = replace(SEEDED, grammar=GRAMMARS["schema"])
     whole = llm.generate("abc", 90, "autoregressive", sampling=params)
     for steps in (1, 9):

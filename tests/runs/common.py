@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from tests.conftest import tiny_model, tiny_tokenizer
+from tests.spec.drafters.prices import fix_prices
 from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
-from tokenswift.spec.adaptive.cost import Costs, Table
-from tokenswift.spec.methods.resources import Resources
 
 HOT = SamplingParams(seed=3, temperature=1.3, penalty_window=20)
-DEAR = Table((1, 32), (1.0, 32.0), (0.0, 0.0))
 CALL: dict[str, Any] = {"max_new_tokens": 90, "sampling": HOT, "ignore_eos": True}
 
 
@@ -41,8 +39,7 @@ def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any
     """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row costs a
     whole pass, whatever a busy machine would have measured."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Resources, "costs", lambda self: DEAR)
-        patch.setattr(Costs, "observe", lambda *args: None)
+        fix_prices(patch, 1.0)
         llm.generate(prompt, **{**CALL, **call}, run_dir=folder, on_step=after(steps))
 
 

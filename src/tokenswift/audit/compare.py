@@ -23,7 +23,7 @@ from tokenswift.audit.logits import (
 )  # fmt: skip
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.methods import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted
 

@@ -29,7 +29,6 @@ ENDINGS = {
 #: source of tokens (`spec.drafters.registry`) → in words
 DRAFTERS = {"head": "heads", "ngram": "n-grams", "chain": "drafted chains", "eagle": "EAGLE-3"}
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
-MEASURING_SECONDS = 0.05  # that measuring takes to be worth one, among the details
 logger = logging.getLogger("tokenswift")
 
 
@@ -348,8 +347,6 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
     text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
     if verbose or m.prefill_seconds >= READING_SECONDS:
         text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
-    if verbose and m.calibration_seconds >= MEASURING_SECONDS:
-        text += f", {m.calibration_seconds:.1f} s of measuring passes (once per model)"
     endings = ENDINGS | ({} if at_length is None else {"length": at_length})
     text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
     text += drafted(result)

@@ -35,7 +35,7 @@ from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.resources import Resources
 from tokenswift.types import Generation, InputError, OnProgress, Step
 
 

@@ -24,8 +24,8 @@ from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.decoder import savings
 from tokenswift.sampling.penalties import rules_of
-from tokenswift.spec.methods.table import STRATEGIES, drafts_from
-from tokenswift.spec.strategy import Calibrated, TokenSequence
+from tokenswift.spec.methods import STRATEGIES, drafts_from
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
 logger = logging.getLogger("tokenswift")
@@ -254,9 +254,7 @@ class Run:
         return replace(step, text=step.text + self.output.finish(), prompt_logprobs=prompt)
 
     def finish(self) -> None:
-        """Write the end to the journal, where there is one; keep what the steps have shown of their costs."""
-        if self.text is not None and isinstance(self.strategy, Calibrated):
-            _keep(self.strategy.settle)
+        """Write the end to the journal, where there is one."""
         if self.journal is not None:
             self.journal.finish(self.metrics())
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kv.pages import to_device
 from tokenswift.kv.select import OBSERVED
-from tokenswift.metrics import CALIBRATION, PREFILL, Meter
+from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.accept import accept_exact, accept_published
-from tokenswift.spec.strategy import ALONE, BatchLoad, Calibrated, Strategy, TokenSequence
+from tokenswift.spec.strategy import ALONE, BatchLoad, Strategy, TokenSequence
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -179,9 +179,6 @@ class RunningSequence:
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
-        if isinstance(self.strategy, Calibrated):
-            with self.meter.phase(CALIBRATION):
-                self.strategy.calibrate()
         with self.meter.phase(PREFILL):
             self.strategy.begin(self.sequence)
         self.meter.lap()

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenswift.metrics import CALIBRATION, PREFILL, decoding, distinct
+from tokenswift.metrics import PREFILL, decoding, distinct
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
 from tokenswift.spec.drafters.registry import mark_of, marks
@@ -67,7 +67,6 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "tokens_a_pass": tokens / max(1, len(state.all_steps)),
         "seconds": spent,
         "prefill_seconds": state.seconds.get(PREFILL, 0.0),
-        "calibration_seconds": state.seconds.get(CALIBRATION, 0.0),
         "loop_start": state.loop.start if state.loop else None,
         "model": state.header.name,
         "dtype": state.header.identity.dtype,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from tokenswift.interfaces import OnRead, Pass
 from tokenswift.kv.full import FullCache
@@ -122,17 +122,4 @@ class Strategy(Protocol):
     def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
         seconds up to here, and later those of this call too."""
-        ...
-
-
-@runtime_checkable
-class Calibrated(Protocol):
-    """A strategy that goes by what passes cost."""
-
-    def calibrate(self) -> None:
-        """Called once, before `Strategy.begin`: measure what was never measured here."""
-        ...
-
-    def settle(self) -> None:
-        """Called once, after the last step: keep what the steps have shown of it."""
         ...

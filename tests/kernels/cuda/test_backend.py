@@ -29,7 +29,7 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.methods.table import Autoregressive
+from tokenswift.spec.methods import Autoregressive
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 

@@ -9,29 +9,22 @@ from typing import Any
 
 import pytest
 
+from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import scripted_heads, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted, Gain
-from tokenswift.spec.adaptive.cost import Costs, Table
-from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
+from tokenswift.spec.control import PLAIN, Control, Gain
+from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.spec.drafters.model import MODEL
-from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
+from tokenswift.spec.drafters.partial import PARTIAL
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.methods.resources import Resources
-
-#: rows and levels cost nothing: everything that may be right is drafted
-FREE = Table((1, 32), (1.0, 1.000001), (0.0, 0.0), 1e-6, 1e-6)
-#: a pass of a row takes 1 + context / 1,000, ten rows twice that; a level a tenth of a pass
-REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
+from tokenswift.spec.strategy import BatchLoad
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
-    monkeypatch.setattr(Costs, "observe", lambda *args: None)
-    monkeypatch.setattr(Control, "_price", lambda *args: None)
+    fix_prices(monkeypatch)
 
 
 def test_the_gain_is_measured_against_steps_without_drafts() -> None:
@@ -55,7 +48,7 @@ def test_the_gain_is_measured_against_steps_without_drafts() -> None:
 def test_exact_heads_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], sampling: str
 ) -> None:
-    monkeypatch.setattr(Control, "mode", _always(HIDDEN))
+    monkeypatch.setattr(Control, "mode", always(HIDDEN))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
     given = {"ngrams": 0, **options}
@@ -72,7 +65,7 @@ def test_partial_passes_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str
 ) -> None:
     """A chain of passes over the partial cache, and the heads after it."""
-    monkeypatch.setattr(Control, "mode", _always(PARTIAL))
+    monkeypatch.setattr(Control, "mode", always(PARTIAL))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
     given = {"ngrams": 0, "budget": 12, "sinks": 2}
@@ -101,12 +94,11 @@ def test_a_draft_models_chain_is_accepted_in_full(
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
 
 
-def _in_turn(self: Control, context: int) -> str:
+def _in_turn(self: Control, context: int, load: BatchLoad) -> str:
     """The draft model in three steps of four, then seldom, then again."""
-    plain = _always(PLAIN)(self, context)
     begun = context - PROMPT
     drafts = self._step % 4 if begun < 200 or begun > 400 else self._step % 40 == 0
-    return _always(MODEL)(self, context) if drafts else plain
+    return always(MODEL if drafts else PLAIN)(self, context, load)
 
 
 def test_matches_of_the_text_are_accepted(free: None) -> None:
@@ -120,18 +112,6 @@ def test_matches_of_the_text_are_accepted(free: None) -> None:
     assert sum(step.accepted for step in late) > 8 * len(late)
 
 
-def _always(name: str) -> Any:
-    def mode(self: Control, context: int) -> str:
-        self._step += 1
-        self.reprice(context)
-        for known in self.passes.values():
-            known.ms = 0.01
-        self.current, self.rate = name, 1 / self.costs.verify(1, context)
-        return name
-
-    return mode
-
-
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(seed=4), SamplingParams(greedy=True, repetition_penalty=1.0)]
 )
@@ -142,17 +122,15 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     """Modes, prices and trees at random: no token changes."""
     rnd = random.Random(count)
 
-    def mode(self: Control, context: int) -> str:
-        self.reprice(context)
-        self.rate = rnd.choice([0.0, 0.1, 1.0, 10.0])
-        self.current = rnd.choice([name for name in self.modes if self._open(name, context)])
-        return self.current
+    def mode(self: Control, context: int, load: BatchLoad) -> str:
+        name = rnd.choice([name for name in self.modes if self._open(name, context)])
+        return always(name, rnd.choice([0.0, 0.1, 1.0, 10.0]))(self, context, load)
 
     heads = Heads(HeadsConfig("conditioned", count, 48, VOCAB, inner=8)) if count else None
     llm = LLM.from_model(tiny_model("llama"), heads=heads)
     text = [rnd.randrange(VOCAB) for _ in range(40)]
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
-    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
+    fix_prices(monkeypatch)
     monkeypatch.setattr(Control, "mode", mode)
     for _ in range(3):
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
@@ -160,46 +138,6 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
         assert auto.token_ids == plain.token_ids
         assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count) + guest
-
-
-# ---- the controller, on scripted costs and luck ---------------------------------------------
-
-
-def simulate(
-    right: float,
-    steps: int,
-    context: int,
-    rnd: random.Random,
-    partial: float = 0.0,
-    noise: float = 0.05,
-    left: int | None = None,
-) -> tuple[Control, list[str]]:
-    """Steps of a made-up decoder: heads right with chance ``right``, partial passes with ``partial``; at the
-    first of them ``left`` tokens are to come."""
-    costs = Costs(REAL)
-    control = Control(costs, {HIDDEN: heads_offer(costs), PARTIAL: partial_offer(costs, 500)})
-    seen = []
-    for _ in range(steps):
-        control.left = left
-        mode = control.mode(context)
-        seen.append(mode)
-        rows, chance, draft = {PLAIN: (1, 0.0, 0.0), HIDDEN: (3, right, 0.2), PARTIAL: (4, partial, 1.7)}[
-            mode
-        ]
-        tokens = 1 + (rnd.random() < chance) + (mode == PARTIAL and rnd.random() < chance)
-        expected = 1 + chance * (2 if mode == PARTIAL else 1)
-        control.drafted(Drafted(mode, expected, rows))
-        spent = REAL.verify(rows, context) * rnd.lognormvariate(0, noise) * (20 if rnd.random() < 0.01 else 1)
-        control.record_step(tokens, rows, context, spent, draft)
-        left = None if left is None else left - tokens
-    return control, seen
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_useless_heads_are_dropped_fast_and_probed_rarely(seed: int) -> None:
-    _, seen = simulate(0.05, 2000, 300, random.Random(seed))
-    assert seen[100:].count(PLAIN) >= 0.99 * len(seen[100:])
-    assert seen[:60].count(PLAIN) > 10
 
 
 # ---- explanations ---------------------------------------------

@@ -14,9 +14,9 @@ import torch
 from tests import eagles
 from tests.kernels.cuda.cases import standing
 from tests.models.test_families import FAMILIES, family_model
+from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
-from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.drafters.test_eagle_rows import SAMPLINGS, TEXT, drafts_always
 from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
@@ -29,11 +29,11 @@ from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.adaptive.controller import PLAIN, Control
+from tokenswift.spec.control import PLAIN, Control
 from tokenswift.spec.eagle import packed
 from tokenswift.spec.eagle.features import Features
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
-from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.strategy import BatchLoad
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_a_scripted_drafter_is_accepted_in_full(
     """Also where it drafts again after steps without it, the prompt is longer than its window, and its tokens
     have numbers of their own."""
 
-    def in_turn(self: Control, context: int) -> str:
+    def in_turn(self: Control, context: int, load: BatchLoad) -> str:
         drafts = context - PROMPT < 90 or context % 5 == 0
-        return _always("eagle" if drafts else PLAIN)(self, context)
+        return always("eagle" if drafts else PLAIN)(self, context, load)
 
     monkeypatch.setattr(Control, "mode", in_turn)
     monkeypatch.setattr(packed, "CHUNK", 16)
@@ -78,13 +78,11 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modes and prices at random."""
     rnd = random.Random(3)
 
-    def mode(self: Control, context: int) -> str:
-        self.reprice(context)
-        self.rate = rnd.choice([0.0, 0.1, 1.0])
-        self.current = rnd.choice(["eagle", "eagle", PLAIN])
-        return self.current
+    def mode(self: Control, context: int, load: BatchLoad) -> str:
+        name, rate = rnd.choice(["eagle", "eagle", PLAIN]), rnd.choice([0.0, 0.1, 1.0])
+        return always(name, rate)(self, context, load)
 
-    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
+    fix_prices(monkeypatch)
     monkeypatch.setattr(Control, "mode", mode)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.default_model import prompt_of
 from tests.families import rare
 from tests.kernels.cuda.cases import standing
-from tests.spec.drafters.test_auto import FREE, _always
+from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
@@ -21,16 +21,14 @@ from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.adaptive.controller import PLAIN, Control
-from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.control import PLAIN, Control
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.eagle import Branches, EagleDrafter
 from tokenswift.spec.eagle import packed
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.packed import EagleModel
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
-from tokenswift.spec.methods.resources import Resources
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import BatchLoad, TokenSequence
 from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
@@ -47,10 +45,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter drafts in every step, as far as it may, at no cost."""
-    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
-    monkeypatch.setattr(Costs, "observe", lambda *args: None)
-    monkeypatch.setattr(Control, "_price", lambda *args: None)
-    monkeypatch.setattr(Control, "mode", _always("eagle"))
+    fix_prices(monkeypatch)
+    monkeypatch.setattr(Control, "mode", always("eagle"))
 
 
 def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
@@ -153,8 +149,8 @@ def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch,
 
     drafts_always(monkeypatch)
 
-    def in_turn(self: Control, context: int) -> str:
-        return _always("eagle" if context % 60 < 30 else PLAIN)(self, context)
+    def in_turn(self: Control, context: int, load: BatchLoad) -> str:
+        return always("eagle" if context % 60 < 30 else PLAIN)(self, context, load)
 
     monkeypatch.setattr(Control, "mode", in_turn)
     monkeypatch.setattr(packed, "CHUNK", 16)

@@ -12,18 +12,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_heads, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
-from tests.spec.drafters.test_auto import FREE, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.adaptive.controller import Control
+from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels
 from tokenswift.spec.drafters.model import MODEL, ModelContext
 from tokenswift.spec.drafters.partial import PARTIAL
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.strategy import ALONE, BatchLoad
 
 SAMPLINGS = {"greedy": GREEDY, "noisy": NOISY}
 NEW = 60
@@ -55,7 +55,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """In adaptive drafting everything pays."""
-    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
+    fix_prices(monkeypatch)
 
 
 def equal_to_plain(
@@ -117,10 +117,10 @@ def _from_level(first: int) -> Any:
 
 def _open(name: str) -> Any:
     """A mode for every step, until it is dropped."""
-    wanted, other = _always(name), Control.mode
+    wanted, other = always(name), Control.mode
 
-    def mode(self: Control, context: int) -> str:
-        return wanted(self, context) if self._open(name, context) else other(self, context)
+    def mode(self: Control, context: int, load: BatchLoad = ALONE) -> str:
+        return (wanted if self._open(name, context) else other)(self, context, load)
 
     return mode
 

@@ -1,19 +1,13 @@
-"""The parts of adaptive drafting: trees of chances, calibration, long matches, costs."""
+"""The part of the candidates that adaptive drafting takes is the best one."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_model
-from tokenswift import LLM
-from tokenswift.spec.adaptive.cost import WRITER, Table, kept_table, measure
 from tokenswift.tree import CandidateTree
 
 # ---- candidate trees ---------------------------------------------
@@ -45,30 +39,3 @@ def test_the_selection_is_the_best_of_all_trees(seed: int) -> None:
     assert len(made) == len(chosen) + 1 and made.gamma == max(made.depths)
     for place, node in enumerate(chosen, 1):
         assert [made.tokens[i] for i in made.path(place)] == tree.path(node)
-
-
-# ---- calibration ---------------------------------------------
-
-
-# ---- long matches ---------------------------------------------
-
-
-# ---- costs ---------------------------------------------
-
-TABLE = Table((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), (0.01, 0.01, 0.02, 0.04), 0.5)
-
-
-def test_measured_tables_are_kept_and_broken_ones_made_again(tmp_path: Path) -> None:
-    llm = LLM.from_model(tiny_model("llama"))
-    made = kept_table(llm.target, tmp_path, lambda: replace(measure(llm.target), waited=0.0))
-    WRITER.submit(int).result()
-    assert made.rows[0] == 1 and min(made.fixed) > 0 and min(made.token) >= 0
-    assert kept_table(llm.target, tmp_path, lambda: pytest.fail("measured again")) == made
-    (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps({"rows": [1]}))
-    assert kept_table(llm.target, tmp_path, lambda: TABLE) == TABLE
-    WRITER.submit(int).result()
-    path.unlink()
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert kept_table(llm.target, blocked / "sub", lambda: TABLE) == TABLE  # nowhere to keep it

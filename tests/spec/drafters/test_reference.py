@@ -18,7 +18,7 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.methods import STRATEGIES
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Step
 

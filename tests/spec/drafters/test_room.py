@@ -10,9 +10,10 @@ import pytest
 
 from tests.spec.drafters.test_models import small_model
 from tests.spec.drafters.test_reference import model_of
-from tokenswift import LLM, SamplingParams, interfaces
+from tokenswift import LLM, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
+from tokenswift.spec import strategy as texts
 
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
 SMALL = {"budget": 24, "sinks": 2}
@@ -102,7 +103,7 @@ def test_a_draft_that_takes_long_is_short_where_another_text_waits(
     strategy: str, options: dict[str, Any], small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock after which every draft has taken days: one pass, and a part of a chain, are all it gets."""
-    monkeypatch.setattr(interfaces, "perf_counter", lambda: time.perf_counter() + 1e6)
+    monkeypatch.setattr(texts, "perf_counter", lambda: time.perf_counter() + 1e6)
     llm, options = LLM.from_model(model_of()), options_of(options, small)
     request = Request(PROMPT, 60, strategy, options, ignore_eos=True)
     plain = llm.generate(PROMPT, 60, "autoregressive", sampling=request.sampling, ignore_eos=True)

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, PROMPT
-from tests.spec.drafters.test_auto import REAL
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.config import AutoOptions
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report import page
-from tokenswift.spec.adaptive.controller import Control
-from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.drafters import registry
 from tokenswift.spec.drafters.drafter import (
     Candidates,
     CostEstimate,
+    Costs,
     DraftSource,
     Need,
     Outcome,
@@ -30,8 +29,7 @@ from tokenswift.spec.drafters.drafter import (
     Setting,
     Source,
 )
-from tokenswift.spec.methods.resources import Resources
-from tokenswift.spec.methods.table import STRATEGIES
+from tokenswift.spec.methods import STRATEGIES
 from tokenswift.spec.strategy import TokenSequence
 
 # ---- the drafter: all that a package of its own would hold ----
@@ -103,14 +101,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
-    took = Control.record_step
-    monkeypatch.setattr(Resources, "costs", lambda self: REAL)
-    monkeypatch.setattr(Costs, "observe", lambda *args: None)
-
-    def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:
-        took(self, tokens, rows, context, milliseconds[0], 0.01)
-
-    monkeypatch.setattr(Control, "record_step", at_no_cost)
+    fix_prices(monkeypatch, 1 / 9)
 
 
 def is_used(done: Any) -> bool:

@@ -2,20 +2,23 @@
 
 Here the tree has fixed widths, as published methods have it: every place gets so many candidates, all of them
 are continued, and nobody asks what they cost. Adaptive drafting puts chances and prices in the place of the
-widths (`adaptive.candidates`); drafters cannot tell the two apart.
+widths (`spec.adaptive`); drafters cannot tell the two apart.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from tokenswift.sampling.choice import Sampler
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.masks import NoMask
 from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
-from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
@@ -23,8 +26,62 @@ from tokenswift.types import RunError
 if TYPE_CHECKING:
     from tokenswift.spec.drafters.drafter import Drafter
 
+MOST = 3  # calls with a refused row, and a source is left out
+
+logger = logging.getLogger("tokenswift")
+
 Run = Callable[[list[int]], Tensor]  # see Candidates.chain
 Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
+
+
+class Source:
+    """One source of drafts in one run, and its logits that no token can be chosen from.
+
+    Heads and draft models may overflow, or hold NaN, where the target does not. A refused row of theirs is a
+    row without candidates; it is said once, and a source that goes on like that is left out of the run.
+
+    Args:
+        name: what it is, in words that begin a line.
+
+    Attributes:
+        refused: calls so far in which a row was refused.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.refused = name, 0
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is left out for the rest of the run."""
+        return self.refused >= MOST
+
+    def candidates(self, sampler: Sampler, rows: LogitRows) -> list[Ranked]:
+        """`Sampler.candidates`, but a row that is refused has none."""
+        try:
+            return sampler.candidates(rows)
+        except RefusedRow as error:
+            self.note(error)
+        except NoMask:
+            pass
+        found: list[Ranked] = []
+        for row in range(len(rows.paths)):
+            try:
+                found += sampler.candidates(rows.one(row))
+            except (RefusedRow, NoMask):
+                found.append(Ranked([], [], []))
+        return found
+
+    def note(self, error: RefusedRow) -> None:
+        """Take in that a row was refused; the first one is said on the logger ``tokenswift``."""
+        self.refused += 1
+        if self.refused == 1:
+            logger.warning(
+                "%s: logits for position %d hold %s; no token is drafted from them (the text stays the "
+                "same), and after %d such passes this source is left out of the run",
+                self.name,
+                *error.args,
+                MOST,
+            )
 
 
 class Candidates:
@@ -263,3 +320,49 @@ class Candidates:
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width_at(self.tree.depths[node]) for node in nodes]
         return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.shares)
+
+
+# ---- the tokens that drafts may consist of ------------------------------------------------------
+
+
+class DraftVocabulary:
+    """A model's LM head over some tokens.
+
+    Args:
+        model: whose LM head.
+        size: tokens of the target; those that the model has no row for are never drafted.
+        parts: sets of token ids (m,) that have nothing in common; none: all tokens.
+
+    Attributes:
+        subset: the tokens that the columns of logits stand for; None for all.
+    """
+
+    def __init__(self, model: BaseTarget, size: int, *parts: Tensor) -> None:
+        self.model, self.size = model, size
+        parts = tuple(ids[ids < min(size, model.vocab_size)] for ids in parts)
+        kept = [ids.to(model.device) for ids in parts if len(ids)]
+        self.rows = [model.head_rows(ids) for ids in kept]
+        self.subset = Subset(torch.cat(kept), size) if kept else None
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Normalised states (m, D) → logits (m, S) float32, a column for each token of the subset."""
+        if self.subset is None:
+            logits = self.model.project(normed)
+            more = self.size - logits.shape[1]
+            return nn.functional.pad(logits, (0, more), value=-torch.inf).contiguous() if more else logits
+        parts = [self.model.project(normed, rows) for rows in self.rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm, then :meth:`project`."""
+        return self.project(self.model.norm(hidden))
+
+
+def draft_vocabulary(
+    model: BaseTarget, frequent: Tensor | None, prompt: list[int], size: int
+) -> DraftVocabulary:
+    """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
+    if frequent is None:
+        return DraftVocabulary(model, size)
+    own = torch.tensor(prompt, dtype=torch.long).unique()
+    return DraftVocabulary(model, size, frequent, own[~torch.isin(own, frequent.cpu())])

@@ -10,11 +10,9 @@ from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.drafter import Drafter
-from tokenswift.spec.drafters.invalid_logits import Source, pass_source
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.drafter import Drafter, Outcome
 from tokenswift.spec.drafters.partial import SparseContext
 from tokenswift.spec.drafters.registry import CHAIN
 from tokenswift.spec.strategy import TokenSequence
@@ -46,7 +44,7 @@ class CheckedDrafter:
     ) -> None:
         self.model, self.context, self.inner, self.sampler = model, context, inner, sampler
         self.step, self.least = step, least
-        self.passes = pass_source()
+        self.passes = Source("passes over the partial cache")
 
     @property
     def refusals(self) -> Source:

@@ -8,32 +8,82 @@ prices, and no token can depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.types import DraftSource
+from tokenswift.types import DraftSource, DraftTree
 
 __all__ = [
     "Candidates",
     "Costs",
+    "CostEstimate",
     "Drafter",
     "DraftSource",
     "Need",
-    "CostEstimate",
     "Outcome",
     "Ranked",
     "Setting",
     "Source",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What a drafter expects of its steps, before there were any. Times are in plain passes: what a pass of
+    the target over one row takes.
+
+    Attributes:
+        words: what it does, for the summary ("heads from the verified state").
+        title: what it is, in words that begin with "the" ("the heads").
+        tokens: yield of a step, the target's own token included.
+        rows: of a step's verify pass.
+        price: time that drafting takes in a step; 0: it drafts in every step beside the others.
+        pass_cost, lead: of a drafter that makes one pass after another: time of one, and the chance of its
+            best candidate; 0 for others.
+        least: it drafts only over more cached tokens than these.
+        loads: it has to load a cache first, so it is tried only where much of the text is left.
+        given: the user asked for it, so the summary says when it did not pay.
+        priors: weights that its chances start from, by kind of ranking (see `spec.chances`).
+    """
+
+    words: str
+    title: str
+    tokens: float
+    rows: int
+    price: float
+    pass_cost: float = 0.0
+    lead: float = 0.0
+    least: int = 0
+    loads: bool = False
+    given: bool = False
+    priors: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A step that was verified.
+
+    Attributes:
+        tokens: its new tokens, which end the text.
+        nodes: how many tokens it committed to the cache.
+        times: seconds of the step by phase, as far as it has come (see `types.Step`).
+        in_use: whether this drafter drafts now, drafted last or is on trial.
+        tree: what was verified; ``sequence.newest`` is the pass over it.
+    """
+
+    tokens: list[int]
+    nodes: int
+    times: Mapping[str, float]
+    in_use: bool
+    tree: DraftTree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +129,8 @@ class Drafter(Protocol):
         ...
 
     def offer(self, costs: Costs) -> CostEstimate | None:
-        """What it expects, once after :meth:`begin`; None where it has no part in adaptive drafting."""
+        """What it expects, once after :meth:`begin`; None where it has no part in adaptive drafting. By
+        ``costs`` a pass over n rows takes ``costs.verify(n)`` plain passes."""
         ...
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Need
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import eagle_source
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import EAGLE
 from tokenswift.spec.eagle.packed import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import TokenSequence
@@ -87,7 +86,7 @@ class EagleDrafter:
     name, mark = EAGLE.name, EAGLE
 
     def __init__(self, model: EagleModel) -> None:
-        self.model, self.refusals = model, eagle_source()
+        self.model, self.refusals = model, Source("the EAGLE-3 drafter")
         self._cache: FullCache | None = None
         self._next = 0  # position of the next row to read
         self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
@@ -107,14 +106,14 @@ class EagleDrafter:
         """Two passes, at the target's price by the byte of weights; None without features."""
         if self._cache is None:
             return None
-        pass_ms = costs.verify(1, 0) * self.model.weight_bytes / self.model.target.weight_bytes
+        cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
             "the EAGLE-3 drafter",
             "the EAGLE-3 drafter",
             tokens=1.9,
             rows=3,
-            price=2 * pass_ms,
-            pass_ms=pass_ms,
+            price=2 * cost,
+            pass_cost=cost,
             lead=0.6,
             given=True,
         )

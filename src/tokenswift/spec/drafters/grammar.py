@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from tokenswift.memory import Need
 from tokenswift.sampling.masks import Masks
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import GRAMMAR
 from tokenswift.spec.strategy import TokenSequence
 

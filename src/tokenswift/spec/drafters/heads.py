@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-
 import torch
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
-from tokenswift.sampling.choice import RefusedRow
-from tokenswift.sampling.ranking import LogitRows, Subset
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import heads_source
+from tokenswift.sampling.ranking import Subset
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import HEAD
-from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.heads.packed import packed_steps
 from tokenswift.spec.strategy import TokenSequence
@@ -94,33 +87,6 @@ class HeadLevels:
         return self.model.embed(to_device(tokens, self.model.device) if known else tokens)
 
 
-def level_of(model: BaseTarget, heads: Heads | None) -> Callable[[], object] | None:
-    """A call that evaluates one level for one row and ranks it, to be timed; None without heads."""
-    if heads is None:
-        return None
-    levels = HeadLevels(model, heads, frequent=True)
-    levels.begin([0])
-    sampler = model.sampler(SamplingParams())
-    states = levels.start(torch.zeros(1, heads.config.hidden_size, dtype=torch.float32, device=model.device))
-
-    def level() -> object:
-        logits = levels.level(0, states, [0])[1]
-        with suppress(RefusedRow):  # a run that meets one drafts nothing there
-            return sampler.candidates(
-                LogitRows(logits, [0], [[]], [1], [4], coupled=True, subset=levels.subset)
-            )
-
-    return level
-
-
-def heads_offer(costs: Costs) -> CostEstimate:
-    """What heads from the verified state expect: of one candidate or of two, what pays better."""
-    level = costs.level()
-    trees = ((1.4, 2, 1.5 * level), (1.5, 3, 2 * level))
-    tokens, rows, price = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1], 0)))
-    return CostEstimate("heads from the verified state", "the heads", tokens, rows, price)
-
-
 class HeadDrafter:
     """Levels of draft heads, on the state that the last verify pass left, or below another drafter's passes.
 
@@ -142,7 +108,7 @@ class HeadDrafter:
     def __init__(self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None) -> None:
         self.heads, self.levels = heads, HeadLevels(model, heads, frequent)
         self.depth = heads.count if depth is None else depth
-        self.refusals = heads_source(heads.source)
+        self.refusals = Source(f"the draft heads ({heads.source})" if heads.source else "the draft heads")
         self._begun: TokenSequence | None = None
 
     def begin(self, sequence: TokenSequence) -> None:
@@ -156,8 +122,11 @@ class HeadDrafter:
         return []
 
     def offer(self, costs: Costs) -> CostEstimate:
-        """Two levels from the verified state."""
-        return heads_offer(costs)
+        """One candidate of the verified state, or two, what pays better."""
+        level = costs.level()
+        trees = ((1.4, 2, 1.5 * level), (1.5, 3, 2 * level))
+        best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
+        return CostEstimate("heads from the verified state", "the heads", *best)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Levels below the root."""

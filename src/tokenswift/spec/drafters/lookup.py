@@ -37,11 +37,10 @@ import torch
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import Noise
-from tokenswift.spec.adaptive.acceptance import Regression
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.spec.chances import Regression
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import NGRAM
 from tokenswift.spec.strategy import TokenSequence
 

@@ -16,12 +16,10 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.invalid_logits import model_source
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import CHAIN
-from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.spec.strategy import TokenSequence
 
 MODEL = "model"
@@ -200,7 +198,7 @@ class ModelDrafter:
 
     def __init__(self, context: ModelContext, target: BaseTarget, asked: tuple[str, object]) -> None:
         self.context, self.target, self.asked = context, target, asked
-        self.refusals = model_source()
+        self.refusals = Source("the draft model")
 
     def begin(self, sequence: TokenSequence) -> None:
         """Run the prompt."""
@@ -213,7 +211,8 @@ class ModelDrafter:
 
     def offer(self, costs: Costs) -> CostEstimate:
         """Two passes, at the target's price by the byte of weights."""
-        return model_offer(costs.verify(1, 0) * self.context.model.weight_bytes / self.target.weight_bytes)
+        cost, title = self.context.model.weight_bytes / self.target.weight_bytes, "the draft model"
+        return CostEstimate(title, title, 2.1, 3, 2 * cost, pass_cost=cost, lead=0.6, given=True)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain."""
@@ -228,10 +227,3 @@ class ModelDrafter:
         """Settle the draft rows that became text."""
         if not self.refusals.dropped:
             self.context.observe(sequence.tokens)
-
-
-def model_offer(pass_ms: float) -> CostEstimate:
-    """What a draft model expects whose passes take about so many milliseconds."""
-    return CostEstimate(
-        "the draft model", "the draft model", 2.1, 3, 2 * pass_ms, pass_ms=pass_ms, lead=0.6, given=True
-    )

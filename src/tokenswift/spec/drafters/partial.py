@@ -12,11 +12,10 @@ from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
-from tokenswift.spec.adaptive.cost import Costs
-from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
-from tokenswift.spec.drafters.invalid_logits import pass_source
 from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource
@@ -125,10 +124,12 @@ class PartialDrafter:
     ) -> None:
         self.model, self.context, self.heads = model, context, heads
         self.mark, self.least = mark, least
-        self.refusals = pass_source()
+        self.refusals = Source("passes over the partial cache")
+        self._prompt = 0
 
     def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
+        self._prompt = len(sequence.tokens)
         if self.heads is not None:
             self.heads.begin(sequence)
 
@@ -140,8 +141,23 @@ class PartialDrafter:
         return [Need("budget", self.context.wanted, rows * self.model.kv_bytes, sure=text > self.least)]
 
     def offer(self, costs: Costs) -> CostEstimate | None:
-        """A pass and a level."""
-        return None if self.context is None else partial_offer(costs, self.context.budget)
+        """A pass, which reads the weights and the partial cache, and a level."""
+        if self.context is None:
+            return None
+        model, budget = self.model, self.context.budget
+        kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
+        cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
+        return CostEstimate(
+            "passes over the partial cache",
+            "the partial pass",
+            tokens=2.1,
+            rows=4,
+            price=cost + costs.level(),
+            pass_cost=cost,
+            lead=0.85,
+            least=budget,
+            loads=True,
+        )
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
@@ -179,19 +195,3 @@ class PartialDrafter:
             self.context.observe(sequence, outcome.nodes)
         else:
             self.context.sparse = None
-
-
-def partial_offer(costs: Costs, budget: int) -> CostEstimate:
-    """What passes over a partial cache of ``budget`` tokens expect."""
-    pass_ms = costs.verify(1, budget)
-    return CostEstimate(
-        "passes over the partial cache",
-        "the partial pass",
-        tokens=2.1,
-        rows=4,
-        price=pass_ms + costs.level(),
-        pass_ms=pass_ms,
-        lead=0.85,
-        least=budget,
-        loads=True,
-    )

@@ -169,7 +169,7 @@ class _Header(msgspec.Struct):
         base: the model's name.
         heads: what they are made of.
         notes: how they were trained.
-        calibration: weights of `spec.adaptive.acceptance`, two rows of six a source.
+        calibration: weights of `spec.chances`, two rows of six a source.
     """
 
     version: int

@@ -83,7 +83,7 @@ class Heads(nn.Module):
 
     Attributes:
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
-        calibration: weights of `spec.adaptive.acceptance` that fit these heads; None: the library's.
+        calibration: weights of `spec.chances` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         notes: how they were trained, from their file: tokens, steps and the like.
         conditioned: a head needs the embedding of the token drafted before its own.

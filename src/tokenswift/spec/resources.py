@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,14 +11,12 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import LoadConfig
-from tokenswift.loader.find import cache_dir
 from tokenswift.loader.own_sampling import OwnSampling
 from tokenswift.loader.prompts import unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
-from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
-from tokenswift.spec.drafters.heads import level_of
+from tokenswift.spec.costs import KNOTS
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features
 from tokenswift.spec.eagle.resolve import eagle_of
@@ -31,7 +28,7 @@ logger = logging.getLogger("tokenswift")
 
 
 class Resources:
-    """A model and what can draft for it; drafts are loaded, quantized and measured when first asked for.
+    """A model and what can draft for it; drafts are loaded and quantized when first asked for.
     Threads may share it.
 
     Args:
@@ -71,7 +68,7 @@ class Resources:
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._costs: dict[int, Table] = {}  # by number of threads
+        self._ratios: dict[int, list[float]] = {}  # by number of threads
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
@@ -102,24 +99,7 @@ class Resources:
         """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
         return None if self.heads is None else self.heads.frequent
 
-    def costs(self) -> Table:
-        """Times of passes of this model here, for adaptive drafting: measured the first time (about two
-        seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
-        threads."""
-        with self.lock:
-            threads = torch.get_num_threads()
-            if threads not in self._costs:
-                made = partial(measure, self.target, level_of(self.target, self.heads))
-                self._costs[threads] = kept_table(self.target, cache_dir() / "costs", made, self._more)
-            return self._costs[threads]
-
-    def learn_costs(self, table: Table) -> None:
-        """Take what a run has made of the table that `costs` gave it, for the next runs."""
-        with self.lock:
-            self._costs[torch.get_num_threads()] = table
-            keep_table(self.target, cache_dir() / "costs", table, self._more)
-
-    @property
-    def _more(self) -> object:
-        """What tells tables of this model apart in the cache folder."""
-        return "int8" if self.target.whole else None
+    def ratios(self) -> list[float]:
+        """What runs of this model with as many threads have learnt of the costs of rows (see `spec.costs`);
+        each goes on learning in it."""
+        return self._ratios.setdefault(torch.get_num_threads(), [0.0] * len(KNOTS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tokenswift.config import (
@@ -12,27 +12,110 @@ from tokenswift.config import (
     MedusaOptions,
     TokenSwiftOptions,
     TriForceOptions,
+    tree_nodes,
 )
 from tokenswift.loader.shipped import where
-from tokenswift.memory import Planned
+from tokenswift.memory import Need, Planned
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.adaptive.candidates import CHAIN as LONGEST
-from tokenswift.spec.adaptive.recipe import ByChance
+from tokenswift.spec.adaptive import CHAIN as LONGEST
+from tokenswift.spec.adaptive import ByChance
+from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.checked import CheckedDrafter
-from tokenswift.spec.drafters.drafter import Drafter, Setting
+from tokenswift.spec.drafters.drafter import Drafter, Outcome, Setting
 from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
-from tokenswift.spec.drafters.recipe import FixedWidths
 from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.methods.resources import Resources
+from tokenswift.spec.resources import Resources
 from tokenswift.spec.strategy import Strategy, TokenSequence
 from tokenswift.tree import check_tree
-from tokenswift.types import InputError
+from tokenswift.types import DraftTree, InputError, Step
+
+
+class FixedWidths:
+    """Drafting of published methods: as many candidates at every depth, in every step.
+
+    Args:
+        drafters: all that may be asked; `asked` says which of them a step asks, in order.
+        sampler: the target's choice rule.
+        coupled: rank candidates with the target's noise.
+        widths: candidates of a place, by its depth.
+        option: what sets the widths, and its value, as errors name them.
+        acceptance: the rule, "exact" or "published".
+        most: passes at most in which a drafter goes along one path; None: one for each depth.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        sampler: Sampler,
+        coupled: bool,
+        widths: tuple[int, ...],
+        option: tuple[str, object],
+        acceptance: str = "exact",
+        most: int | None = None,
+    ) -> None:
+        self.drafters, self.sampler, self.coupled = drafters, sampler, coupled
+        self.widths, self.option, self.most = widths, option, most
+        self.acceptance = acceptance
+        self._tree: DraftTree | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the widest tree, the root included, without branches."""
+        return tree_nodes(self.widths)
+
+    @property
+    def max_nodes(self) -> int:
+        """Upper bound of a tree's nodes, for the cache's scratch room."""
+        return self.nodes
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The tree's rows, and what the drafters hold (see `memory.Planned`)."""
+        own = Need(*self.option, self.nodes * row)
+        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Let the drafters read the prompt."""
+        for drafter in self.drafters:
+            drafter.begin(sequence)
+
+    def asked(self, sequence: TokenSequence) -> Sequence[Drafter]:
+        """Who proposes in this step."""
+        return self.drafters
+
+    def draft(self, sequence: TokenSequence) -> DraftTree:
+        """The step's tree, no deeper than tokens are wanted: the last of them is the target's own."""
+        widths, left = self.widths, sequence.left
+        if left is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
+            widths = widths[: max(0, left - 1)]
+        candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.most)
+        for drafter in self.asked(sequence) if widths else ():
+            candidates.ask(drafter)
+        sequence.draft_passes += candidates.passes
+        tree, out = candidates.tree, candidates.forbidden()
+        for node in range(1, len(tree)) if out else ():
+            if tree.parents[node] in out:
+                out.add(node)
+        self._tree = tree.build([n for n in range(1, len(tree)) if n not in out] if out else None)
+        return self._tree
+
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Let the drafters read on."""
+        tokens = list(step.token_ids)
+        for drafter in self.drafters:
+            outcome = Outcome(tokens, len(nodes), step.times, not drafter.refusals.dropped, self._tree)
+            drafter.observe(sequence, outcome)
+
+    def report(self) -> dict[str, Any] | None:
+        """Nothing to account for: it drafts what it is told to."""
+        return None
 
 
 class Autoregressive(FixedWidths):
@@ -185,7 +268,7 @@ class Auto(ByChance):
     """All drafters that the model has, each where it gains time.
 
     Args:
-        llm: model, heads, measured costs and draft models.
+        llm: model, heads, what is known of costs, and draft models.
         options: `config.AutoOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
@@ -218,7 +301,7 @@ class Auto(ByChance):
             drafters.append(EagleDrafter(llm.eagle))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.costs, llm.learn_costs, priors, options.explain)
+        super().__init__(drafters, sampler, coupled, llm.ratios, priors, options.explain)
 
 
 class Planning(Strategy, Planned, Protocol):

@@ -1,0 +1,301 @@
+"""Which drafter drafts, and what rows cost: learnt from the tokens and times of the steps, and nothing else.
+
+Times are counted in *plain passes*: what a pass over one row of this text takes now. That unit follows the
+machine and the context, so what is known of a row, a level or a drafter holds when a machine gets busy, or a
+text long. A step of several texts is judged as a whole: what all of them yield over what all of them take.
+
+A mode is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Its rate is what
+its steps are expected to yield, corrected by what they did yield, over what they take. Modes that are not in
+use are tried for a few steps, each time after twice as many steps as before. There is no clock here: steps
+bring their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from tokenswift.spec.costs import FIRST, LEVEL, ROW, Costs
+from tokenswift.spec.drafters.drafter import CostEstimate
+from tokenswift.spec.strategy import ALONE, BatchLoad
+
+PLAIN = "plain"
+_WORDS = "plain decoding with drafts from the text"
+_BASELINE = 96  # steps between later ones
+_SLOW, _FAST = 1 / 32, 1 / 16  # least weights of a new figure
+_MEMORY = 64.0  # drafted tokens that say how good a mode's expectations are
+_MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding need only be better
+_TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
+_PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
+_LOADED = 512  # tokens to come for which it is worth to load a cache
+_CHANCE = 0.35  # of a level's best candidate, before anything is known
+_LEVELS = 8  # levels of heads whose best candidates are told apart
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Running means of a mode's steps: tokens, rows, and drafting in plain passes."""
+
+    tokens: float  # expected a step
+    rows: float
+    draft: float
+    next_trial: int = 0
+    wait: int = _FIRST
+    steps: int = 0
+    made: int = 0  # tokens that its steps yielded
+    drafted: int = 0  # nodes below the root, in all
+    bias: float = 1.0  # drafted tokens that came over those that were expected
+    judged: float = 4.0  # drafted tokens that the bias is known from
+
+    def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
+        """A step was expected to yield so many tokens, and yielded ``made``; ``draft``: None where what it
+        took is no price of a step."""
+        weight = max(_SLOW, 1 / (self.steps + 3))
+        self.tokens += weight * (expected - self.tokens)
+        self.rows += weight * (rows - self.rows)
+        if draft is not None and (self.steps < 3 or draft < 3 * self.draft + 0.1):
+            self.draft += weight * (draft - self.draft)
+        self.steps, self.made, self.drafted = self.steps + 1, self.made + made, self.drafted + rows - 1
+        hoped = expected - 1
+        if hoped > 0.05:
+            self.judged = max(hoped, min(_MEMORY, self.judged + hoped))
+            self.bias = min(1.3, max(0.3, self.bias + (made - 1 - hoped * self.bias) / self.judged))
+
+
+@dataclass(slots=True)
+class Passes:
+    """What is known of a source that drafts by passes: what one takes, in plain passes, and the chance that
+    its best candidate is right."""
+
+    cost: float
+    lead: float
+
+    def led(self, chance: float) -> None:
+        """Its best candidate is right with this chance."""
+        self.lead += _FAST * (chance - self.lead)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A tree that was made.
+
+    Attributes:
+        mode: who drafted.
+        expected: tokens that the step is expected to yield.
+        rows: nodes, the root included.
+        passes, levels: that were made for it.
+        loaded: its drafting time is no price of a step.
+    """
+
+    mode: str = PLAIN
+    expected: float = 1.0
+    rows: int = 1
+    passes: int = 0
+    levels: int = 0
+    loaded: bool = False
+
+
+@dataclass(slots=True)
+class Gain:
+    """What drafting gained over plain decoding, measured while a text is written.
+
+    A step without drafts takes what a token of plain decoding takes, drafting and learning aside.
+    """
+
+    plain_steps: int = 0
+    plain: float = 0.0  # seconds that such a step takes, lately
+    unpriced: int = 0  # tokens before the first of them
+    worth: float = 0.0  # seconds that plain decoding would have taken
+    spent: float = 0.0
+
+    def add(self, tokens: int, drafted: int, times: Mapping[str, float]) -> None:
+        """A step yielded ``tokens``; ``drafted`` nodes were verified; ``times`` are its seconds by phase."""
+        self.spent += sum(times.values())
+        self.unpriced += tokens
+        if not drafted:
+            took = sum(seconds for phase, seconds in times.items() if phase not in ("draft", "observe"))
+            if not self.plain_steps or took < 3 * self.plain:
+                self.plain_steps += 1
+                self.plain += max(1 / 8, 1 / self.plain_steps) * (took - self.plain)
+        if self.plain_steps:
+            self.worth += self.unpriced * self.plain
+            self.unpriced = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Times as fast as plain decoding; None where it was hardly seen."""
+        return self.worth / self.spent if self.plain_steps >= 2 else None
+
+
+class Control:
+    """Chooses the mode of every step and knows all prices.
+
+    Args:
+        costs: of verify passes.
+        offers: by name, what the drafters expect that have a price.
+
+    Attributes:
+        rate: tokens a plain pass that decoding reaches now, those of the texts beside it included.
+        load: what the next pass holds besides.
+        left: new tokens that may still come; None: nobody knows.
+        row, level: what one more row of a verify pass takes, and one level of the heads.
+        passes: of each drafter that drafts by passes, what is known of them.
+        bare: whether the next step drafts nothing, to see what that takes.
+    """
+
+    def __init__(self, costs: Costs, offers: Mapping[str, CostEstimate]) -> None:
+        self.costs, self.offers = costs, offers
+        self.load, self.left = ALONE, None
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
+        self.passes: dict[str, Passes] = {}
+        for at, (name, offer) in enumerate(offers.items()):
+            self.modes[name] = _Mode(offer.tokens, offer.rows, offer.price, FIRST + 1 + _TRIAL * at)
+            if offer.pass_cost:
+                self.passes[name] = Passes(offer.pass_cost, offer.lead)
+        self.current, self.rate, self.bare = PLAIN, 1.0, True
+        self.row, self.level = ROW, LEVEL
+        self._leads = [_CHANCE] * (_LEVELS + 1)
+        self._trial: tuple[str, int] | None = None
+        self._step, self._last_bare = 0, 0
+        self._last = Drafted()
+        self._spent = self._observed = 0.0
+        self._dropped: set[str] = set()
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def mode(self, context: int, load: BatchLoad = ALONE) -> str:
+        """The mode of the next step, with ``context`` tokens cached and ``load`` beside it in the pass."""
+        self._step, self.load = self._step + 1, load
+        more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
+        self.row = max(1e-6, more / 5)
+        rates = {name: self.pace(name) for name in self.modes if self._open(name, context)}
+        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE
+        if self.bare:
+            return PLAIN
+        if self._trial is not None:
+            name, left = self._trial
+            self._trial = (name, left - 1) if left > 1 else None
+            return name
+        self._choose(rates)
+        self.rate = max(rates[self.current], rates[PLAIN])
+        for name, mode in self.modes.items():
+            if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
+                mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST, 2 * mode.wait)
+                if rates[name] > (_PROMISE if load == ALONE else 1.0) * self.rate:
+                    self._trial = (name, _TRIAL - 1)
+                    return name
+        return self.current
+
+    def _choose(self, rates: Mapping[str, float]) -> None:
+        """Change to a mode that was seen to be better."""
+        seen = {name: rate for name, rate in rates.items() if name == PLAIN or self.modes[name].steps}
+        best = max(seen, key=seen.__getitem__)
+        margin = 1.0 if best == PLAIN else _MARGIN
+        if self.current not in seen or seen[best] > margin * seen[self.current]:
+            self.current = best
+
+    def drop(self, name: str) -> None:
+        """Leave a mode out from the next step on."""
+        self._dropped.add(name)
+        if self.current == name:
+            self.current = PLAIN
+        if self._trial is not None and self._trial[0] == name:
+            self._trial = None
+
+    def _open(self, name: str, context: int) -> bool:
+        offer = self.offers.get(name)
+        return name not in self._dropped and (offer is None or not offer.least or context > offer.least)
+
+    def _promises(self, name: str, rate: float) -> bool:
+        """Whether a mode that would reach a rate is worth trying."""
+        if self.offers[name].loads and self.left is not None and self.left < _LOADED:
+            return False
+        return rate > (_PROMISE if self.load == ALONE else 1.0) * self.rate
+
+    def pace(self, name: str) -> float:
+        """Tokens a plain pass that a mode reaches beside what the pass holds now."""
+        mode, load = self.modes[name], self.load
+        spent = self.costs.verify(mode.rows + load.rows) + mode.draft + load.ms / (self.costs.unit or 1e9)
+        return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
+
+    def uses(self, name: str) -> bool:
+        """Whether a drafter drafts now, drafted last or is on trial."""
+        trial = self._trial is not None and self._trial[0] == name
+        return self.current == name or trial or self._last.mode == name
+
+    def prices(self, most: int) -> list[float]:
+        """Verify passes with 0, 1, … ``most`` nodes below the root; more rows never take less."""
+        beside = self.load.rows
+        return list(accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max))
+
+    # ---- what happened --------------------------------------------------------------------------
+
+    def drafted(self, tree: Drafted) -> None:
+        """A tree was made."""
+        self._last = tree
+        if tree.rows == 1:
+            self._last_bare = self._step
+
+    def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
+        """It was drafted and verified in these times and yielded ``tokens``."""
+        last = self._last
+        if last.rows == rows:  # not where the text's end cut it short
+            self.costs.observe(rows + self.load.rows, verify_ms)
+        self._spent += verify_ms + draft_ms
+        draft = draft_ms / (self.costs.unit or 1e9)
+        self.modes[last.mode].learn(last.expected, tokens, rows, None if last.loaded else draft)
+        known = self.passes.get(last.mode)
+        expected = last.levels * self.level + (last.passes * known.cost if known else 0.0)
+        if last.loaded or not expected:
+            return
+        ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))
+        if last.levels:
+            self.level *= 1 + _FAST * (ratio - 1)
+        if known and last.passes:
+            known.cost *= 1 + _FAST * (ratio - 1)
+
+    def observed(self, milliseconds: float) -> None:
+        """Learning from the step before took so long."""
+        self._observed += milliseconds
+
+    def lead(self, level: int) -> float:
+        """Chance of the best candidate of a level of heads, counted from 0."""
+        return self._leads[min(level, _LEVELS)]
+
+    def led(self, level: int, chance: float) -> None:
+        """The best candidates of a level have this chance in the mean."""
+        level = min(level, _LEVELS)
+        self._leads[level] += _FAST * (chance - self._leads[level])
+
+    # ---- reports --------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """What was used and why, in a sentence."""
+        steps = sum(mode.steps for mode in self.modes.values())
+        if not steps:
+            return "nothing was decoded"
+        used = max(self.modes, key=lambda name: self.modes[name].steps)
+        drafted = sum(mode.drafted for mode in self.modes.values())
+        words = self.offers[used].words if used in self.offers else _WORDS
+        text = f"{words} in {self.modes[used].steps / steps:.0%} of the steps, "
+        text += f"{drafted / steps:.1f} nodes a step"
+        for name, offer in self.offers.items():
+            if name != used and self.modes[name].steps and (offer.given or used == PLAIN):
+                text += f"; {offer.title} did not pay"
+        return text
+
+    def record(self) -> dict[str, Any]:
+        """Steps, tokens and nodes by mode, and the share of the time that deciding took: learning, and what
+        drafting takes in plain steps too."""
+        steps = sum(mode.steps for mode in self.modes.values())
+        deciding = self._observed + steps * self.modes[PLAIN].draft * self.costs.unit
+        return {
+            "modes": {
+                name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
+                for name, mode in self.modes.items()
+                if mode.steps
+            },
+            "controller_share": round(deciding / (self._spent + self._observed), 4) if steps else 0.0,
+        }

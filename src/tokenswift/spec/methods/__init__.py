@@ -1,1 +1,0 @@
-"""Strategies: ways to draft. None of them can change the output."""

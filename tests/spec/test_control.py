@@ -1,0 +1,121 @@
+"""What the controller decides on made-up times of steps: it wastes little, and follows text and machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tokenswift.spec.control import PLAIN, Control, Drafted
+from tokenswift.spec.costs import Costs
+from tokenswift.spec.drafters.drafter import CostEstimate
+from tokenswift.spec.strategy import ALONE, BatchLoad
+from tokenswift.tree import CandidateTree
+
+HEADS = CostEstimate("heads", "the heads", tokens=1.45, rows=3, price=0.2)
+DRAFT = 0.002  # plain passes that looking for candidates takes
+
+
+def flat(rows: int) -> float:
+    """Rows that cost little, up to where arithmetic takes over."""
+    return 1 + 0.05 * (rows - 1) + 0.1 * max(0, rows - 8)
+
+
+class Decoder:
+    """Steps of a made-up decoder, whose clock counts plain passes of the machine when it is idle.
+
+    Args:
+        rows: what a pass takes, by its rows.
+        heads: chance that the heads are right; None: there are none.
+    """
+
+    def __init__(self, rows: Callable[[int], float] = flat, heads: float | None = None) -> None:
+        self.rows, self.heads = rows, heads
+        self.control = Control(Costs(), {} if heads is None else {"heads": HEADS})
+        self.rnd = random.Random(0)
+        self.slow = 1.0
+        self.drafted: list[int] = []
+        self.modes: list[str] = []
+
+    def write(self, tokens: int, chance: float, load: BatchLoad = ALONE) -> float:
+        """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of time."""
+        made, spent = 0, 0.0
+        while made < tokens:
+            new, took = self._step(chance, load)
+            made, spent = made + new, spent + took
+        return made / spent
+
+    def _step(self, chance: float, load: BatchLoad) -> tuple[int, float]:
+        control, tree, draft = self.control, CandidateTree(0), DRAFT
+        mode = control.mode(500, load)
+        node = 0
+        for token in range(0 if control.bare else 31):
+            node = tree.add(node, token, "ngram", chance)
+        if mode == "heads":
+            tree.add(0, 99, "head", self.heads or 0.0)
+            draft += 0.2
+        nodes, expected = tree.select(control.prices(31), control.rate)
+        control.drafted(Drafted(mode, 1 + expected, len(nodes) + 1))
+        chain = [node for node in nodes if tree.tokens[node] != 99]
+        right = next((i for i in range(len(chain)) if self.rnd.random() >= chance), len(chain))
+        if not right and len(chain) < len(nodes):
+            right = int(self.rnd.random() < (self.heads or 0.0))
+        verify = self.rows(1 + len(nodes) + load.rows) * self.slow * self.rnd.lognormvariate(0, 0.05)
+        verify *= 20 if self.rnd.random() < 0.01 else 1  # a hiccup of the machine
+        control.record_step(1 + right, 1 + len(nodes), 30 * verify, 30 * draft * self.slow)
+        self.drafted.append(len(nodes))
+        self.modes.append(mode)
+        return 1 + right, self.rows(1 + len(nodes) + load.rows) + draft
+
+
+@pytest.mark.parametrize("chance", [0.02, 0.1])
+def test_the_first_tokens_are_hardly_slower_than_plain_decoding(chance: float) -> None:
+    assert Decoder().write(50, chance) > 0.98
+    assert Decoder(lambda rows: 0.5 + 0.5 * rows).write(50, chance) > 0.98
+
+
+def test_prose_then_a_list_then_prose() -> None:
+    decoder = Decoder()
+    assert decoder.write(200, 0.05) > 0.98
+    assert decoder.write(300, 0.97) > 4.5  # knowing it all one would make 5.6
+    decoder.write(20, 0.05)
+    assert decoder.write(200, 0.05) > 0.98
+
+
+def test_many_texts_and_dear_rows() -> None:
+    """Beside seven texts in a pass that is bound by arithmetic only what is nearly sure is drafted."""
+    beside = BatchLoad(rows=7, tokens=7.0)
+    decoder = Decoder(lambda rows: 0.2 + 0.8 * rows)
+    decoder.write(200, 0.6, beside)
+    assert sum(decoder.drafted[50:]) < 0.1 * len(decoder.drafted[50:])
+    decoder.write(300, 0.98, beside)
+    assert sum(decoder.drafted[-50:]) > 50
+
+
+def test_a_busy_machine_changes_no_decision() -> None:
+    """Half-way every pass takes three times as long, drafting too; nothing is drafted less for it."""
+    decoder = Decoder()
+    decoder.write(400, 0.7)
+    before = sum(decoder.drafted[-60:])
+    decoder.slow = 3.0
+    decoder.write(400, 0.7)
+    assert sum(decoder.drafted[-60:]) == pytest.approx(before, rel=0.25)
+    assert decoder.control.costs.unit == pytest.approx(90, rel=0.3)
+
+
+def test_rows_that_turn_out_dear_are_not_drafted() -> None:
+    decoder = Decoder(lambda rows: 1 + 0.45 * (rows - 1))
+    decoder.write(100, 0.3)
+    assert sum(decoder.drafted[-40:]) < 10
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(0.05, 0.0, 0.02), (0.8, 0.9, 1.0)])
+def test_heads_are_used_where_they_pay_and_tried_rarely_where_not(
+    right: float, least: float, most: float
+) -> None:
+    decoder = Decoder(heads=right)
+    decoder.write(2000, 0.02)
+    late = decoder.modes[100:]
+    assert least <= late.count("heads") / len(late) <= most
+    assert decoder.modes[:4] == [PLAIN] * 3 + ["heads"]
