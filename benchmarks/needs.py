@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.config import HEAD_KINDS
-from tokenswift.loader import draft, embedded
+from tokenswift.loader import default_model
 from tokenswift.loader.find import SHIPPED
 from tokenswift.types import InputError
 
@@ -62,9 +62,9 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
         if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:
             made["heads"] = HEADS_OF[strategy]
     if made.get("eagle") == "own":
-        made["eagle"] = SHIPPED if model == embedded.NAME else f"{Path(model).name}.eagle"
+        made["eagle"] = SHIPPED if model == default_model.NAME else f"{Path(model).name}.eagle"
     if made.get("draft_model") == "standalone":
-        made["draft_model"] = known.get("standalone", draft.NAME)
+        made["draft_model"] = known.get("standalone", default_model.DRAFT)
     elif strategy == "triforce" and known:
         made.setdefault("draft_model", known.get("draft", f"{Path(model).name}.draft"))
     return made
@@ -76,7 +76,7 @@ def heads_place(config: Mapping[str, Any]) -> str:
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
     if heads == "linear" and not file.is_file() and (published := MODELS.get(model, {}).get("linear")):
         return published
-    own = heads in HEAD_KINDS and model != embedded.NAME and (file.is_file() or model in MODELS)
+    own = heads in HEAD_KINDS and model != default_model.NAME and (file.is_file() or model in MODELS)
     return str(file) if own else heads
 
 
@@ -87,7 +87,7 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
     if strategy in HEADS_OF and kind != "none":
         what = f"{kind} heads" if kind in HEAD_KINDS else "heads"
         missing = place.endswith(".safetensors") and kind in HEAD_KINDS and not Path(place).exists()
-        shipped = place in HEAD_KINDS or (place == "auto" and model == embedded.NAME)
+        shipped = place in HEAD_KINDS or (place == "auto" and model == default_model.NAME)
         command = _heads_command(model, kind, place) if missing else ""
         found.append(Need(what, "shipped" if shipped else place, command))
     if (eagle := config.get("eagle")) is not None:
@@ -99,7 +99,7 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
         own = f"{Path(model).name}.draft"
         missing = small == own and not Path(own).exists()
         command = f"tokenswift train-draft {_text(model)} --layers 2 --out {small}" if missing else ""
-        found.append(Need("draft model", str(small or draft.NAME), command))
+        found.append(Need("draft model", str(small or default_model.DRAFT), command))
     return found
 
 

@@ -23,9 +23,8 @@ from tokenswift.kernels.formats import FORMATS
 from tokenswift.kv.pages import large_empty
 from tokenswift.loader.config import head_width
 from tokenswift.loader.find import gguf_in, header_of
-from tokenswift.loader.folder_checks import numbers_of
 from tokenswift.loader.gguf import GgufFile, config_of
-from tokenswift.loader.load import load_config
+from tokenswift.loader.load import load_config, numbers_of
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 READ = 2048  # rows of a pass that reads a prompt on a card

@@ -22,10 +22,10 @@ from benchmarks.roofline import weights_of
 from benchmarks.settings import LATER
 from tokenswift.config import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.engine.llm import LLM
+from tokenswift.loader.default_model import RECORD
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
-from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.spec.eagle.resolve import place_of
 from tokenswift.spec.methods import drafts_from

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.settings import FILE, value_of
 from tokenswift.config import NEUTRAL
-from tokenswift.loader import draft, embedded
+from tokenswift.loader import default_model
 
 Row = dict[str, Any]
 #: figure → its head in tables, and digits after the point
@@ -69,7 +69,7 @@ def about(rows: Sequence[Row], model: str, points: Iterable[int]) -> str:
 
 def model_words(model: str, rows: Sequence[Row]) -> str:
     """A model in words; of the default one what its weights are, whoever reads its figures."""
-    words = DEFAULT_WORDS if model == embedded.NAME else model
+    words = DEFAULT_WORDS if model == default_model.NAME else model
     types = sorted({kind for row in rows for kind in row.get("stored", {}).get("types", ())})
     return words + (f", read as {' and '.join(types)}" if types else "")
 
@@ -80,7 +80,7 @@ def drafter_words(row: Row) -> str:
     heads, small = row.get("heads"), row.get("draft_model")
     wanted = value_of(row["config"], "draft_model")
     if small is None and (wanted or row["config"].get("strategy") == "triforce"):  # of earlier versions
-        small = {"name": wanted or draft.NAME}
+        small = {"name": wanted or default_model.DRAFT}
     if small is not None:
         words, trained = f"draft model {small['name']}", small
     elif row.get("eagle"):

@@ -18,7 +18,7 @@ from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader import embedded as embedded_model
+from tokenswift.loader import default_model as embedded_model
 from tokenswift.loader.find import cache_dir
 
 __all__ = ["FAMILIES", "tiny_model"]

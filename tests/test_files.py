@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.cli.output import check_folder, check_writable, write_text
 from tokenswift.files import replacing
-from tokenswift.loader import draft
+from tokenswift.loader import default_model
 from tokenswift.loader.load import load
 from tokenswift.memory import Memory
 from tokenswift.train.draft import save_draft
@@ -69,14 +69,14 @@ def test_a_draft_model_replaces_its_like_and_nothing_else(tmp_path: Path) -> Non
         save_draft(model, tiny_tokenizer(), out, record, model.dtype)
     assert names(tmp_path) == ["draft"]
     assert load(out, device="cpu").tokenizer.get_vocab() == AutoTokenizer.from_pretrained(out).get_vocab()
-    draft.check_out(out)
+    default_model.check_out(out)
     (out / "thesis.odt").write_text("mine")
     with pytest.raises(InputError, match="exists and is not a draft model"):
-        draft.check_out(out)
+        default_model.check_out(out)
     (out / "thesis.odt").unlink()
-    (out / "tokenswift.json").write_text(json.dumps(record | {"sha256": "0"}))  # the cache's own folder
+    (out / "tokenswift.json").write_text(json.dumps({"name": "draft"}))  # somebody else's
     with pytest.raises(InputError, match="exists and is not a draft model"):
-        draft.check_out(out)
+        default_model.check_out(out)
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [("auto", 1), ("float32", 1), ("bfloat16", 0.5)])

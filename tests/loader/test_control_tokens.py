@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from tests.gguf_files import tokenizer_fields
 from tokenswift.loader.prompts import prompt_ids
-from tokenswift.loader.templates.render import rendered
+from tokenswift.loader.template import rendered
 from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer
 from tokenswift.types import InputError
 

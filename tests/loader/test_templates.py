@@ -14,9 +14,9 @@ from tests.chats import TEMPLATE
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import small
 from tests.gguf_files import write as write_gguf
+from tokenswift.loader import template as render
 from tokenswift.loader.prompts import prompt_ids
-from tokenswift.loader.templates import render
-from tokenswift.loader.templates.render import rendered
+from tokenswift.loader.template import rendered
 from tokenswift.types import InputError
 
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -115,7 +115,6 @@ TEMPLATES = {
 {% filter upper %}a{% endfilter %}{{ range(3)|list }} {{ bos_token|e }}
 {% macro twice() %}{{ caller('x') }}{{ caller('y') }}{% endmacro %}{% call(x) twice() %}-{{ x }}{% endcall %}
 """,
-    "hidden": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
     "escape": "{{ ''.__class__.__mro__ }}{{ dict.__init__ }}{{ messages.append(1) }}",
     "unclosed": "{% for m in messages %}",
     "undefined": "{{ a.b.c }}",
@@ -124,13 +123,7 @@ TEMPLATES = {
 
 
 #: they are refused, by both
-REFUSED = (
-    "hidden",
-    "escape",
-    "unclosed",
-    "undefined",
-    "empty",
-)
+REFUSED = ("escape", "unclosed", "undefined", "empty")
 
 
 @pytest.mark.parametrize("chat", CHATS)
@@ -200,7 +193,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }
 DRIVER = """
 import json, resource, sys
-from tokenswift.loader.templates.render import _process, rendered
+from tokenswift.loader.template import _process, rendered
 from tokenswift.types import InputError
 asked = [{"role": "user", "content": "Hi"}]
 said = []
@@ -245,7 +238,7 @@ def test_templates_without_measure_end_in_a_line_each(names: tuple[str, ...]) ->
 def test_the_process_is_kept_and_replaced() -> None:
     def process() -> Any:
         assert rendered("{{ 1 }}", ASK, {}) == "1"
-        return render._process._running
+        return render._process.running
 
     first = process()
     assert process() is first
@@ -257,7 +250,7 @@ def test_the_process_is_kept_and_replaced() -> None:
     if not child:  # a fork has one of its own
         code = 1
         try:
-            code = int(render._process._running is not None or process() is second)
+            code = int(render._process.running is not None or process() is second)
             render._process.close()
         finally:
             os._exit(code)

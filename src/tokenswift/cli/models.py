@@ -97,8 +97,8 @@ class About:
 
 def _list() -> tuple[dict[str, Any], str]:
     from tokenswift.loader import cached
+    from tokenswift.loader.default_model import KNOWN
     from tokenswift.loader.find import cache_dir
-    from tokenswift.loader.known import KNOWN
 
     logger.info("reading %s and %s", cache_dir(), cached.hub_dir())
     found, faults = cached.models()
@@ -163,11 +163,10 @@ def _gguf(path: Path) -> About:
 
 
 def _folder(name: str, path: Path) -> About:
-    from tokenswift.loader.config import FAMILIES
-    from tokenswift.loader.folder_checks import check_said
+    from tokenswift.loader.config import FAMILIES, read_config
     from tokenswift.loader.weights import headers
 
-    said = check_said(name, path / "config.json", FAMILIES)
+    said = read_config(name, path / "config.json")
     shapes = headers(path)
     count = sum(math.prod(shape) for shape, _ in shapes.values())
     stored = "+".join(sorted({kind.lower() for shape, kind in shapes.values() if len(shape) > 1}))
@@ -178,7 +177,7 @@ def _folder(name: str, path: Path) -> About:
 
 
 def _known() -> tuple[dict[str, Any], str]:
-    from tokenswift.loader.known import KNOWN
+    from tokenswift.loader.default_model import KNOWN
 
     lines = [
         (
@@ -222,9 +221,8 @@ def sizes_of(name: str) -> Sizes:
     """
     from tokenswift.loader.config import head_width
     from tokenswift.loader.find import gguf_in, header_of
-    from tokenswift.loader.folder_checks import numbers_of
     from tokenswift.loader.gguf import FACTORS, GgufFile, config_of
-    from tokenswift.loader.load import load_config
+    from tokenswift.loader.load import load_config, numbers_of
     from tokenswift.loader.rope import context_limit
 
     with header_of(name) as (source, local):
@@ -249,7 +247,7 @@ def _show(name: str) -> tuple[dict[str, Any], str]:
 
     check_name(name)
     logger.info("reading %s", name)
-    from tokenswift.loader.known import KNOWN
+    from tokenswift.loader.default_model import KNOWN
     from tokenswift.memory import host_memory
 
     sizes = sizes_of(name)

@@ -267,7 +267,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     """
     if args.sampling != "model":
         return made
-    from tokenswift.loader.own_sampling import check_named
+    from tokenswift.loader.config import check_named
 
     taken = check_named(llm.named_sampling(), llm.name)
     given = given_sampling(args)

@@ -68,7 +68,7 @@ class System:
 def prepare(args: argparse.Namespace) -> None:
     """Start what renders chat templates before the model is loaded, where it may be needed."""
     if not args.raw and args.prompt_ids is None:
-        from tokenswift.loader.templates.render import prepare
+        from tokenswift.loader.template import prepare
 
         prepare()
 

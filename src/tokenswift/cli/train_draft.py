@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the model folder."""
-    from tokenswift.loader.draft import check_out
+    from tokenswift.loader.default_model import check_out
 
     check_options(args, Draft)
     check_folder("--out", args.out)

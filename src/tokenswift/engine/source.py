@@ -21,6 +21,7 @@ from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
 from tokenswift.loader import placed
+from tokenswift.loader.config import NORM, named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights
 from tokenswift.loader.identity import (
@@ -40,9 +41,8 @@ from tokenswift.loader.load import (
     no_room,
 )
 from tokenswift.loader.opened import Opened, open_files
-from tokenswift.loader.own_sampling import named
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
-from tokenswift.loader.weights import NORM, Recoded, StoredWeights
+from tokenswift.loader.weights import Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.spec.heads.files import HeadsHost, holds_heads, host_of
@@ -117,7 +117,7 @@ class FromModel:
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
-        return named(getattr(self.model, "generation_config", None))
+        return named_sampling(getattr(self.model, "generation_config", None))
 
 
 class FromFiles:
@@ -169,7 +169,7 @@ class FromFiles:
             return load_located(files.name, str(files.folder), True, self._how, place).model
         from tokenswift.loader.load import model_of
 
-        made = model_of(files.config, self._weights, self._weights.dtype, sorted(files.ends))
+        made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
         made.name_or_path = files.name
         return made.to(place)
 
@@ -217,9 +217,9 @@ class FromFiles:
     def _identity(self) -> dict[str, Any]:
         files, kind = self._files, self._how.weights
         dtype = str(files.weights.dtype).removeprefix("torch.")
-        found = {"dtype": dtype, **files.digests, "adapter": None, "tokenizer": tokenizer_digest(self.codec)}
+        tokenizer = tokenizer_digest(self.codec)
+        found = {"dtype": dtype, **files.digests(), "adapter": None, "tokenizer": tokenizer}
         if isinstance(files.weights, GgufWeights):
-            files.check_unchanged()
             digests = "+".join(map(file_digest, files.weights.file.parts))
             found["stored"] = f"{files.stored} {digests}"
         if kind not in (WEIGHTS[0], "float32", dtype):
@@ -247,7 +247,7 @@ class FromFiles:
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
         if "model" in self.__dict__:  # as above
-            return named(getattr(self.model, "generation_config", None))
+            return named_sampling(getattr(self.model, "generation_config", None))
         return dict(self._files.sampling)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenswift.loader.default_model import lock
 from tokenswift.loader.find import ALIASES, cache_dir
-from tokenswift.loader.made import lock
 from tokenswift.types import InputError, RunError
 
 OWN, HUB = "tokenswift", "hub"

@@ -18,10 +18,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.checks import shown
-from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
+from tokenswift.loader.rope import merged
 from tokenswift.types import InputError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+#: ends of the names of files that parsers read whole
+SMALL = (".json", ".jinja", ".txt", ".model")
 #: model types that the native decoder runs
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 #: projections of a layer, and the families whose queries and keys have norms
@@ -477,3 +480,89 @@ class Layout:
 def head_width(config: Any) -> int:
     """d, the width of one head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+# ---- the files of a folder ---------------------------------------------------------------------------------
+
+
+def read_config(name: str, path: Path) -> dict[str, Any]:
+    """What a config.json says; one with numbers that no model has is refused before a config is made of it.
+
+    Args:
+        name: the model's, for messages.
+    Raises:
+        InputError: naming the value, and what is valid.
+    """
+    where = f"config.json of model {name}"
+    said = merged(object_in(path, MOST_CONFIG, f"model {name}"), where)
+    kind = said.get("model_type")
+    if kind in FAMILIES:
+        check_numbers({"head_dim": None} | COMMON | OWN[kind] | said, where)
+    else:  # other families have lists and names of their own
+        check_numbers({key: value for key, value in said.items() if type(value) is int}, where)
+    return said
+
+
+def check_small_files(name: str, folder: Path) -> None:
+    """Refuse files of a config or tokenizer that are larger than any model's, or none.
+
+    Raises:
+        InputError: naming the file.
+    """
+    for path in folder.iterdir():
+        if path.suffix not in SMALL or path.name.endswith(".index.json"):
+            continue
+        if not path.is_file():
+            raise InputError(f"model {name}: its {path.name} is not a regular file; valid: one that is")
+        if (size := path.stat().st_size) > MOST_TOKENIZER:
+            raise InputError(
+                f"model {name}: its {path.name} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}"
+            )
+
+
+# ---- the sampling that a model itself names ----------------------------------------------------------------
+
+#: fields of a generation_config.json that `config.SamplingParams` has
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+#: key of a GGUF file, after ``general.sampling.`` → field of `config.SamplingParams`
+GGUF_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def named_sampling(config: Any) -> dict[str, Any]:
+    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of None, none."""
+    found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
+    if getattr(config, "do_sample", None) is False:
+        found["greedy"] = True
+    return found
+
+
+def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a GGUF file names."""
+    said = {name: metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value  # a file has them in float32
+        for name, value in said.items()
+        if value is not None
+    }
+
+
+def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
+    """The fields.
+
+    Args:
+        model: its name.
+    Raises:
+        InputError: there are none.
+    """
+    if not found:
+        raise InputError(
+            f"sampling is 'model', but the generation_config.json of {model} names no setting of it; "
+            f"valid: default"
+        )
+    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenswift.loader import draft, embedded
+from tokenswift.loader import default_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import counted
 
@@ -56,7 +56,7 @@ def gguf_in(path: Path) -> Path | None:
     return path / found[0]
 
 
-ALIASES = (embedded.NAME, draft.NAME)
+ALIASES = (default_model.NAME, default_model.DRAFT)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 #: a repository's file, in a folder of it perhaps, or what its name says of its format, such as Q4_K_M
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
@@ -156,7 +156,8 @@ def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
     """What :func:`locate` finds without fetching a hub's model; None where that can be fetched."""
     check_name(name)
     if name in ALIASES:
-        return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress))
+        found = default_model.ensure(cache_dir(), on_progress)
+        return str(default_model.draft_file() if name == default_model.DRAFT else found)
     path = Path(name).expanduser()
     if path.is_dir() or path.is_file():
         return str(path)

@@ -9,6 +9,7 @@ it, and no two tensors share a byte.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import struct
@@ -17,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Stored
@@ -36,17 +37,17 @@ from tokenswift.loader.config import (
 )
 from tokenswift.loader.find import MERGED, part_names
 from tokenswift.loader.tokenizer import check_words, gguf_ends
-from tokenswift.loader.weights import check_tensors
+from tokenswift.loader.weights import StoredWeights, check_tensors
 from tokenswift.types import InputError
 
+logger = logging.getLogger("tokenswift")
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 #: types of tensors that torch has
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-#: their names, and those of our formats; the package that knows all takes longer to load than a header
-NAMED = {0: "F32", 1: "F16", 30: "BF16"} | {code: form.name.upper() for code, form in BY_CODE.items()}
 INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
+NAMES = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
@@ -73,7 +74,8 @@ class Entry:
     @property
     def kind(self) -> str:
         """The name of its type, as the file format's makers write it."""
-        return _kind(self.code)
+        found = kind_of(self.code)
+        return str(self.code) if found is None else found.name
 
 
 class GgufFile:
@@ -122,6 +124,8 @@ class GgufFile:
             return _Reader(self._mapped(part), whole)
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
+        except InputError as error:
+            raise InputError(f"model file {path}: {error}") from None
         except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
             raise InputError(
                 f"model file {path} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
@@ -130,11 +134,7 @@ class GgufFile:
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor: as it lies in the file, of a type of torch or one of our formats; in any other format
-        (`foreign`) unpacked to float32.
-
-        Raises:
-            InputError: nobody here can unpack it.
-        """
+        (`foreign`) unpacked to float32, which `unpacks` has to allow."""
         entry = self.tensors[name]
         data = torch.frombuffer(
             self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
@@ -146,12 +146,6 @@ class GgufFile:
             return Stored(BY_CODE[entry.code], rows)
         import gguf
 
-        if not unpacks(entry.code):
-            raise InputError(
-                f"model file {self.path}: tensor {name} has the type {entry.kind}, which cannot be unpacked; "
-                f"valid: {', '.join(format.name for format in BY_CODE.values())}, float types and those that "
-                "the gguf package unpacks"
-            )
         unpacked = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(entry.code))
         return torch.from_numpy(unpacked).view(entry.shape)
 
@@ -285,23 +279,42 @@ class _Reader:
 
 def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     """Bytes of a tensor."""
-    count = math.prod(shape)
+    kind, count = kind_of(code), math.prod(shape)
+    if kind is None:
+        raise InputError(
+            f"tensor {shown(name)} is of type {code}, which is not known here; valid: a file in another, "
+            "such as Q4_K_M (llama.cpp's llama-quantize makes one)"
+        )
     if count == 0:
         raise ValueError(f"tensor {shown(name)} has shape {shape}")
-    if code in DENSE:
-        return count * DENSE[code].itemsize
-    if code in BY_CODE:
-        block, size = BY_CODE[code].block, BY_CODE[code].nbytes
-    else:
-        import gguf
+    if shape[-1] % kind.block:
+        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {kind.block}")
+    return count // kind.block * kind.nbytes
 
-        try:
-            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(code)]
-        except (KeyError, ValueError):
-            raise ValueError(f"tensor {shown(name)} is of type {code}, which nobody knows") from None
-    if shape[-1] % block:
-        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {block}")
-    return count // block * size
+
+class Kind(NamedTuple):
+    """A type of tensors: its name, and the numbers and bytes of a block."""
+
+    name: str
+    block: int
+    nbytes: int
+
+
+@cache
+def kind_of(code: int) -> Kind | None:
+    """A type by its number; the `gguf` package, which knows all, takes longer to load than a header."""
+    if code in BY_CODE:
+        form = BY_CODE[code]
+        return Kind(form.name.upper(), form.block, form.nbytes)
+    if code in NAMES:
+        return Kind(NAMES[code], 1, (DENSE | INTEGERS)[code].itemsize)
+    import gguf
+
+    try:
+        kind = gguf.GGMLQuantizationType(code)
+        return Kind(kind.name, *gguf.GGML_QUANT_SIZES[kind])
+    except (KeyError, ValueError):
+        return None
 
 
 @cache
@@ -318,14 +331,6 @@ def unpacks(code: int) -> bool:
     except (NotImplementedError, ValueError, KeyError):
         return False
     return True
-
-
-def _kind(code: int) -> str:
-    if code in NAMED:
-        return NAMED[code]
-    import gguf
-
-    return gguf.GGMLQuantizationType(code).name
 
 
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
@@ -567,18 +572,19 @@ def config_of(file: GgufFile) -> NativeConfig:
     Raises:
         InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
-    said, kind, where = file.metadata, ARCHITECTURES[architecture(file)], f"model file {file.path}"
+    said, where = file.metadata, f"model file {file.path}"
     window = said.get(f"{architecture(file)}.attention.sliding_window") or None
-    if kind == "llama" and window is not None:
-        kind = "mistral"
-    shape = _entry(file, EMBEDDING).shape
-    if len(shape) != 2:
-        raise InputError(f"{where}: tensor {OUTER[EMBEDDING]} has shape {shape}; valid: a matrix")
-    check_words(said, shape[0], file.path)
+    kind = ARCHITECTURES[architecture(file)]
+    kind = "mistral" if kind == "llama" and window is not None else kind
+    embedding = file.tensors.get(OUTER[EMBEDDING])
+    if embedding is None or len(embedding.shape) != 2:
+        raise InputError(f"{where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file")
+    rows, hidden = embedding.shape
+    check_words(said, rows, file.path)
     heads = number_of(file, "attention.head_count")
     numbers: dict[str, Any] = {
-        "vocab_size": shape[0],
-        "hidden_size": shape[1],
+        "vocab_size": rows,
+        "hidden_size": hidden,
         "intermediate_size": number_of(file, "feed_forward_length"),
         "num_hidden_layers": number_of(file, "block_count"),
         "num_attention_heads": heads,
@@ -588,43 +594,39 @@ def config_of(file: GgufFile) -> NativeConfig:
         "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
     }
     check_numbers(numbers | {"sliding_window": window}, where, called(file))
-    numbers["head_dim"] = width = numbers["head_dim"] or shape[1] // heads
-    check_meant(file, shape[1], width)
-    own: dict[str, Any] = {}
-    if kind == "llama":
-        own["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    if kind in ("llama", "qwen3"):
-        own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if kind == "mistral":
-        own["sliding_window"] = window
-    rope = positions(file, width, numbers["max_position_embeddings"])
+    numbers["head_dim"] = width = numbers["head_dim"] or hidden // heads
+    check_meant(file, hidden, width)
+    has = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
+    own = {
+        "llama": has,
+        "mistral": {"sliding_window": window},
+        "qwen3": {"attention_bias": has["attention_bias"]},
+    }
     ids = {name: said.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _IDS.items()}
-    if ids["pad_token_id"] not in range(shape[0]):  # the only one that may have no row
+    if ids["pad_token_id"] not in range(rows):  # the only one that may have no row
         ids["pad_token_id"] = None
     ends = gguf_ends(said)
-    if kind == "llama" and shape[1] % heads:  # transformers has no such model
-        raise refusal(
-            where, f"{architecture(file)}.{CALLED['hidden_size']}", shape[1], f"a multiple of {heads}"
-        )
     made = completed(
         kind,
-        {
-            "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
-            "rope_parameters": rope,
+        numbers
+        | own.get(kind, {})
+        | ids
+        | {
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "rope_parameters": positions(file, width, numbers["max_position_embeddings"]),
             "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
             "dtype": own_dtype(file),
-            **numbers,
-            **own,
-            **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
+            "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         },
     )
-    if made is None:
+    if made is None:  # of Llama, a width that its heads do not divide
         raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
     return made
 
 
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+#: fields that say whether a model has biases, and tensors that say so in files
+BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
 
 
 # ---- weights -----------------------------------------------------------------------------------------------
@@ -649,85 +651,52 @@ def gguf_name(name: str) -> str:
     return f"blk.{number}.{INNER.get(inner, inner)}.{end}"
 
 
-def _entry(file: GgufFile, name: str) -> Any:
-    found = file.tensors.get(gguf_name(name))
-    if found is None:
-        raise InputError(f"model file {file.path} lacks tensor {gguf_name(name)}")
-    return found
-
-
-class GgufWeights:
-    """Weights of a GGUF file, read in place (implements `checkpoint.Weights`).
+class GgufWeights(StoredWeights):
+    """Weights of a GGUF file, read in place.
 
     Args:
         file: of the model.
         layout: which weights there must be.
         dtype: the type that what is not stored in a quantized format is given in.
     Raises:
-        InputError: tensors are missing, or of other shapes.
-
-    Attributes:
-        dtype, device: of the tensors.
+        InputError: tensors are missing, of other shapes or types, or none of the family's; or a width is odd,
+            which the kernels do not take.
     """
 
-    device = torch.device("cpu")
-
     def __init__(self, file: GgufFile, layout: Layout, dtype: torch.dtype) -> None:
-        self.file, self.layout, self.copies, self.dtype = file, layout, False, dtype
-        self.folder = file.path
+        self.file, self.layout, self.dtype, self.folder = file, layout, dtype, file.path
         self._turned = architecture(file) == "llama"
-        check_table(file, layout)
+        where = f"model file {file.path}"
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(layout, name) % 2:
+                raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
+        there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
+        found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
+        kinds = {entry.kind for entry in file.tensors.values() if unpacks(entry.code)}
+        check_tensors(layout, found, [*TYPES, *sorted(kinds - {*TYPES})], where, "tensor", gguf_name)
 
     def names(self) -> list[str]:
-        """The names of all tensors, in order."""
+        """See `weights.StoredWeights`."""
         there = names_of(self.layout.num_hidden_layers)
         return sorted(name for name in there if gguf_name(name) in self.file.tensors)
 
     def get(self, name: str) -> Tensor | Stored | None:
-        """See `checkpoint.Weights`; matrices in a quantized format as they are stored."""
-        if name == HEAD and self.layout.tied:
-            name = EMBEDDING
-        return self[name] if gguf_name(name) in self.file.tensors else None
-
-    def __getitem__(self, name: str) -> Tensor | Stored:
-        """A weight, its rows in the order of transformers' checkpoints."""
+        """See `weights.Weights`; matrices in a quantized format as they are stored, rows in the order of
+        transformers' checkpoints."""
+        name = EMBEDDING if name == HEAD and self.layout.tied else name
+        if gguf_name(name) not in self.file.tensors:
+            return None
         found = self.file[gguf_name(name)]
         heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}
         turned = next((count for end, count in heads.items() if f"{end}." in name), 0)
         rows = straight(len(found), turned) if self._turned and turned else None
         if isinstance(found, Stored):
-            return found if rows is None else Stored(found.format, found.blocks[rows])
+            return found if rows is None else found.take(rows)
         return (found if rows is None else found[rows]).to(self.dtype)
 
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """See `checkpoint.Weights`."""
-
     def rest(self) -> None:
-        """See `checkpoint.Weights`: what was read of the file leaves the process."""
+        """See `weights.Weights`."""
         self.file.rest()
-
-    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
-        """See `checkpoint.Weights`."""
-        self.rest()
-        return []
-
-
-def check_table(file: GgufFile, layout: Layout) -> None:
-    """Hold a file's tensors against the table of its model's family, before any is read.
-
-    Raises:
-        InputError: tensors are missing, of other shapes or types, or none of the family's; or a width is odd,
-            which the kernels do not take.
-    """
-    where, kind = f"model file {file.path}", architecture(file)
-    for name in ("hidden_size", "intermediate_size"):
-        if getattr(layout, name) % 2:
-            raise refusal(where, f"{kind}.{CALLED[name]}", getattr(layout, name), "an even number")
-    check_words(file.metadata, layout.vocab_size, file.path)
-    there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
-    found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
-    types = [*TYPES, *sorted({e.kind for e in file.tensors.values() if unpacks(e.code)} - set(TYPES))]
-    check_tensors(layout, found, types, where, "tensor", gguf_name)
 
 
 #: types of tensors that need no other package
@@ -738,3 +707,16 @@ def straight(rows: int, heads: int) -> Tensor:
     """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
     the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def say_foreign(
+    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
+) -> None:
+    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
+    if foreign := file.foreign(keeps):
+        logger.warning(
+            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
+            name,
+            ", ".join(foreign),
+            str(dtype).removeprefix("torch."),
+        )

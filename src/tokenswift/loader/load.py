@@ -6,50 +6,64 @@ code runs the model; nothing is forked here.
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from tokenswift.checks import check_choice
-from tokenswift.config import LoadConfig, check_backend, shown
-from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.checks import check_choice, shown
+from tokenswift.config import LoadConfig, check_backend
+from tokenswift.files import line_of
 from tokenswift.kernels.cpu.library import kernels_wanted
-from tokenswift.loader.config import FAMILIES, NativeConfig, check_numbers, completed, layout_of
-from tokenswift.loader.find import file_of, gguf_in, line_of, locate, wanted_files
+from tokenswift.kernels.formats import Stored
+from tokenswift.loader import default_model
+from tokenswift.loader.config import (
+    EMBEDDING,
+    NativeConfig,
+    check_small_files,
+    completed,
+    named_sampling,
+    read_config,
+)
+from tokenswift.loader.find import cache_dir, file_of, gguf_in, locate, wanted_files
 from tokenswift.loader.gguf import (
     ARCHITECTURES,
+    OUTER,
     GgufFile,
-    GgufWeights,
     architecture,
-    config_of,
-    is_native,
-    own_dtype,
 )
-from tokenswift.loader.made import RECORD
-from tokenswift.loader.own_sampling import named
-from tokenswift.loader.tokenizer import gguf_ends, gguf_tokenizer, is_panic, wrapped
-from tokenswift.loader.weights import StoredWeights, unstored
+from tokenswift.loader.identity import TOLERANCE, distance, sample_of
+from tokenswift.loader.opened import open_files
+from tokenswift.loader.tokenizer import gguf_tokenizer, is_panic, wrapped
+from tokenswift.loader.weights import INDEX, unstored, weight_files
+from tokenswift.memory import memory_of
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.words import Dtype, Weights, words
 
+logger = logging.getLogger("tokenswift")
+_one_at_a_time = threading.RLock()
 DTYPES = words(Dtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 WEIGHTS = words(Weights)
 #: methods by which weights were quantized for other programs
 OTHERS = ("gptq", "awq", "compressed-tensors")
+#: ends of the names of causal language models' classes
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+#: numbers of a model that a byte of its files may hold: those of one bit
+PER_BYTE = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -69,7 +83,7 @@ class Loaded:
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
-        return named(getattr(self.model, "generation_config", None))
+        return named_sampling(getattr(self.model, "generation_config", None))
 
 
 def usual_backend() -> str:
@@ -88,8 +102,6 @@ def check_place(how: LoadConfig) -> str:
         InputError: CUDA is asked for where there is none, a backend that does not run on the device, or
             ranks that torchrun did not start.
     """
-    import torch
-
     device, count = how.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
         device = "cuda" if count else "cpu"
@@ -161,22 +173,18 @@ def load_located(
 ) -> Loaded:
     """:func:`load` for what `find.locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
-    if (file := gguf_in(Path(source))) is not None:
-        from tokenswift.loader.load import load_file
-
-        model, tokenizer = load_file(name, file, how.floats, place, lambda config: _places(name, config, how))
-        return Loaded(model, tokenizer, name)
-    from tokenswift.loader.config import FAMILIES
-    from tokenswift.loader.folder_checks import check_weights
-
-    with making_models(), counted_loading(on_progress):
+    if name == default_model.DRAFT:
+        return Loaded(*packed_draft(Path(source), how.floats, place), name)
+    if (path := gguf_in(Path(source))) is not None:
+        return Loaded(*_load_gguf(name, path, how, place), name)
+    with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
-        needed, folder = (0, []), _folder(source, local)
-        if folder is not None:
-            check_weights(name, folder, config, FAMILIES)
+        needed: tuple[int, list[tuple[str, int]]] = (0, [])
+        if (file := file_of(source, "config.json", local)) is not None:
+            check_count(name, file.parent, config)
         if Path(source).is_dir() and how.spread is None:
-            needed = _needed(Path(source), config, how, place)
+            needed = _needed(Path(source), config, how)
             check_memory(name, needed[0], place, needed[1])
         model = _model(name, source, local, config, how, place, needed)
     return Loaded(model, tokenizer, name)
@@ -184,11 +192,8 @@ def load_located(
 
 def load_tokenizer(name: str, source: str, local: bool) -> Any:
     """The tokenizer of :func:`load` alone."""
-    if (file := gguf_in(Path(source))) is not None:
-        from tokenswift.loader.gguf import GgufFile
-        from tokenswift.loader.load import tokenizer_of
-
-        return tokenizer_of(GgufFile(file))
+    if (path := gguf_in(Path(source))) is not None:
+        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
     with quiet_transformers():
         return _tokenizer(name, source, local)
 
@@ -202,13 +207,10 @@ def load_config(name: str, source: str, local: bool) -> Any:
 def _config(name: str, source: str, local: bool) -> Any:
     from transformers import AutoConfig
 
-    from tokenswift.loader.config import FAMILIES
-    from tokenswift.loader.folder_checks import check_config, check_said
-
     supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
         file = file_of(source, "config.json", local)
-        said = {} if file is None else check_said(name, file, FAMILIES)
+        said = {} if file is None else read_config(name, file)
         config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
         stated = said.get("rope_parameters")  # transformers drops it beside rope_scaling
         if isinstance(stated, Mapping) and "rope_theta" in stated:
@@ -216,30 +218,52 @@ def _config(name: str, source: str, local: bool) -> Any:
                 config.rope_parameters = dict(stated)
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own here
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own
         raise InputError(
             f"model {name}: its config.json cannot be used ({line_of(error)}); {supported}"
         ) from error
     architectures = getattr(config, "architectures", None) or []
-    causal = isinstance(architectures, list) and any(
-        str(each).endswith(("ForCausalLM", "LMHeadModel")) for each in architectures
-    )
-    if architectures and not causal:
+    if architectures and not (
+        isinstance(architectures, list) and any(str(each).endswith(CAUSAL) for each in architectures)
+    ):
         raise InputError(
             f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
             f"{supported}"
         )
     _check_unquantized(name, config)
-    check_config(name, config, FAMILIES)
     return config
 
 
-def _folder(source: str, local: bool) -> Path | None:
-    """The folder of a model's files; None where they are not here."""
-    file = file_of(source, "config.json", local)
-    return None if file is None else file.parent
+def check_count(name: str, folder: Path, config: Any) -> None:
+    """See that a config does not ask for more numbers than the files hold, before any of them is made, and
+    that an index names files of its folder.
+
+    Raises:
+        InputError: it does, or is no causal language model's.
+    """
+    if (folder / INDEX).exists():
+        tuple(weight_files(folder))
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    if (numbers := numbers_of(name, config)) > PER_BYTE * size:
+        raise InputError(
+            f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} numbers of "
+            f"files with {size:,} bytes; valid: the config of these weights"
+        )
+
+
+def numbers_of(name: str, config: Any) -> int:
+    """Numbers of a config's model, which is made without memory."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+    except Exception as error:  # a family's own code
+        raise InputError(
+            f"model {name}: its config.json does not describe a causal language model ({line_of(error)}); "
+            "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
+        ) from error
+    return sum(part.numel() for part in model.parameters())
 
 
 def _check_unquantized(name: str, config: Any) -> None:
@@ -264,10 +288,8 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
     folder = Path(source)
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
-    if (here := _folder(source, local)) is not None:
-        from tokenswift.loader.folder_checks import check_tokenizer_files
-
-        check_tokenizer_files(name, here)
+    if (file := file_of(source, "config.json", local)) is not None:
+        check_small_files(name, file.parent)
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except BaseException as error:  # as above, and panics
@@ -276,24 +298,15 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 
-def _needed(folder: Path, config: Any, how: LoadConfig, place: str) -> tuple[int, list[tuple[str, int]]]:
+def _needed(folder: Path, config: Any, how: LoadConfig) -> tuple[int, list[tuple[str, int]]]:
     """What :func:`check_memory` is given for the files of a folder: bytes, and ways to need less."""
-    import torch
-
-    from tokenswift.kernels.formats import FORMATS
-    from tokenswift.loader.config import FAMILIES
-
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
     stored = getattr(config, "dtype", None)
     kind = how.floats or stored
     scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
     needed = int(sum(sizes[file] for file in weights) * scale)
-    ways = [("dtype bfloat16", needed // 2)] if kind == torch.float32 else []
-    if place != "cpu" and kind and config.model_type in FAMILIES:  # quantized on their way to the card
-        few = [FORMATS[name] for name in WEIGHTS if name in FORMATS]
-        ways += [(f"weights {f.name}", needed // kind.itemsize * f.nbytes // f.block) for f in few]
-    return needed, ways
+    return needed, [("dtype bfloat16", needed // 2)] if kind == torch.float32 else []
 
 
 def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str, int]] = ()) -> None:
@@ -307,10 +320,6 @@ def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str,
     Raises:
         InputError: they do not fit; the line names the ways that do.
     """
-    import torch
-
-    from tokenswift.memory import memory_of
-
     memory = memory_of(torch.device(place))
     if memory is not None and needed > memory.free:
         raise InputError(no_room(name, needed, memory.free, others))
@@ -333,9 +342,12 @@ def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
         return {"device_map": how.device_map}
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    from tokenswift.loader.placed import check_heads
-
-    check_heads(name, config, how.tp)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if not getattr(config, "base_model_tp_plan", None) or heads % how.tp:
+        raise InputError(
+            f"tp is {how.tp}; valid for model {name}: a divisor of its {heads} heads of keys, where "
+            "transformers has a tensor-parallel plan for it, or 1 with device_map auto"
+        )
     return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
 
 
@@ -368,10 +380,7 @@ def _model(
     device: str,
     needed: tuple[int, list[tuple[str, int]]],
 ) -> Any:
-    import torch
     from transformers import AutoModelForCausalLM
-
-    from tokenswift.memory import memory_of
 
     options = _places(name, config, how) or ({} if device == "cpu" else {"device_map": {"": device}})
     try:
@@ -403,9 +412,6 @@ def _model(
     return model.eval()
 
 
-_one_at_a_time = threading.RLock()
-
-
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, log lines and Python warnings inside the block. These settings are
@@ -434,28 +440,6 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def making_models() -> Iterator[None]:
-    """:func:`quiet_transformers`, and in this thread models are made without a change to torch's default
-    type; other threads' are made as ever."""
-    from transformers import modeling_utils
-
-    with quiet_transformers():
-        usual, here = modeling_utils.local_torch_dtype, threading.get_ident()
-
-        @contextmanager
-        def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
-            ours = threading.get_ident() == here and dtype.is_floating_point
-            with Typed(dtype) if ours else usual(dtype, model_class_name):
-                yield
-
-        modeling_utils.local_torch_dtype = local_torch_dtype
-        try:
-            yield
-        finally:
-            modeling_utils.local_torch_dtype = usual
-
-
-@contextmanager
 def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
     """Inside the block, transformers' loading of weights is told to ``on_progress`` as stage "load"."""
     from transformers.utils import logging
@@ -463,11 +447,16 @@ def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
     if on_progress is None:
         yield
         return
-    report = on_progress
+
+    def told(items: Any) -> Iterator[Any]:
+        on_progress("load", 0, len(items))
+        for done, item in enumerate(items, 1):
+            yield item
+            on_progress("load", done, len(items))
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = args and isinstance(args[0], Sized) and kwargs.get("desc") == "Loading weights"
-        return _told(args[0], report) if counts else factory(*args, **kwargs)
+        return told(args[0]) if counts else factory(*args, **kwargs)
 
     before = logging.set_tqdm_hook(hook)
     try:
@@ -476,175 +465,98 @@ def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
         logging.set_tqdm_hook(before)
 
 
-def _told(items: Any, on_progress: OnProgress) -> Iterator[Any]:
-    on_progress("load", 0, len(items))
-    for done, item in enumerate(items, 1):
-        yield item
-        on_progress("load", done, len(items))
-
-
-#: functions that say by their name which type they make
-_NAMED = (Tensor.float, Tensor.type)
-
-
-class Typed(TorchFunctionMode):
-    """Inside the block, and in this thread alone, tensors are of a type where torch would give them its
-    default type: where neither an argument's numbers nor a type that was asked for decide.
-
-    Args:
-        dtype: a floating-point type.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """See ``TorchFunctionMode``."""
-        kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        usual = torch.get_default_dtype()
-        if (
-            isinstance(made, Tensor)
-            and made.dtype == usual != self.dtype
-            and func not in _NAMED
-            and not any(map(_decides, _leaves((args, kwargs))))
-        ):
-            return made.detach().to(self.dtype).requires_grad_(made.requires_grad)
-        return made
-
-
-def _decides(value: Any) -> bool:
-    """Whether an argument says of which type a result is."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.is_complex()
-    return isinstance(value, torch.dtype | np.ndarray | np.generic)
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        yield value
-        return
-    for each in value:
-        yield from _leaves(each)
-
-
-logger = logging.getLogger("tokenswift")
+# ---- models of other files than transformers' own: GGUF, and the packed draft model ------------------------
 
 
 def model_of(
-    config: NativeConfig, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None
+    config: NativeConfig,
+    get: Callable[[str], Tensor | Stored | None],
+    dtype: torch.dtype,
+    ends: list[int] | None = None,
 ) -> Any:
-    """A native family's model of transformers, filled with weights unpacked to a type.
+    """A native family's model of transformers, filled with the very weights that the native decoder reads,
+    unpacked to a type: transformers' reader of GGUF files leaves out some of what they say. Torch's default
+    type, the whole process's, stays as it is.
 
     Args:
+        get: gives a weight by its name; None: a bias that is zero.
         ends: end-of-text ids, where the config does not say all.
     """
     from transformers import AutoModelForCausalLM
 
-    with making_models():
-        made = config.of_transformers()
-        made.dtype = dtype
+    with quiet_transformers():
         with torch.device("meta"):  # without memory
-            model: Any = AutoModelForCausalLM.from_config(made)
+            model: Any = AutoModelForCausalLM.from_config(config.of_transformers(), dtype=torch.float32)
         model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
-    filled: dict[str, torch.Tensor] = {}
+    filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        found = weights.get(name)  # a family may have biases that a file lacks: they are 0
+        found = get(name)
         made = torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
-        filled[name] = made.to(dtype, copy=found is not None and made is found).contiguous()
+        filled[name] = made.to(dtype, copy=made is found).contiguous()
     model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
-    weights.rest()
+    model.config.dtype = dtype
     if ends:
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
-    for parameter in model.parameters():
-        assert isinstance(parameter, nn.Parameter) and parameter.device.type == "cpu"
     return model.eval()
 
 
-def load_file(
-    name: str,
-    path: Path,
-    dtype: torch.dtype | None,
-    device: str,
-    places: Callable[[Any], dict[str, Any]] = lambda config: {},
-) -> tuple[Any, Any]:
-    """transformers' own model and tokenizer of a GGUF file, unpacked.
+def packed_draft(path: Path, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
+    """TriForce's draft model for the default model: trained layers of a file, and that model's own embedding,
+    LM head and tokenizer.
 
     Args:
-        name: what the model was asked for by.
-        dtype: None: the file's (see `gguf.own_dtype`; bfloat16 for other families).
-        device: from `load.check_place`.
-        places: what ``from_pretrained`` is told of places for the weights of a config; with none, all go to
-            the device. To be spread they are all unpacked in memory first, in each process. A config of None
-            stands for a family that transformers unpacks.
+        path: a file from `train.draft.packed`.
+        dtype: None: float32.
+        device: from :func:`check_place`.
+    Raises:
+        RunError: the file is no such one, or belongs to another model.
+    """
+    file = GgufFile(default_model.ensure(cache_dir()) / default_model.GGUF)
+    try:
+        with safe_open(path, framework="pt") as packed:
+            header = json.loads((packed.metadata() or {})[default_model.METADATA_KEY])
+            tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
+        config = completed("llama", header["config"])
+        wanted = tensors.pop(default_model.SAMPLE)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise RunError(f"the draft model {path.name} cannot be built ({line_of(error)})") from error
+    tensors[EMBEDDING] = unstored(file[OUTER[EMBEDDING]], torch.float32)
+    fits = config is not None and config.hidden_size == tensors[EMBEDDING].shape[1]
+    if config is None or not fits or distance(wanted, sample_of(tensors[EMBEDDING])) > TOLERANCE:
+        raise RunError(f"the draft model {path.name} was made for another model than {file.path}")
+    made = model_of(config, tensors.get, dtype or torch.float32)
+    return made.to(device), wrapped(gguf_tokenizer(file.metadata, file.path))
+
+
+def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any, Any]:
+    """transformers' own model and tokenizer of a GGUF file, unpacked. To be spread over several places it is
+    unpacked in memory first, in each process.
+
     Raises:
         InputError: the file cannot be read, or nobody here can unpack it.
     """
-    file = GgufFile(path)
-    if not is_native(file):
-        places(None)
-        return _by_transformers(name, file, dtype, device)
-    kind = dtype or getattr(torch, own_dtype(file, device))
-    say_foreign(name, file, kind, lambda form: device == "cpu")
-    config = config_for(file)
-    model = model_of(config, GgufWeights(file, layout_of(config), kind), kind, gguf_ends(file.metadata))
-    if options := places(config):
-        model = _spread(model, options)
+    found = open_files(name, path, how, place.partition(":")[0], lambda *_: place == "cpu")
+    if found is None or found.tokenizer is None:
+        _places(name, None, how)
+        return _by_transformers(name, GgufFile(path), how.floats, place)
+    model = model_of(found.config, found.weights.get, found.weights.dtype)
+    found.weights.rest()
+    if options := _places(name, found.config, how):
+        ends = model.generation_config
+        with quiet_transformers():
+            model = (
+                type(model)
+                .from_pretrained(
+                    None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
+                )
+                .eval()
+            )
+        model.generation_config = ends
+    else:
+        model = model.to(place)
     model.name_or_path = model.config._name_or_path = str(path)
-    return model if options else model.to(device), tokenizer_of(file)
-
-
-def _spread(model: Any, options: dict[str, Any]) -> Any:
-    """A model in memory, its weights moved to their places."""
-    ends = model.generation_config
-    with making_models():
-        made = type(model).from_pretrained(
-            None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
-        )
-    made.generation_config = ends
-    return made.eval()
-
-
-def config_for(file: GgufFile) -> NativeConfig:
-    """The config of a native family's GGUF file: that beside it in a folder that was made here, otherwise its
-    own. What others put beside such files often says no more than the family."""
-    beside = file.path.parent / "config.json"
-    if (file.path.parent / RECORD).is_file():
-        said = object_in(beside, MOST_CONFIG, f"model folder {beside.parent}")
-        check_numbers(said, f"config.json of model folder {beside.parent}")
-        if said.get("model_type") in FAMILIES:
-            found = completed(said["model_type"], said)
-            if found is not None:
-                return found
-    return config_of(file)
-
-
-def tokenizer_of(file: GgufFile) -> Any:
-    """transformers' tokenizer of a GGUF file.
-
-    Raises:
-        InputError: its kind is not known here.
-    """
-    return wrapped(gguf_tokenizer(file.metadata, file.path))
-
-
-def say_foreign(
-    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
-) -> None:
-    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
-    if foreign := file.foreign(keeps):
-        logger.warning(
-            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
-            name,
-            ", ".join(foreign),
-            str(dtype).removeprefix("torch."),
-        )
+    return model, wrapped(found.tokenizer)
 
 
 def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
@@ -660,7 +572,7 @@ def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, devic
     logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, to)
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with making_models(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
+        with quiet_transformers(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
@@ -668,7 +580,7 @@ def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, devic
                 **options,
             )
             try:
-                tokenizer = tokenizer_of(file)
+                tokenizer = wrapped(gguf_tokenizer(file.metadata, file.path))
             except InputError:
                 tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
     except Exception as error:  # its reader's errors are of every kind

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tokenswift.config import LoadConfig
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
     HEAD,
     Layout,
     NativeConfig,
+    check_small_files,
     completed,
+    gguf_sampling,
     layout_of,
+    named_sampling,
+    read_config,
     read_generation,
     weight_names,
 )
 from tokenswift.loader.find import gguf_in, part_names
-from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
-from tokenswift.loader.gguf import GgufFile, GgufWeights, formats, is_native, own_dtype
+from tokenswift.loader.gguf import (
+    GgufFile,
+    GgufWeights,
+    config_of,
+    formats,
+    is_native,
+    own_dtype,
+    say_foreign,
+)
 from tokenswift.loader.identity import config_digest, weights_digest
-from tokenswift.loader.load import config_for, say_foreign
-from tokenswift.loader.own_sampling import named_by_gguf, named_in
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import PlainTokenizer, gguf_ends, gguf_tokenizer, read
+from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, read
 from tokenswift.loader.weights import FileWeights, headers
 from tokenswift.types import InputError
 
@@ -46,12 +57,11 @@ class Opened:
         name: what the model was asked for by.
         folder: where the files are: a folder, or a GGUF file.
         config, layout, rotary: of the model.
-        generation: what generation_config.json says; None: there is none.
         weights: by name.
         tokenizer: None where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
-        digests: "config" and "weights" of `identity`.
+        values: gives the weights by name that an identity samples.
         stored: types of a GGUF file's matrices; "" for a folder.
         stamps: size and time of each file.
     """
@@ -61,14 +71,24 @@ class Opened:
     config: NativeConfig
     layout: Layout
     rotary: Rotary
-    generation: Any
     weights: FileWeights | GgufWeights
     tokenizer: PlainTokenizer | None
     ends: frozenset[int]
     sampling: dict[str, Any]
-    digests: dict[str, str]
+    values: Callable[[], Iterable[tuple[str, Tensor | Stored]]]
     stored: str
     stamps: tuple[tuple[str, int, int], ...]
+
+    def digests(self) -> dict[str, str]:
+        """Digests "config" and "weights" of `identity`: read when they are asked for, as a journal begins.
+
+        Raises:
+            InputError: as of :meth:`check_unchanged`.
+        """
+        self.check_unchanged()
+        weights = weights_digest(self.values(), self.weights.dtype)
+        self.weights.rest()
+        return {"config": config_digest(self.config), "weights": weights}
 
     def check_unchanged(self) -> None:
         """Refuse files that are not those that were opened.
@@ -121,30 +141,26 @@ def _open_gguf(
 ) -> Opened | None:
     if not is_native(file):
         return None
-    stamps, config = _stamps(folder), config_for(file)
+    stamps, config = _stamps(folder), config_of(file)
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
     if how.weights == "stored":
         say_foreign(name, file, dtype, lambda form: keeps(form, dtype))
     layout = layout_of(config)
     weights = GgufWeights(file, layout, dtype)
-    sampling = named_by_gguf(file.metadata)
+    sampling = gguf_sampling(file.metadata)
     if not sampling and folder.is_dir():
-        sampling = named_in(folder, ("generation_config.json",))
+        sampling = named_sampling(SimpleNamespace(**(read_generation(folder, name) or {})))
     return Opened(
         name=name,
         folder=folder,
         config=config,
         layout=layout,
         rotary=rotary_of_config(config, how.scaling, double=True),
-        generation=None,
         weights=weights,
         tokenizer=gguf_tokenizer(file.metadata, file.path),
-        ends=frozenset(gguf_ends(file.metadata)),
+        ends=frozenset(end_ids(config)),
         sampling=sampling,
-        digests={
-            "config": config_digest(config),
-            "weights": weights_digest(((one, weights[one]) for one in weights.names()), dtype),
-        },
+        values=lambda: ((one, values) for one in weights.names() if (values := weights.get(one)) is not None),
         stored=formats(file),
         stamps=stamps,
     )
@@ -152,16 +168,15 @@ def _open_gguf(
 
 def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     """A checkpoint in transformers' format whose files hold what transformers would make of them."""
-    said, stamps = check_said(name, folder / "config.json", FAMILIES), _stamps(folder)
+    said, stamps = read_config(name, folder / "config.json"), _stamps(folder)
     config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
     if config is None:
         return None
-    check_config(name, config, FAMILIES)
     layout = layout_of(config)
     dtype = how.floats or _own_dtype(folder, config)
     if dtype is None or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
         return None
-    check_tokenizer_files(name, folder)
+    check_small_files(name, folder)
     rotary = rotary_of_config(config, how.scaling)
     try:
         weights = FileWeights(folder, layout, dtype)
@@ -173,22 +188,20 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         there.remove(HEAD)
     if there != wanted:
         return None
-    digest = weights_digest(((one, weights.raw(one)) for one in sorted(wanted)), dtype)
     weights.rest()
     generation = read_generation(folder, name)
-    settings = None if generation is None else SimpleNamespace(**generation)
+    settings = SimpleNamespace(**(said if generation is None else generation))
     return Opened(
         name=name,
         folder=folder,
         config=config,
         layout=layout,
         rotary=rotary,
-        generation=settings,
         weights=weights,
         tokenizer=read(folder, config.model_type),
         ends=frozenset(end_ids(settings, config)),
-        sampling=named_in(folder),
-        digests={"config": config_digest(config), "weights": digest},
+        sampling=named_sampling(settings),
+        values=lambda: ((one, weights.raw(one)) for one in sorted(wanted)),
         stored="",
         stamps=stamps,
     )

@@ -94,24 +94,3 @@ def kv_heads_of(model: Any) -> int:
             f"tp is {tp_of(model)}; valid: a number that divides the model's {heads} heads of keys"
         )
     return found
-
-
-def check_heads(name: str, config: Any, tp: int) -> None:
-    """See that a model can be spread over so many ranks.
-
-    Raises:
-        InputError: transformers has no plan for it, or its heads cannot be shared out.
-    """
-    if not getattr(config, "base_model_tp_plan", None):
-        raise InputError(
-            f"tp is {tp}, but transformers has no tensor-parallel plan for model type {config.model_type!r}; "
-            "valid: 1, or device_map auto"
-        )
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if heads % tp or kv_heads % tp:
-        most = min(heads, kv_heads)
-        fits = ", ".join(str(n) for n in range(1, most + 1) if heads % n == 0 and kv_heads % n == 0)
-        raise InputError(
-            f"tp is {tp}, but model {name} has {heads} heads of queries and {kv_heads} of keys; valid: {fits}"
-        )

@@ -6,17 +6,20 @@ more: nothing begins with two tokens of the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
-from tokenswift.config import integer_of, shown
-from tokenswift.loader.templates.render import rendered
+from tokenswift.config import ANSWERS, CONTINUED, SamplingParams, integer_of, sampling_by, shown
+from tokenswift.loader.config import check_named
+from tokenswift.loader.template import rendered
 from tokenswift.loader.tokenizer import is_panic
 from tokenswift.loader.turns import Turns, encoded, first_control, fitted, set_apart
 from tokenswift.types import InputError, RunError
 
+logger = logging.getLogger("tokenswift")
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 Options: TypeAlias = Mapping[str, Any] | None
@@ -276,8 +279,11 @@ def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
 
 def unnamed_rows(tokenizer: Any, rows: int) -> list[int]:
     """Rows of an embedding that no token of a tokenizer names, in order."""
-    vocabulary = getattr(tokenizer, "get_vocab", None)
-    return [] if vocabulary is None else sorted(set(range(rows)).difference(vocabulary().values()))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # a whole vocabulary takes longer
+        return [row for row in range(rows) if backend.id_to_token(row) is None]
+    vocabulary = getattr(tokenizer, "get_vocab", dict)()
+    return sorted(set(range(rows)).difference(vocabulary.values())) if vocabulary else []
 
 
 def turn_ends(tokenizer: Any) -> set[int]:
@@ -305,3 +311,37 @@ def end_ids(*sources: Any) -> set[int]:
         ids = getattr(source, "eos_token_id", None)
         found.update(one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int)
     return found
+
+
+class OwnSampling:
+    """The sampling of one model's texts: as the model itself names it, and where none is given.
+
+    Args:
+        model: its name.
+        named: gives the settings that it names.
+    """
+
+    def __init__(self, model: str, named: Callable[[], dict[str, Any]]) -> None:
+        self._model, self._named = model, named
+        self._said = False  # that they are not usable
+
+    def of_model(self, given: Mapping[str, Any]) -> SamplingParams:
+        """As the model says, with the given fields over it; what neither names is off.
+
+        Raises:
+            InputError: the model names no setting, or a field is out of its range.
+        """
+        return sampling_by(check_named(self._named(), self._model), given)
+
+    def usual(self, prompt: Any) -> SamplingParams:
+        """`config.CONTINUED` for a text that is continued; of chat messages as the model says, if it does."""
+        if not is_chat(prompt):
+            return CONTINUED
+        found = self._named()
+        try:
+            return sampling_by(found, {}) if found else ANSWERS
+        except InputError as error:
+            if not self._said:
+                self._said = True
+                logger.warning("the sampling settings of %s are ignored: %s", self._model, error)
+            return ANSWERS

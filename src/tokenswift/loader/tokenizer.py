@@ -1,9 +1,8 @@
 """A tokenizer without transformers: texts, ids and the chat template, from ``tokenizer.json`` as it stands.
 
 transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it where that
-is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Qwen's
-class builds its tokenizer anew of the file's tokens and merges, which is done here, too. Everything else is
-left to transformers.
+is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Everything
+else is left to transformers.
 """
 
 from __future__ import annotations
@@ -35,15 +34,11 @@ READ += ("add_prefix_space", "split_special_tokens", "tokenizer_class", *NAMED)
 KNOWN = ("add_bos_token", "add_eos_token", "backend", "clean_up_tokenization_spaces", "errors", "is_local")
 KNOWN += ("local_files_only", "model_input_names", "model_max_length", "name_or_path", "padding_side")
 KNOWN += ("return_token_type_ids", "spaces_between_special_tokens", "truncation_side")
-#: classes that load the file, and the families where they do; the one that builds anew
-LOADED = ("TokenizersBackend", "PreTrainedTokenizerFast")
-LOADING = ("llama", "mistral", "qwen3")
-QWEN, REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast"), ("qwen2", "qwen3")
+#: classes that load the file, and the families where they do; Qwen's names its special tokens itself
+QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+FAMILIES = dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), ("llama", "mistral", "qwen3"))
+FAMILIES |= dict.fromkeys(QWEN, ("qwen2", "qwen3"))
 END = "<|endoftext|>"  # which Qwen's class takes for names that a file leaves out
-CUT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
@@ -117,20 +112,18 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
         special = _special(folder, said, whole)
         if special is None or not (template is None or isinstance(template, str)):
             return None
-        if said["tokenizer_class"] in LOADED and family in LOADING:
-            made = Tokenizer.from_str(text)
-        elif said["tokenizer_class"] in QWEN and family in REBUILT:
-            special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | special
-            made = _rebuilt(whole, Tokenizer.from_str(text))
-        else:
+        if family not in FAMILIES.get(said["tokenizer_class"], ()):
             return None
+        if said["tokenizer_class"] in QWEN:
+            special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | special
+        made = Tokenizer.from_str(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
     except BaseException as error:  # tokenizers raises plain Exceptions, and panics
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
-    if made is None or made.truncation is not None or made.padding is not None:
+    if made.truncation is not None or made.padding is not None:
         return None
     if made.post_processor is None:
         from tokenizers import processors
@@ -167,35 +160,6 @@ def _special(folder: Path, said: Mapping[str, Any], whole: Mapping[str, Any]) ->
     if not isinstance(extra, list) or not all(isinstance(token, str) and token in plain for token in texts):
         return None
     return special
-
-
-def _rebuilt(whole: Mapping[str, Any], read: Any) -> Any:
-    """The tokenizer that Qwen's class makes of a file's tokens and merges; None: of another model, none."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    model = whole["model"]
-    if model.get("type") != "BPE" or not isinstance(model["vocab"], dict):
-        return None
-    merges: list[Any] = [tuple(p.split(" ") if isinstance(p, str) else p) for p in model["merges"]]
-    made = Tokenizer(
-        models.BPE(
-            vocab=model["vocab"],
-            merges=merges,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-            byte_fallback=False,
-        )
-    )
-    made.decoder, made.normalizer = decoders.ByteLevel(), normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(CUT), behavior="isolated", invert=False)
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_of])
-    if read.post_processor is not None:
-        made.post_processor = read.post_processor
-    added = sorted(whole["added_tokens"], key=lambda token: token["id"])
-    made.add_tokens([AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in added])
-    return made if read.truncation is None and read.padding is None else None
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space

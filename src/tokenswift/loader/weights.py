@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from tokenswift.files import weight_map
 from tokenswift.kernels.formats import FORMATS, Stored
-from tokenswift.loader.config import EMBEDDING, HEAD, NORM, PROJECTIONS, Layout
+from tokenswift.loader.config import EMBEDDING, HEAD, Layout
 from tokenswift.types import InputError
 
+INDEX = "model.safetensors.index.json"
 #: types of numbers in safetensors files that weights are made of
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
 
@@ -46,16 +47,14 @@ def check_tensors(
         if name not in found:
             raise InputError(f"{where} lacks {what} {called(name)}; valid: files where none is missing")
     for name, (shape, kind) in found.items():
-        wanted = needed.get(name, more.get(name))
         if name == HEAD and layout.tied:  # not read: the embedding is
             continue
+        wanted = needed.get(name, more.get(name))
         if wanted is None:
-            if is_read(name):
-                raise InputError(
-                    f"{where}: {what} {called(name)} does not belong to a {layout.model_type} model; "
-                    "valid: a file without it"
-                )
-            continue
+            raise InputError(
+                f"{where}: {what} {called(name)} does not belong to a {layout.model_type} model; "
+                "valid: a file without it"
+            )
         if shape != wanted:
             raise InputError(f"{where}: {what} {called(name)} has shape {shape}; valid: {wanted}")
         if kind not in types:
@@ -65,41 +64,33 @@ def check_tensors(
             )
 
 
-def is_read(name: str) -> bool:
-    """Whether the native decoder asks for a tensor of that name of some family."""
-    if name in (EMBEDDING, HEAD, NORM, "lm_head.bias"):
-        return True
-    inner, _, end = name.removeprefix("model.layers.").partition(".")[2].rpartition(".")
-    if not name.startswith("model.layers.") or end not in ("weight", "bias"):
-        return False
-    norms = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm")
-    return inner in PROJECTIONS or (inner in norms and end == "weight")
+class Weights:
+    """Tensors of a model by name: those of a layout, and biases.
 
-
-class Weights(Protocol):
-    """Tensors of a model by name."""
+    Attributes:
+        copies: whether what is packed stands beside the weights themselves.
+    """
 
     layout: Layout
-    copies: bool  # whether what is packed stands beside the weights themselves
+    copies = False
 
     def get(self, name: str) -> Tensor | Stored | None:
         """A tensor, or a weight as a file holds it; None: the model has none of that name."""
-        ...
+        raise NotImplementedError
 
     def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
         """Told when a weight is packed: it may go; ``restore`` makes it again."""
-        ...
 
     def rest(self) -> None:
-        """Told between layers: memory that nobody needs may go."""
-        ...
+        """Told between layers: memory that nobody needs may go, such as what was read of a file."""
 
     def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
         """Told when everything is packed; the modules whose weights were taken, and what makes them again."""
-        ...
+        self.rest()
+        return []
 
 
-class StoredWeights(Weights, Protocol):
+class StoredWeights(Weights):
     """Weights of a model's files.
 
     Attributes:
@@ -107,15 +98,15 @@ class StoredWeights(Weights, Protocol):
     """
 
     dtype: torch.dtype
-    device: torch.device
+    device = torch.device("cpu")
 
     def names(self) -> list[str]:
         """The names of all tensors in the files, in order."""
-        ...
+        raise NotImplementedError
 
 
-class ModuleWeights:
-    """Weights of a loaded transformers model (implements :class:`Weights`).
+class ModuleWeights(Weights):
+    """Weights of a loaded transformers model.
 
     Args:
         model: for which `decoder.unfit` is None.
@@ -149,9 +140,6 @@ class ModuleWeights:
             embedding.weight = nn.Parameter(empty, requires_grad=False)
             self._taken.append((embedding, lambda: module.weight))
 
-    def rest(self) -> None:
-        """See :class:`Weights`."""
-
     def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
         """See :class:`Weights`."""
         if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
@@ -160,8 +148,8 @@ class ModuleWeights:
         return self._taken
 
 
-class FileWeights:
-    """Weights of a checkpoint's safetensors files, read in place (implements :class:`Weights`).
+class FileWeights(StoredWeights):
+    """Weights of a checkpoint's safetensors files, read in place.
 
     Args:
         folder: of the checkpoint; its name is what messages call the model.
@@ -169,57 +157,51 @@ class FileWeights:
         dtype: the type that they are given in.
     Raises:
         InputError: files or weights are missing or damaged, or shapes are others.
-
-    Attributes:
-        dtype, device: of the tensors.
     """
 
-    device = torch.device("cpu")
-
     def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype) -> None:
-        self.layout, self.copies, self.dtype, self.folder = layout, False, dtype, folder
+        self.layout, self.dtype, self.folder = layout, dtype, folder
         self._open: dict[Path, Any] = {}
-        self._where = {name: path for path in weight_files(folder) for name in self._file(path).keys()}  # noqa: SIM118
-        found: dict[str, tuple[tuple[int, ...], str]] = {}
-        for name, path in self._where.items():
-            part = self._file(path).get_slice(name)
-            found[name] = tuple(part.get_shape()), part.get_dtype()
+        there = {entry.name: entry for entry in _entries(folder)}
+        self._where = {name: entry.path for name, entry in there.items()}
+        table = layout.shapes().keys() | layout.biases().keys()
+        found = {name: (entry.shape, entry.kind) for name, entry in there.items() if name in table}
         check_tensors(layout, found, FLOATS, f"model folder {folder}", "weight")
 
     def names(self) -> list[str]:
-        """The names of all tensors in the files, in order."""
+        """See :class:`StoredWeights`."""
         return sorted(self._where)
 
     def get(self, name: str) -> Tensor | None:
         """See :class:`Weights`."""
-        if name == HEAD and self.layout.tied:
-            name = EMBEDDING
-        return self[name] if name in self._where else None
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A tensor of the files, of this type."""
-        return self.raw(name).to(self.dtype)
+        name = EMBEDDING if name == HEAD and self.layout.tied else name
+        return self.raw(name).to(self.dtype) if name in self._where else None
 
     def raw(self, name: str) -> Tensor:
         """A tensor as the files have it."""
-        return self._file(self._where[name]).get_tensor(name)
-
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """See :class:`Weights`."""
-
-    def rest(self) -> None:
-        """See :class:`Weights`: what was read of the files leaves the process."""
-        self._open.clear()
-
-    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
-        """See :class:`Weights`."""
-        self.rest()
-        return []
-
-    def _file(self, path: Path) -> Any:
+        path = self._where[name]
         if path not in self._open:
             self._open[path] = open_weights(path)
-        return self._open[path]
+        return self._open[path].get_tensor(name)
+
+    def rest(self) -> None:
+        """See :class:`Weights`."""
+        self._open.clear()
+
+
+class _Entry(NamedTuple):
+    name: str
+    path: Path
+    shape: tuple[int, ...]
+    kind: str
+
+
+def _entries(folder: Path) -> Iterator[_Entry]:
+    for path in weight_files(folder):
+        file = open_weights(path)
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            yield _Entry(name, path, tuple(part.get_shape()), part.get_dtype())
 
 
 def headers(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -228,13 +210,7 @@ def headers(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     Raises:
         InputError: files cannot be read.
     """
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
-    for path in weight_files(folder):
-        file = open_weights(path)
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            found[name] = tuple(part.get_shape()), part.get_dtype()
-    return found
+    return {entry.name: (entry.shape, entry.kind) for entry in _entries(folder)}
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
@@ -244,7 +220,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
         InputError: there are none, or their index cannot be read or names other files than those of the
             folder.
     """
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single = folder / INDEX, folder / "model.safetensors"
     where = f"model folder {folder}"
     if single.is_file():
         yield single
@@ -290,8 +266,8 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     return made
 
 
-class Recoded:
-    """Weights of a model's files, its matrices stored otherwise (implements `checkpoint.StoredWeights`).
+class Recoded(StoredWeights):
+    """Weights of a model's files, its matrices stored otherwise.
 
     Args:
         weights: of the files.
@@ -300,15 +276,11 @@ class Recoded:
 
     def __init__(self, weights: StoredWeights, kind: str) -> None:
         self._weights, self._kind = weights, kind
-        self.layout, self.copies = weights.layout, weights.copies
-        self.dtype, self.device = weights.dtype, weights.device
-
-    def names(self) -> list[str]:
-        """The names of all tensors, in order."""
-        return self._weights.names()
+        self.layout, self.dtype = weights.layout, weights.dtype
+        self.names, self.rest = weights.names, weights.rest
 
     def get(self, name: str) -> Tensor | Stored | None:
-        """See `checkpoint.Weights`."""
+        """See :class:`Weights`."""
         found = self._weights.get(name)
         if found is None or len(found.shape) != 2:
             return found
@@ -317,21 +289,9 @@ class Recoded:
         format = FORMATS[self._kind]
         if isinstance(found, Stored) and found.format is format:
             return found
-        if found.shape[1] % format.block:
+        if found.shape[1] % format.block or format.encode is None:
             raise InputError(
                 f"weights is {self._kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
                 f"columns are a multiple of {format.block}, or stored"
             )
-        assert format.encode is not None
         return Stored(format, format.encode(unstored(found, torch.float32)))
-
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """See `checkpoint.Weights`."""
-
-    def rest(self) -> None:
-        """See `checkpoint.Weights`."""
-        self._weights.rest()
-
-    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
-        """See `checkpoint.Weights`."""
-        return self._weights.done()

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 from tokenswift.config import shown
-from tokenswift.loader import draft
+from tokenswift.loader.default_model import DRAFT
 from tokenswift.loader.load import load
 from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.types import InputError
@@ -31,7 +31,7 @@ class DraftModels:
 
     def name(self, wanted: Any) -> str:
         """The name of a draft model, for records."""
-        return draft.NAME if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
+        return DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
 
     def get(self, wanted: Any) -> Target:
         """A draft model, loaded once.

@@ -14,7 +14,7 @@ from tokenswift.config import (
     TriForceOptions,
     tree_nodes,
 )
-from tokenswift.loader.shipped import where
+from tokenswift.loader.default_model import where
 from tokenswift.memory import Need, Planned
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST

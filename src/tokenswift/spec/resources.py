@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import LoadConfig
-from tokenswift.loader.own_sampling import OwnSampling
-from tokenswift.loader.prompts import unnamed_rows
+from tokenswift.loader.prompts import OwnSampling, unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars

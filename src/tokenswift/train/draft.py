@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tokenswift.files import line_of, replacing
-from tokenswift.loader import draft as packed_draft
+from tokenswift.loader import default_model as packed_draft
+from tokenswift.loader.default_model import RECORD
 from tokenswift.loader.identity import sample_of
-from tokenswift.loader.load import making_models, quiet_transformers
-from tokenswift.loader.made import RECORD
+from tokenswift.loader.load import quiet_transformers
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
@@ -71,7 +71,7 @@ def make_student(model: Any, layers: int) -> Any:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
-    with making_models():
+    with quiet_transformers():
         student: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     student.set_input_embeddings(model.get_input_embeddings())
     student.set_output_embeddings(model.get_output_embeddings())
@@ -148,7 +148,7 @@ def packed(folder: Path, file: Path) -> None:
 
     Args:
         folder: a folder from :func:`train_draft`.
-        file: the safetensors file; see :func:`tokenswift.loader.draft.build` for the way back.
+        file: the safetensors file; see :func:`tokenswift.loader.load.packed_draft` for the way back.
     Raises:
         InputError: the folder is no draft model, or the file cannot be written.
     """

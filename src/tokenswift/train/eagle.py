@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset
 
 from tokenswift.files import line_of, replacing
 from tokenswift.loader.config import head_width
-from tokenswift.loader.made import RECORD
+from tokenswift.loader.default_model import RECORD
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.spec.eagle.files import INNER, OUTER
 from tokenswift.train.collect import Report

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import shown
+from tokenswift.loader.default_model import weights
 from tokenswift.loader.find import SHIPPED, check_eagle, locate
-from tokenswift.loader.shipped import weights
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
 from tokenswift.spec.eagle.packed import EagleModel

