@@ -42,6 +42,7 @@ from tokenswift.loader.load import (
 )
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
+from tokenswift.loader.template import prepare
 from tokenswift.loader.weights import Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
@@ -136,15 +137,19 @@ class FromFiles:
         self.scaling = how.scaling
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
-        self.codec: Any = files.tokenizer
-        if self.codec is None:
-            self.codec = self.tokenizer = load_tokenizer(files.name, str(files.folder), local=True)
+        prepare()  # the first text asks its template where turns end
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
         norm, place = partial(files.weights.get, NORM), str(files.folder)
         self.host = HeadsHost(base, files.weights.dtype, backend.device, place, norm, layout.eps)
         needed, others = self._sizes()
         check_memory(files.name, needed, str(backend.device), others)
+
+    @cached_property
+    def codec(self) -> Any:
+        """The tokenizer: our own, or where that may differ transformers'."""
+        found = self._files.tokenizer()
+        return self.tokenizer if found is None else found
 
     @cached_property
     def tokenizer(self) -> Any:

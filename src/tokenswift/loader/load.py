@@ -537,7 +537,7 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
         InputError: the file cannot be read, or nobody here can unpack it.
     """
     found = open_files(name, path, how, place.partition(":")[0], lambda *_: place == "cpu")
-    if found is None or found.tokenizer is None:
+    if found is None or (tokenizer := found.tokenizer()) is None:
         _places(name, None, how)
         return _by_transformers(name, GgufFile(path), how.floats, place)
     model = model_of(found.config, found.weights.get, found.weights.dtype)
@@ -556,7 +556,7 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     else:
         model = model.to(place)
     model.name_or_path = model.config._name_or_path = str(path)
-    return model, wrapped(found.tokenizer)
+    return model, wrapped(tokenizer)
 
 
 def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
