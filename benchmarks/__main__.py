@@ -20,8 +20,8 @@ from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.main import Parser, Parsers, main
+from tokenswift.cli.declare import Parser, add_options, check_options, option
+from tokenswift.cli.main import main
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.terminal import Stages, duration, table
 from tokenswift.types import InputError, RunError
@@ -109,14 +109,15 @@ class Page:
     no_plots: bool = option(False)
 
 
-def build_parser(argv: Sequence[str] = ()) -> Parsers:
-    """The parser, and what each subcommand runs; ``argv`` does not matter."""
+def build_parser(argv: Sequence[str] = ()) -> Parser:
+    """The parser; ``argv`` does not matter."""
     parser = Parser(
         prog="python -m benchmarks",
         description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
         "(speed, drafts, engine): measure rows, then make a report of them with the published "
         "figures beside.",
     )
+    parser.add_argument("-h", "--help", action="help", help="show this, and exit")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     words = "list what can be measured"
     add_json_option(parts.add_parser("list", help=words, description=f"{words.capitalize()}."))
@@ -137,9 +138,10 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
     )
     for kind in (Specs, Results, Page):
         add_options(reporting, kind)
-    for command in parts.choices.values():
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser, {"list": run_list, "run": run_rows, "report": run_report}
+    for name, run in (("list", run_list), ("run", run_rows), ("report", run_report)):
+        parts.choices[name].set_defaults(run=run)
+        parts.choices[name].complete()
+    return parser
 
 
 def run_list(args: argparse.Namespace) -> int:

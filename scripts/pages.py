@@ -7,23 +7,14 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from tokenswift.cli.main import Parser, build_parser, main, subparsers_of
+from tokenswift.cli.main import build_parser, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INTRODUCTION = "Exit codes, and whatever else holds for all commands: [The command line](commands.md)."
 WIDTH = "86"  # columns, which the site shows whole
-
-
-def commands(parser: Parser) -> Iterator[str]:
-    """Every command, those with parts of their own followed by each part: ``bench``, ``bench run``."""
-    for name, found in subparsers_of(parser).items():
-        yield name
-        for part in subparsers_of(found):
-            yield f"{name} {part}"
 
 
 def output_of(*argv: str) -> str:
@@ -46,11 +37,8 @@ def helps() -> str:
     """Every command's help, in Markdown."""
     os.environ["COLUMNS"] = WIDTH
     parts = ["# Every command's options", INTRODUCTION]
-    for command in commands(build_parser()[0]):
-        how = "--help-all" if "--help-all" in output_of(*command.split(), "--help") else "--help"
-        parts += [f"## tokenswift {command}", f"```text\n{output_of(*command.split(), how)}\n```"]
-    keys = output_of("generate", "--strategy", "all", "--method-option", "help")
-    parts += ["## Options of methods", f"```text\n{keys}\n```"]
+    for command in build_parser().commands:
+        parts += [f"## tokenswift {command}", f"```text\n{output_of(command, '--help-all')}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

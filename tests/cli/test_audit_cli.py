@@ -120,7 +120,7 @@ def test_small_windows_are_exact(
         (("--max-new-tokens", "0"), ("--max-new-tokens is 0",)),
         (("a text", "--prompts", "f"), ("PROMPT and --prompts given; valid: one of them",)),
         ((" ",), ("PROMPT is ' '; valid: a text",)),
-        (("--tokens", "x"), ("--tokens is 'x'", "integer")),
+        (("--tokens", "x"), ("--max-new-tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
         (("--distribution", "-1"), ("--distribution is -1",)),

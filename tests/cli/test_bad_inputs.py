@@ -126,7 +126,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     ],
     "runs": [("none", "no such folder"), ("--json full .", "--json full")],
     "models": [
-        ("lost", "ACTION is 'lost'; valid: list"),
+        ("lost", "action is 'lost'; valid: list"),
         ("show", "action is 'show' without a name; valid: show NAME"),
         ("list full", "action is 'list' with a name; valid: list alone"),
         ("list --yes", "--yes is given with list; valid: with remove"),

@@ -403,9 +403,9 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
 
 
 def _parsed(*argv: str) -> Any:
-    from tokenswift.cli.main import build_parser
+    from tokenswift.cli.main import parsed
 
-    return build_parser()[0].parse_args(["chat", *argv])
+    return parsed(["chat", *argv])
 
 
 @pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

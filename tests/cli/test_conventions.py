@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.cli.main import build_parser
+from tokenswift.cli.main import parsed
 
 SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--raw")
 
@@ -123,6 +123,5 @@ def test_the_command_alone_says_how_to_begin(cli: Call) -> None:
     assert done.code == 0 and done.err == "" and done.out == cli("--help").out
     examples = [line for line in done.out.splitlines() if line.startswith("  tokenswift ")]
     assert len(examples) == 3
-    parser = build_parser()[0]
     for line in examples:
-        parser.parse_args(shlex.split(line.partition("   ")[0])[1:])
+        parsed(shlex.split(line.partition("   ")[0])[1:])

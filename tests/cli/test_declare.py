@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from tokenswift.cli.declare import add_options, option
-from tokenswift.cli.main import Parser, build_parser, subparsers_of
+from tokenswift.cli.declare import Parser, add_options, option
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,3 @@ def test_a_field_is_an_option() -> None:
     assert parser(unset=True).parse_args(["here"]).top_k is None
     assert parser(top_k=8).parse_args(["here"]).top_k == 8
     assert not hasattr(parser(only=("place", "rate")).parse_args(["here"]), "top_k")
-
-
-@pytest.mark.parametrize("words", [("generate", "hi"), ("models",), ("train-heads", "--help")])
-def test_the_parser_of_one_command_is_that_of_all(words: tuple[str, ...]) -> None:
-    whole, (made, runs) = subparsers_of(build_parser()[0]), build_parser(words)
-    (name,) = subparsers_of(made)
-    assert name == words[0] and list(runs) == [name]
-    assert subparsers_of(made)[name].format_help() == whole[name].format_help()

@@ -192,12 +192,12 @@ def test_heads_are_advised_once_a_model(
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
     argv = ("generate", "hello", "--model", tiny, "--ignore-eos", "--continue")
     for more in (("-n", "20"), ("--heads", "none"), ("--strategy", "autoregressive")):
-        assert "train-heads" not in cli(*argv, *more).err
+        assert "tokenswift train" not in cli(*argv, *more).err
     first = cli(*argv)
     line = first.err.splitlines()[-1]
     assert f"tokenswift train-heads --model {tiny} --data self --out heads.safetensors (about " in line
     assert int(line.split("(about ")[1].split(" hours here)")[0].replace(",", "")) >= 1
-    assert "train-heads" not in cli(*argv).err
+    assert "tokenswift train" not in cli(*argv).err
 
 
 # ---- demo -------------------------------------------------------------------------------------------------

@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.config import MagicDecOptions
+from tokenswift.config import OPTIONS
 
 
 def test_the_options_of_every_strategy(cli: Call) -> None:
-    outcome = cli("generate", "--strategy", "all", "--method-option", "help")
-    assert outcome.code == 0 and outcome.err == ""
-    for words in ("magicdec\n", "gamma=N", "draft_model=NAME", "backend=B", "NOT lossless"):
-        assert words in outcome.out
+    """With the strategies that have each and their defaults, all of the options' names."""
+    shown = " ".join(cli("generate", "--help-all").out.split())
+    for kind in OPTIONS.values():
+        assert all(f"--{one.name.replace('_', '-')} " in shown for one in fields(kind))
+    for words in (
+        "(triforce: 6; magicdec: 3)",
+        "(auto; tokenswift, triforce, magicdec: 4096)",
+        "NOT lossless",
+    ):
+        assert words in shown
 
 
 def test_an_unknown_method(cli: Call) -> None:
-    for more in ((), ("--method-option", "help")):
-        outcome = cli("generate", "hi", "--strategy", "hydra", *more)
-        assert outcome.code == 2
-        assert outcome.error.startswith("--strategy is 'hydra'; valid: auto, autoregressive, tokenswift")
+    outcome = cli("generate", "hi", "--strategy", "hydra")
+    assert outcome.code == 2
+    assert outcome.error.startswith("--strategy is 'hydra'; valid: auto, autoregressive, tokenswift")
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "EAGLE-3"])
@@ -33,33 +38,22 @@ def test_eagle_is_a_drafter_of_auto(cli: Call, name: str) -> None:
     assert "auto, with an EAGLE-3 drafter (--eagle PATH" in outcome.error
 
 
-def test_help_on_the_options_of_a_method(cli: Call) -> None:
-    """In any order, and without what the command would need else; of the command's own keys alone."""
-    shown = cli("generate", "--method-option", "help", "--strategy", "magicdec")
-    assert shown.code == 0 and shown.err == ""
-    for key in (*(one.name for one in fields(MagicDecOptions)), "backend", "cuda_graphs"):
-        assert f"  {key}=" in shown.out
-    assert "chunk=" not in shown.out
-    needed = cli("eval-heads", "--method-option", "help")
-    assert needed.code == 0 and "backend=" in needed.out and "gamma=" not in needed.out
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("gama=3", ("--method-option gama ", "valid: ", "did you mean gamma?")),
-        ("gamma=3", ("--method-option gamma is not an option of strategy auto", "valid: ngrams")),
-        ("cache=dynamc", ("--method-option cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
-        ("tree=0", ("--method-option tree is '0'", "valid: integers")),
-        ("budget", ("--method-option budget ", "valid: budget=N")),
-        ("budget=16", ("--method-option budget is 16", "valid: more than the 16 sink tokens")),
-        ("sinks=many", ("--method-option sinks is 'many'", "valid: an integer")),
-        ("backend=fast", ("--method-option backend is 'fast'", "valid: auto, cpu, cuda, torch")),
-        ("explain=no/where", ("--explain no/where", "valid: a writable file")),
+        ("--gama 3", ("unknown option --gama", "did you mean --gamma?")),
+        ("--gamma 3", ("--gamma is not an option of strategy auto", "valid: ngrams")),
+        ("--cache dynamc", ("--cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
+        ("--tree 0", ("--tree is '0'", "valid: integers")),
+        ("--budget", ("--budget: expected one argument",)),
+        ("--budget 16", ("--budget is 16", "valid: more than the 16 sink tokens")),
+        ("--sinks many", ("--sinks is 'many'", "valid: an integer")),
+        ("--backend fast", ("--backend is 'fast'", "valid: auto, cpu, cuda, torch")),
+        ("--explain no/where", ("--explain no/where", "valid: a writable file")),
     ],
 )
 def test_bad_options_of_a_method(cli: Call, tiny: Path, argv: str, words: tuple[str, ...]) -> None:
-    outcome = cli("generate", "hi", "--model", tiny, "--method-option", argv)
+    outcome = cli("generate", "hi", "--model", tiny, *argv.split())
     assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
     assert all(word in outcome.error for word in words), outcome.error
 
@@ -80,7 +74,7 @@ def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("triforce",), "--method-option draft_model is not given"),
+        (("triforce",), "--draft-model is not given"),
         (("triforce", "--draft-model", "nowhere"), "nowhere"),
         (("magicdec", "--gamma", "0"), "--gamma is 0"),
         (("magicdec", "--sinks", "9", "--budget", "8"), "--budget is 8"),

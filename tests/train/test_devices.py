@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenswift.cli.main import build_parser
+from tokenswift.cli.main import parsed
 from tokenswift.cli.train_heads import job_of
 from tokenswift.train.loop import picks, steps_of
 from tokenswift.train.options import RECIPES, Job, TrainingOptions
@@ -27,8 +27,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, world: int, rank: int, local: int) ->
 
 def planned(*options: str) -> tuple[Job, str]:
     """The job of a command, and its device."""
-    parser, _ = build_parser()
-    args = parser.parse_args(["train-heads", "--out", "h", "--dtype", "float32", *options])
+    args = parsed(["train-heads", "--out", "h", "--dtype", "float32", *options])
     job, _, device = job_of(args, RECIPES[args.kind])
     return job, device
 

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer
+from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import SHORT, integer
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.config import OPTIONS, build_options, settings_of
+from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.output import add_json_option, check_record, give
+from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 
 TOKENS, QUICK = 32, 8  # new tokens per text: usually, with --quick
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What is compared.
+
+    Attributes:
+        prompt: a text to continue with every strategy; default: those of --prompts
+        max_new_tokens: new tokens per text, at least 1; default: 32
+        seeds: sampled texts per prompt, at least 1, with seeds from --seed on
+        distribution: runs of plain decoding that test the distribution (strategies: a fifth, but at least
+            100), from 100 to 10000; 0: no test
+        quick: the first prompt alone, and 8 new tokens per text where --max-new-tokens is not given: to check
+            an installation
+        prompts: UTF-8 file of prompts with lines of --- between them; default: three shipped texts
+    """
+
+    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
+    max_new_tokens: int | None = option(None, earlier="--tokens", least=1)
+    seeds: int = option(1, least=1)
+    distribution: int = option(0)
+    quick: bool = option(False)
+    prompts: str | None = option(None, "FILE")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,61 +53,18 @@ def add_parser(subparsers: Any) -> None:
         "model's probabilities, too. Tables and verdict go to standard output, progress to standard error.",
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
-    parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help="a text to continue with every strategy; default: those of --prompts",
-    )
-    for name, default, text in (
-        ("max-new-tokens", None, f"new tokens per text, at least 1; default: {TOKENS}"),
-        ("seeds", 1, "sampled texts per prompt, at least 1, with seeds from --seed on"),
-        (
-            "distribution",
-            0,
-            "runs of plain decoding that test the distribution (strategies: a fifth, but at least 100), "
-            "from 100 to 10000; 0: no test",
-        ),
-    ):
-        short = [SHORT[key]] if (key := name.replace("-", "_")) in SHORT else []
-        parser.add_argument(
-            *short,
-            f"--{name}",
-            type=integer,
-            default=default,
-            metavar="N",
-            help=text if default is None else f"{text}; default: %(default)s",
-        )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"the first prompt alone, and {QUICK} new tokens per text where --max-new-tokens is not given: "
-        "to check an installation",
-    )
-    parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="UTF-8 file of prompts with lines of --- between them; default: three shipped texts",
-    )
+    add_options(parser, Audited)
     options.add_model_options(parser, dtype="float32")
-    options.add_strategy_options(parser)
+    options.add_strategy_options(parser, "all")
     options.add_sampling_options(parser, "sampling (defaults: the paper's)", plain=True)
-    parser.set_defaults(strategy="all")
-    for action in parser._actions:
-        if action.dest == "strategy":
-            action.help = "a strategy by name, or all; default: %(default)s"
     group = parser.add_argument_group("results")
     add_json_option(group, "write all findings to this file")
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(group, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
-    if args.max_new_tokens is None:
-        args.max_new_tokens = QUICK if args.quick else TOKENS
-    check_integer("max_new_tokens", args.max_new_tokens, 1)
-    check_integer("seeds", args.seeds, 1)
+    check_options(args, Audited)
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
     sampling = options.sampling_from(args)
@@ -93,8 +72,38 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
     options.check_model_options(args)
     record = check_record(args.json, options.inputs_of(args))
-    given = _strategy_options(args)
+    given, text = _strategy_options(args), _text(args)
 
+    logger.info("auditing %s", args.model)
+    from tokenswift.audit.compare import AuditOptions, audit, shipped_prompts, split_prompts, variants
+
+    prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)
+    llm = options.load_model(args)
+    sampling = options.model_sampling(args, sampling, llm)
+    samplings = {} if sampling.greedy else {"sampling": sampling}
+    audited = AuditOptions(
+        variants=variants(args.strategy, given),
+        prompts=list(prompts)[: 1 if args.quick else None],
+        samplings={**samplings, "greedy": replace(sampling, greedy=True)},
+        tokens=args.max_new_tokens or (QUICK if args.quick else TOKENS),
+        seeds=args.seeds,
+        runs=args.distribution,
+        tolerate=args.strategy == "all",
+    )
+    report = audit(llm, audited, logger.info)
+    give(record, {**report.record(), **_asked(args, audited, given)}, report.text())
+    logger.info("%.0f s", report.seconds)
+    if report.failures:
+        raise RunError(f"not exact: {'; '.join(report.failures)}")
+    return 0
+
+
+def _text(args: argparse.Namespace) -> str | None:
+    """The text of --prompts; None without.
+
+    Raises:
+        InputError: there is nothing in it or in PROMPT, or both are given.
+    """
     if args.prompt is not None and args.prompts is not None:
         raise InputError("PROMPT and --prompts given; valid: one of them")
     if args.prompt is not None and not args.prompt.strip():
@@ -102,68 +111,31 @@ def run(args: argparse.Namespace) -> int:
     text = None if args.prompts is None else options.read_named(args.prompts, "--prompts")
     if text is not None and not text.replace("---", "").strip():
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
-
-    logger.info("auditing %s", args.model)
-    from tokenswift.audit.compare import AuditOptions, audit, shipped_prompts, split_prompts, variants
-
-    if args.prompt is not None:
-        prompts = [args.prompt]
-    else:
-        prompts = shipped_prompts() if text is None else split_prompts(text)
-    if args.quick:
-        del prompts[1:]
-    llm = options.load_model(args)
-    logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-    sampling = options.model_sampling(args, sampling, llm)
-    samplings = {"greedy": replace(sampling, greedy=True)}
-    if not sampling.greedy:
-        samplings = {"sampling": sampling, **samplings}
-    audited = AuditOptions(
-        variants=variants(args.strategy, given),
-        prompts=list(prompts),
-        samplings=samplings,
-        tokens=args.max_new_tokens,
-        seeds=args.seeds,
-        runs=args.distribution,
-        tolerate=args.strategy == "all",
-    )
-    report = audit(llm, audited, logger.info)
-    if record != STDOUT:
-        print(report.text(), flush=True)
-    if record is not None:
-        write_json(record, _record(args, report.record(), samplings, given))
-    sys.stdout.flush()
-    logger.info("%.0f s", report.seconds)
-    if report.failures:
-        raise RunError(f"not exact: {'; '.join(report.failures)}")
-    return 0
+    return text
 
 
 def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options given; with ``all`` each must belong to some strategy, which gets it."""
+    """The strategy options given; with ``all`` each must suit the strategies that have it, which get it."""
     if args.strategy != "all":
         check_choice("strategy", args.strategy, ("all", *OPTIONS))
         return options.strategy_options_from(args)
-    given = {name: getattr(args, name) for name in options.STRATEGY if getattr(args, name) is not None}
+    given = options.given_strategy_options(args)
     for strategy, kind in OPTIONS.items():
-        known = {field.name for field in fields(kind)}
-        build_options(kind, strategy, {name: value for name, value in given.items() if name in known})
+        build_options(kind, strategy, {key: given[key] for key in given if key in names_of(strategy)})
     return given
 
 
-def _record(
-    args: argparse.Namespace, found: dict[str, Any], samplings: dict[str, Any], given: dict[str, Any]
-) -> dict[str, Any]:
+def _asked(args: argparse.Namespace, audited: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of the command and of where it ran."""
     import torch
 
     from tokenswift.loader.identity import versions
 
     return {
-        **found,
         "strategy": args.strategy,
         "strategy_options": given,
-        "samplings": {name: settings_of(params) for name, params in samplings.items()},
-        "tokens": args.max_new_tokens,
+        "samplings": {name: settings_of(params) for name, params in audited.samplings.items()},
+        "tokens": audited.tokens,
         "seeds": args.seeds,
         "threads": torch.get_num_threads(),
         "versions": versions(),

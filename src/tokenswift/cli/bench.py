@@ -15,19 +15,16 @@ from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option, texts_of
-from tokenswift.cli.generate import Length
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.inputs import read_named, token_ids
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import table
 from tokenswift.config import SamplingParams
-from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 STRATEGIES = {"plain": "autoregressive", "adaptive": "auto"}
-MODEL = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads", "heads")
 LETTERS = 16  # characters of a token at most: what of a text is tokenized
 
 
@@ -63,12 +60,8 @@ def add_parser(subparsers: Any) -> None:
         "checkout, python -m benchmarks measures the paper's tables.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
     )
-    group = parser.add_argument_group("model")
-    add_options(group, options.Model, only=MODEL)
-    add_options(group, Length, only=("rope_scaling",))
-    shown = {"contexts": "1024,4096", "rows": "1,4,8,16"}
-    texts = {name: f"{texts_of(Measured)[name]}; default: {value}" for name, value in shown.items()}
-    add_options(parser.add_argument_group("measurement"), Measured, texts=texts)
+    options.add_model_options(parser)
+    add_options(parser.add_argument_group("measurement"), Measured)
     group = parser.add_argument_group("results")
     add_json_option(group, "write all measured times to this file")
     add_options(group, options.Quiet)
@@ -76,8 +69,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; load; measure each context; print."""
-    args.backend, args.cuda_graphs = "auto", "auto"
-    parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
     check_options(args, Measured)
     for name in ("contexts", "rows"):
@@ -90,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json, {"--prompt-file": args.prompt_file})
-    with options.load_model(args, args.rope_scaling) as llm:
+    with options.load_model(args) as llm:
         ids = {context: prompt(llm, text, context, args) for context in args.contexts}
         made = about(llm, args)
         for context in args.contexts:

@@ -24,13 +24,11 @@ import msgspec
 from tokenswift.checks import meant, shown
 from tokenswift.cli import options, prompting
 from tokenswift.cli.declare import RARE, add_options, check_options, option
-from tokenswift.cli.errors import option_names, with_option_name
-from tokenswift.cli.generate import Length
+from tokenswift.cli.generate import Text
 from tokenswift.cli.output import TextSink, check_writable
 from tokenswift.cli.settings import Settings, dashed, said
 from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import ANSWERS, SamplingParams
-from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -97,21 +95,19 @@ def add_parser(subparsers: Any) -> None:
     )
     group = parser.add_argument_group("conversation")
     add_options(group, prompting.System, texts=TEXTS)
-    add_options(group, Length, texts=TEXTS)
+    add_options(group, Text, only=("max_new_tokens",), texts=TEXTS)
     add_options(group, History)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     title = "sampling (defaults where the model names no settings of its own)"
     options.add_sampling_options(parser, title, TEXTS, ANSWERS)
     add_options(parser.add_argument_group("verbosity"), options.Shown)
-    parser.set_defaults(options=option_names(parser))
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, then answer until the input ends; cheap checks come first."""
-    check_options(args, Length)
+    check_options(args, Text)
     sampling = options.sampling_from(args)
-    parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
     call["template_options"] = dict(args.template_option) or None
@@ -136,18 +132,18 @@ def run(args: argparse.Namespace) -> int:
         except EOFError:
             return 0
         except (InputError, RunError) as error:  # the conversation is as it was before
-            logger.error("error: %s", with_option_name(str(error), args.options))
+            logger.error("error: %s", args.parser.in_words(str(error)))
 
 
 def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, Any]) -> Chat:
     """The chat, once its model is loaded."""
-    llm = options.load_model(args, args.rope_scaling)
+    llm = options.load_model(args)
     prompting.check_template(llm, "chat")
     sampling = options.model_sampling(args, sampling, llm)
     call["sampling"] = prompting.answer_sampling(args, sampling, llm)
     if args.seed is None:  # a chat need not begin like the one before
         call["sampling"] = replace(call["sampling"], seed=secrets.randbits(31))
-    logger.info("%s, %s on %s, %s; /help lists the commands", llm.name, llm.dtype, llm.device, args.strategy)
+    logger.info("/help lists the commands")
     if args.verbose:
         settings = options.sampling_words(call["sampling"])
         logger.info("%s; --seed %d repeats the answers", settings, call["sampling"].seed)

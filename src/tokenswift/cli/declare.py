@@ -10,7 +10,7 @@
             max_new_tokens: tokens to write at most, at least 1
         \"\"\"
 
-        max_new_tokens: int = option(200, earlier="--tokens", least=1)
+        max_new_tokens: int = option(200, least=1)
 
 ``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help;
 ``check_options(args, Length)`` refuses 0. Light: no torch in here.
@@ -21,16 +21,16 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenswift.checks import check_integer, meant
 from tokenswift.types import InputError
 
-#: who is told of an option: --help-all alone; --method-option alone, as one of its keys; nobody
-RARE, KEY, HIDDEN = "rare", "key", "hidden"
+RARE = "rare"  # the level of an option that --help-all alone shows
 
 
 def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> Any:
@@ -39,69 +39,54 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
     Args:
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
-        more: ``names`` beside the usual one; ``shown``, a name in place of it; ``earlier``, a name that is
-            understood but not shown; ``least`` of a number, and ``valid``, that in words; ``level``: RARE,
-            KEY or HIDDEN; ``place``, for an argument without a name; anything else is argparse's.
+        more: ``shown``, a name in place of the usual one; ``names``, beside it; ``least`` of a number, and
+            ``valid``, that in words; ``level``; ``place``, for an argument without a name; anything else is
+            argparse's.
     """
     return field(default=default, metadata={"metavar": metavar, **more})
 
 
-def integer(text: str) -> int:
-    """An argparse type: an integer."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: an integer") from None
+def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
+    """An argparse type: what ``read`` makes of a text; a ValueError is told with what is valid."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"is {text!r}; valid: {valid}") from None
+
+    return parse
 
 
-def number(text: str) -> float:
-    """An argparse type: a number (its range is checked later, NaN included)."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: a number") from None
-
-
-def widths(text: str) -> tuple[int, ...]:
-    """An argparse type: integers with commas."""
-    try:
-        made = tuple(int(width) for width in text.split(","))
-    except ValueError:
-        made = (0,)
+def _widths(text: str) -> tuple[int, ...]:
+    made = tuple(int(width) for width in text.split(","))
     if min(made) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers of at least 1, such as 1,3,3,3")
+        raise ValueError
     return made
 
 
-def texts(text: str) -> tuple[str, ...]:
-    """An argparse type: a text, of which there may be several; "none" is none."""
-    return () if text == "none" else (text,)
+def _texts(text: str) -> list[str]:
+    return [] if text == "none" else [text]
 
 
-def biases(text: str) -> tuple[tuple[int, float], ...]:
-    """An argparse type: token ids with a bias each, which is checked later."""
-    try:
-        pairs = [part.split("=") for part in text.split(",")] if text != "none" else []
-        return tuple((int(token), float(bias)) for token, bias in pairs)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; valid: token ids with a bias each, such as 198=-5,11=2, or none"
-        ) from None
+def _biases(text: str) -> list[tuple[int, float]]:
+    pairs = [part.split("=") for part in text.split(",")] if text != "none" else []
+    return [(int(token), float(bias)) for token, bias in pairs]
 
 
 #: short names of options, the same in every command
 SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t"}
+BIASES = "token ids with a bias each, such as 198=-5,11=2, or none"
 #: type of a field → how its value is read, and its placeholder
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (integer, "N"),
-    "float": (number, "X"),
+    "int": (reader(int, "an integer"), "N"),
+    "float": (reader(float, "a number"), "X"),  # its range is checked later, NaN included
     "Path": (Path, "FILE"),
-    "tuple[int, ...]": (widths, "W,W,…"),
-    "str": (str, "NAME"),
-    "Texts": (texts, "TEXT"),
-    "Biases": (biases, "ID=X,…"),
-    "Any": (str, "NAME"),
+    "tuple[int, ...]": (reader(_widths, "integers of at least 1, such as 1,3,3,3"), "N,N,…"),
+    "Texts": (_texts, "TEXT"),
+    "Biases": (reader(_biases, BIASES), "ID=X,…"),
 }
+ADDED = ("Texts", "Biases")  # several of these options add up
 
 
 def texts_of(kind: type) -> dict[str, str]:
@@ -137,120 +122,39 @@ def add_options(
     for one in fields(kind):
         if not only or one.name in only:
             default = defaults.get(one.name, one.default)
-            default = None if default is MISSING else default
-            level = RARE if one.name in rare else None
-            add_option(to, one, said.get(one.name, ""), default, unset, level)
+            add_option(to, one, said.get(one.name, ""), default, unset, one.name in rare)
 
 
-def add_option(
-    to: Any, one: Field[Any], text: str, default: Any = None, unset: bool = False, level: str | None = None
-) -> None:
-    """One option.
-
-    Args:
-        text: what it is; the default is added where it says none.
-        unset: as :func:`add_options` has it.
-        level: over the field's own.
-    """
-    more = dict(one.metadata)
+def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, rare: bool = False) -> None:
+    """One option; its default is added to its text where that says none."""
+    more = {key: value for key, value in one.metadata.items() if key not in ("least", "valid", "help")}
+    names, metavar, place, level = (more.pop(key, None) for key in ("names", "metavar", "place", "level"))
     usual = f"--{one.name.replace('_', '-')}"
-    names = [*more.pop("names", ()), more.pop("shown", None) or usual]
-    metavar, place, earlier = (more.pop(key, None) for key in ("metavar", "place", "earlier"))
-    level = more.pop("level", None) or level
-    for key in ("least", "valid", "help"):
-        more.pop(key, None)
-    type_name = str(one.type).removesuffix(" | None")
+    names = [SHORT.get(one.name), more.pop("shown", None), usual, more.pop("earlier", None), *(names or ())]
+    type_name = str(one.type).partition(" | ")[0]
     if type_name == "bool":
         how: dict[str, Any] = {"action": "store_true"}
     else:
-        kind, usual_metavar = KINDS.get(type_name, KINDS["str"])
+        kind, usual_metavar = KINDS.get(type_name, (str, "NAME"))
         how = {"type": kind, "metavar": metavar or usual_metavar}
-        if kind in (texts, biases):  # several of them add up
+        if type_name in ADDED:
             how["action"] = "extend"
-        if default not in (None, [], ()) and "default" not in text:
-            text += f"; default: {default}"
-    default = [] if default == () else default
-    how |= {"default": None if unset else default, **more}
+        if default not in (MISSING, None, (), []) and "default" not in text:
+            text += f"; default: {shown(default)}"
+    how |= {"default": None if unset or default is MISSING else [] if default == () else default, **more}
     text = text.replace("%", "%%")
+    hidden = argparse.SUPPRESS if rare or level else text
     if place:
-        to.add_argument(one.name, **how, help=text)
-        return
-    names = [SHORT[one.name], *names] if one.name in SHORT else names
-    shown = argparse.SUPPRESS if level else text
-    made = to.add_argument(*names, dest=one.name, **how, required=one.default is MISSING, help=shown)
-    made.level, made.text = level, text
-    for name in (earlier, usual):
-        if name is not None and name not in names:
-            to.add_argument(name, dest=one.name, **how, help=argparse.SUPPRESS)
+        made = to.add_argument(one.name, **how, help=hidden)
+    else:
+        needed = default is MISSING
+        made = to.add_argument(*filter(None, names), dest=one.name, **how, required=needed, help=hidden)
+    made.text = text
 
 
-def level_of(action: argparse.Action) -> str | None:
-    """RARE, KEY or HIDDEN; None for an option that every help shows."""
-    return getattr(action, "level", None)
-
-
-def keys_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Key → option, of what --method-option sets."""
-    return {action.dest: action for action in parser._actions if level_of(action) == KEY}
-
-
-class MethodOption(argparse.Action):
-    """--method-option KEY=VALUE: the option of that name. ``help`` is answered once all is read."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *args: Any) -> None:
-        given, equals, text = str(values).partition("=")
-        if given == "help" and not equals:
-            namespace.method_help = keys_of(parser)
-            for action in parser._actions:
-                action.required = False
-            return
-        keys, key = keys_of(parser), given.replace("-", "_")
-        if key not in keys:
-            valid = f"{', '.join(keys)}, or help{meant(key, list(keys))}"
-            raise InputError(f"--method-option {given} is not a key; valid: {valid}")
-        action = keys[key]
-        if not equals:
-            raise InputError(f"--method-option {given} has no value; valid: {key}={action.metavar}")
-        try:
-            value = action.type(text) if callable(action.type) else text
-        except argparse.ArgumentTypeError as error:
-            raise InputError(f"--method-option {key} {error}") from None
-        setattr(namespace, key, value)
-
-
-class HelpAll(argparse.Action):
-    """--help-all: the help, with rare options too."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        for action in parser._actions:
-            if level_of(action) == RARE:
-                action.help = action.text  # type: ignore[attr-defined]
-        parser.print_help()
-        parser.exit()
-
-
-def complete(parser: argparse.ArgumentParser) -> None:
-    """Add what goes with the options of a command: --method-option for its keys (beside --strategy, where it
-    has that one), --help-all for rare ones, and --debug. A group of nothing else comes last."""
-    keys = keys_of(parser)
-    if keys:
-        beside = next((a for a in parser._actions if a.dest == "strategy"), next(iter(keys.values())))
-        beside.container.add_argument(  # type: ignore[attr-defined]
-            "--method-option",
-            action=MethodOption,
-            metavar="KEY=VALUE",
-            help="an option of the method or of its kernels; may be given several times; help lists them",
-        )
-    debug = parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    if any(level_of(action) == RARE for action in parser._actions):
-        debug.level, debug.text, debug.help = RARE, debug.help, argparse.SUPPRESS  # type: ignore[attr-defined]
-        parser.add_argument(
-            "--help-all", action=HelpAll, nargs=0, help="show all options, the rare ones included, and exit"
-        )
-    shown = [a for a in parser._optionals._group_actions if a.help != argparse.SUPPRESS]
-    if all(action.dest in ("help", "help_all", "debug") for action in shown):
-        parser._action_groups.remove(parser._optionals)
-        parser._action_groups.append(parser._optionals)
+def shown(default: Any) -> str:
+    """A default as it is typed."""
+    return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
 
 
 def check_options(args: argparse.Namespace, kind: type) -> None:
@@ -262,3 +166,101 @@ def check_options(args: argparse.Namespace, kind: type) -> None:
     for one in fields(kind):
         if "least" in one.metadata and getattr(args, one.name) is not None:
             check_integer(one.name, getattr(args, one.name), one.metadata["least"], one.metadata.get("valid"))
+
+
+def long_name(action: argparse.Action) -> str:
+    """The name of an option that help and messages use: ``--seed`` of ``-s`` and ``--seed``."""
+    names = action.option_strings or [str(action.metavar or action.dest)]
+    return next((name for name in names if name.startswith("--")), names[0])
+
+
+class Format(argparse.HelpFormatter):
+    """Options by their short and their first long name, with the placeholder once: ``-s, --seed N``."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, max_help_position=30, **kwargs)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        short = [name for name in action.option_strings if not name.startswith("--")]
+        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar))}"
+        return ", ".join([*short, long_name(action)]) + value
+
+
+class HelpAll(argparse.Action):
+    """--help-all: the help, with rare options too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        for action in parser._actions:
+            action.help = getattr(action, "text", action.help)
+        parser.print_help()
+        parser.exit()
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "add_help": False, "formatter_class": Format, **kwargs})
+
+    def complete(self) -> None:
+        """Add what every command has, and the line of its usage."""
+        group = self.add_argument_group("help")
+        group.add_argument("-h", "--help", action="help", help="show the usual options, and exit")
+        group.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, and exit")
+        group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        words = [self.prog, "[options]"]
+        for action in self._actions:
+            if action.option_strings:
+                words += [f"{long_name(action)} {action.metavar}"] if action.required else []
+            else:
+                words.append(f"[{action.metavar}]" if action.nargs in ("?", "*") else str(action.metavar))
+        self.usage = " ".join(words)
+        self.set_defaults(parser=self)
+
+    @property
+    def commands(self) -> dict[str, Parser]:
+        """The parsers of the subcommands; none of a command without any."""
+        return next((a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)), {})
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help text; argparse's own would pass over what cannot be written."""
+        print(self.format_help(), end="", file=file or sys.stdout, flush=True)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; an unknown option is blamed, with the one that is probably meant."""
+        made, rest = self.parse_known_args(args, namespace)
+        unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+        if unknown is not None:
+            command = getattr(made, "parser", self)
+            raise InputError(f"unknown option {unknown}{meant(unknown, command._option_string_actions)}")
+        if rest:
+            raise InputError(f"unexpected argument {rest[0]!r}; valid: quotes around a text of several words")
+        return made
+
+    def error(self, message: str) -> NoReturn:
+        """Raise :class:`InputError` with argparse's message, an option by its long name."""
+        found = re.match(r"argument (?:-\w/)?([^:/]+)[^:]*: (.*)", message, re.DOTALL)
+        if found:
+            message = f"{found[1]}{' ' if found[2].startswith('is ') else ': '}{found[2]}"
+        raise InputError(message)
+
+    def in_words(self, message: str) -> str:
+        """The message with fields written as the options that set them: the one that it begins with, and
+        names with an underscore anywhere, but those in a list of a method's options."""
+        options = {
+            name: long_name(action)
+            for action in self._actions
+            if action.option_strings
+            for name in (action.dest, *(word.lstrip("-").replace("-", "_") for word in action.option_strings))
+        }
+        begin = re.match(r"(?!out of )'?(\w+)'?(?=[ :])", message)  # not --out of memory
+        if begin and begin[1] in options:
+            message = options[begin[1]] + message[begin.end() :]
+        if " is not an option of " in message:
+            return message
+        return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda m: options.get(m[0], m[0]), message)

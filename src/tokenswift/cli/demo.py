@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
-    logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
     texts = {"": ("prose", llm.encode(story), sampling), "list.": ("list", repeating, greedy)}

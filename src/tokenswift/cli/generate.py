@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import inputs, many, options, prompting
-from tokenswift.cli.declare import RARE, add_options, check_options, option
-from tokenswift.cli.errors import is_out_of_memory
+from tokenswift.cli.declare import RARE, Parser, add_options, check_options, option
+from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -24,13 +24,11 @@ from tokenswift.cli.output import (
     summary,
     write_json,
 )
-from tokenswift.cli.preset import add_preset_option, apply_preset
-from tokenswift.cli.terminal import STANDARD_OUTPUT, Interrupted, Progress, Signals
+from tokenswift.cli.terminal import Interrupted, Progress, Signals
 from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
-from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -40,32 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenswift")
 MEASURED = 64  # new tokens from which on their speed is worth an estimate
-
-
-@dataclass(frozen=True)
-class Loops:
-    """Texts that repeat themselves.
-
-    Attributes:
-        on_loop: when the text repeats itself: report (continue and say so) or stop
-    """
-
-    on_loop: str = option("report", "W", level=RARE)
-
-
-@dataclass(frozen=True)
-class Length:
-    """How long a text becomes, and how far the model's positions reach.
-
-    Attributes:
-        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model ends it,
-            a continued text after 200
-        rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
-            model's) or none
-    """
-
-    max_new_tokens: int | None = option(None, least=1)
-    rope_scaling: str = option("none", "R", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -85,36 +57,32 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Where a text ends besides its length.
+class Text:
+    """What is written.
 
     Attributes:
+        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model ends it,
+            a continued text after 200
+        json_schema: write JSON that the JSON schema in this file describes
+        regex: write text that this regular expression matches from its beginning to its end
+        grammar: write text of the grammar in this file, in Lark's syntax or in llama.cpp's (GBNF)
         stop: end before this text, which is left out; may be given several times; default: none
         stop_ids: end after these tokens; the last one adds no text; may be given several times; default: none
         ignore_eos: continue after an end-of-text token
+        on_loop: when the text repeats itself: report (continue and say so) or stop
         loop_patterns: what counts as repeating: COUNT copies of a pattern of MIN to MAX tokens, at least 160
             tokens in all; default: 1,512,3
     """
 
-    stop: list[str] = option((), "TEXT", action="append", level=RARE)
-    stop_ids: list[list[int]] = option((), "1,2,3", type=inputs.token_ids, action="append", level=RARE)
-    ignore_eos: bool = option(False, level=RARE)
-    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a text has to be like.
-
-    Attributes:
-        json_schema: write JSON that the JSON schema in this file describes
-        regex: write text that this regular expression matches from its beginning to its end
-        grammar: write text of the grammar in this file, in Lark's syntax or in llama.cpp's (GBNF)
-    """
-
+    max_new_tokens: int | None = option(None, least=1)
     json_schema: str | None = option(None, "FILE", level=RARE)
     regex: str | None = option(None, "TEXT", level=RARE)
     grammar: str | None = option(None, "FILE", level=RARE)
+    stop: list[str] = option((), "TEXT", action="append", level=RARE)
+    stop_ids: list[list[int]] = option((), "1,2,3", type=inputs.token_ids, action="append", level=RARE)
+    ignore_eos: bool = option(False, level=RARE)
+    on_loop: str = option("report", "W", level=RARE)
+    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -150,18 +118,14 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser.add_argument_group("many prompts"), many.Several)
 
 
-def add_call_options(parser: argparse.ArgumentParser) -> None:
+def add_call_options(parser: Parser) -> None:
     """What is to be written and how: prompt, length, model, method, sampling."""
     group = parser.add_argument_group("prompt and length")
-    for kind in (Prompt, prompting.Chat, prompting.System):
+    for kind in (Prompt, prompting.Chat, prompting.System, Text):
         add_options(group, kind)
-    add_options(group, Length, only=("max_new_tokens",))
-    for kind in (Form, Ends, Loops):
-        add_options(group, kind)
-    add_options(group, Length, only=("rope_scaling",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    add_preset_option(options.add_sampling_options(parser, usual=CONTINUED))
+    options.add_sampling_options(parser, usual=CONTINUED)
 
 
 def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
@@ -173,12 +137,12 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     folder = Path(name).expanduser()
     if not name or (folder.exists() and not folder.is_dir()):
         raise InputError(f"run_dir is {name!r}: it is not a folder; valid: a new or an empty folder")
-    if not folders.has_run(folder):
+    state = None
+    if folders.has_run(folder):
+        contents, state = folders.load(folder)
+        folders.check_whole(folder, contents, state)
+    else:
         folders.check_new(folder)
-        check_folder("--run-dir", name)
-        return folder, None
-    contents, state = folders.load(folder)
-    folders.check_whole(folder, contents, state)
     check_folder("--run-dir", name)
     return folder, state
 
@@ -192,37 +156,35 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
-    check_options(args, Length)
-    apply_preset(args)
+    check_options(args, Text)
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
-    parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)
-    patterns = args.loop_patterns or ()
-    if len(patterns) not in (0, 3):
-        raise InputError(
-            f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
-        )
-    try:
-        loop = LoopOptions(*patterns)
-    except InputError as error:
-        raise InputError(
-            f"loop_patterns is {','.join(map(str, patterns))}: {error}", "loop_patterns"
-        ) from error
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
-    strategy_options = options.strategy_options_from(args)
     return {
         "max_new_tokens": args.max_new_tokens,
         "strategy": args.strategy,
-        "strategy_options": strategy_options,
+        "strategy_options": options.strategy_options_from(args),
         "sampling": sampling,
         "ignore_eos": args.ignore_eos,
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
         "on_loop": args.on_loop,
-        "loop": loop,
+        "loop": loop_from(args),
         "template_options": dict(args.template_option) or None,
     }
+
+
+def loop_from(args: argparse.Namespace) -> LoopOptions:
+    """What counts as repeating."""
+    patterns = args.loop_patterns or ()
+    given = f"loop_patterns is {','.join(map(str, patterns))}"
+    if len(patterns) not in (0, 3):
+        raise InputError(f"{given}; valid: three integers MIN,MAX,COUNT")
+    try:
+        return LoopOptions(*patterns)
+    except InputError as error:
+        raise InputError(f"{given}: {error}", "loop_patterns") from error
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
@@ -232,7 +194,8 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
         InputError: several grammars, a file that cannot be read or that holds none, or what does not go with
             one.
     """
-    given = [name for name in ("json_schema", "regex", "grammar") if getattr(args, name) is not None]
+    made = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.written}
+    given = [name for name in made if getattr(args, name) is not None]
     if not given:
         return None
     names = [f"--{name.replace('_', '-')}" for name in given]
@@ -243,13 +206,11 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     text = getattr(args, given[0])
     if given[0] == "regex":
         return Grammar.regex(text)
-    made = Grammar.json_schema if given[0] == "json_schema" else Grammar.written
+    content = inputs.read_named(text, names[0])
     try:
-        return made(inputs.read_named(text, names[0]))
+        return made[given[0]](content)
     except InputError as error:
-        raise InputError(
-            f"{names[0]} {text}: {error}" if names[0] not in str(error) else str(error)
-        ) from error
+        raise InputError(f"{names[0]} {text}: {error}") from error
 
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
@@ -258,10 +219,8 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 
     sampling = options.model_sampling(args, call["sampling"], llm)
     prompt, told = prompting.shaped(args, llm, prompt)
-    if is_chat(prompt):
-        if (
-            args.max_new_tokens is None and args.on_loop == Loops.on_loop
-        ):  # or it loops on to the last position
+    if is_chat(prompt):  # without a length, one that loops would go on to the last position
+        if args.max_new_tokens is None and args.on_loop == Text.on_loop:
             call = {**call, "on_loop": "stop"}
         sampling = prompting.answer_sampling(args, sampling, llm)
         told += f", {options.sampling_words(sampling)}"
@@ -279,25 +238,24 @@ def run(args: argparse.Namespace) -> int:
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)
     output, record = check_outputs(args.output, args.json, inputs, args.explain)
     run_dir, before = _run_dir(args.run_dir)
-    if call["strategy_options"].get("acceptance") == "published":
+    given = call["strategy_options"]
+    if given.get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     prompting.prepare(args)
-    llm = options.load_model(args, args.rope_scaling)
-    logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    llm = options.load_model(args)
     request = replace(with_model(args, llm, prompt, call), run_dir=run_dir)
 
-    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
-    done = len(before.tokens) if before else 0
     new, cut = args.max_new_tokens, None
     if new is None:
         cut = default_length(args.run_dir, answered := is_chat(request.prompt))
         new = None if answered else CONTINUED_LENGTH
+    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
+    done = len(before.tokens) if before else 0
     result = stream(llm, request, sink, Progress(new, args.quiet, done), before)
     logger.info("%s", summary(result, args.verbose, cut))
     if record is not None:
-        given = call["strategy_options"]
         write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
-    if args.heads == "auto" and args.eagle is None and call["strategy_options"].get("draft_model") is None:
+    if args.heads == "auto" and args.eagle is None and given.get("draft_model") is None:
         advise_heads(llm.name, args.strategy, result)
     return 0
 
@@ -311,9 +269,7 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
     from tokenswift.train.options import DataOptions
 
     advised = cache_dir() / "advised"
-    with suppress(
-        OSError
-    ):  # a cache that cannot be written is no reason to fail, nor to say it at each start
+    with suppress(OSError):  # a cache that cannot be written is no reason to fail, nor to say it again
         if name in (advised.read_text(encoding="utf-8").splitlines() if advised.exists() else ()):
             return
         with advised.open("a", encoding="utf-8") as file:
@@ -375,17 +331,9 @@ def stream(
             if isinstance(error, BrokenPipeError):
                 error.run_dir = run_dir  # type: ignore[attr-defined]
                 raise
-            if isinstance(error, RunError) and "kept" not in str(error):
-                what = str(error)
-            elif isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-                what = f"writing {STANDARD_OUTPUT} failed ({error.strerror})"
-            elif isinstance(error, InputError | RunError | OSError) or not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, InputError) or "kept" in str(error):
                 raise
-            elif is_out_of_memory(error):
-                what = "out of memory"
-            else:
-                what = f"the run failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-            raise RunError(f"{what}; {kept}") from error
+            raise RunError(f"{reason(error)}; {kept}") from error
     sink.close()
     progress.end()
     return result

@@ -244,8 +244,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     if is_address(args.out):
         raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
     folder = check_out(args.out)
-    llm = options.load_model(args, args.rope_scaling)
-    logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    llm = options.load_model(args)
     sampling = options.model_sampling(args, call["sampling"], llm)
     requests = [request_of(args, llm, one, call, sampling, folder / one.name) for one in prompts]
 
@@ -349,7 +348,7 @@ def _settings(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
     sampling = {"sampling": "model" if args.sampling == "model" else None, **options.given_sampling(args)}
     if call["sampling"].grammar is not None:
         sampling["grammar"] = call["sampling"].grammar
-    loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
+    loading = {name: value for name, value in options.loading_of(args).items() if value is not None}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
     loading["eagle"] = None if args.eagle is None else _whole(args.eagle)
     if args.threads is not None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import check_choice
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
 from tokenswift.cli.output import add_json_option, check_record, give
@@ -36,9 +37,7 @@ def add_parser(subparsers: Any) -> None:
         "remove a model from its cache; of the hub, the whole repository.",
         epilog="Exit codes: 0 done, 1 it could not be removed, 2 bad input.",
     )
-    parser.add_argument(
-        "action", nargs="?", default="list", choices=ACTIONS, metavar="ACTION", help="list, show or remove"
-    )
+    parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list, show or remove")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the model of show or remove")
     parser.add_argument("--known", action="store_true", help="list good small models, with their licences")
     parser.add_argument("-y", "--yes", action="store_true", help="remove without asking")
@@ -48,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; list, show or remove."""
+    check_choice("action", args.action, ACTIONS)
     if (args.name is None) != (args.action == "list"):
         valid = "list alone" if args.name is not None else f"{args.action} NAME"
         raise InputError(f"action is {args.action!r} with{'' if args.name else 'out'} a name; valid: {valid}")

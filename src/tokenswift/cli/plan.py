@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
         call = settings_from(args)
         side_by_side, prompts = many.at_once(args.at_once), many.read(args)
     record = check_record(args.json, options.inputs_of(args))
-    llm = options.load_model(args, args.rope_scaling)
-    logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    llm = options.load_model(args)
 
     from tokenswift.engine.run import Run
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.generate import Loops, stream
+from tokenswift.cli.generate import Text, stream
 from tokenswift.cli.output import (
     ENDINGS,
     STDOUT,
@@ -69,8 +69,8 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=resume)
     add_options(parser, options.RunDir)
     add_options(parser, Longer)
-    add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
-    add_options(parser, options.Model, only=("threads", "device_map"), texts={"device_map": PLACED})
+    add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
+    add_options(parser, LoadConfig, ("threads", "device_map"), texts={"device_map": PLACED})
     add_json_option(parser, "write one JSON record to this file, as generate does")
     add_options(parser, options.Shown)
 
@@ -118,11 +118,6 @@ def add_parser(subparsers: Any) -> None:
         "--output", metavar="FILE", help="write the page to this file; default: report.html in the folder"
     )
     add_options(parser, options.Quiet)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    return args.run(args)
 
 
 def resume(args: argparse.Namespace) -> int:

@@ -12,10 +12,8 @@ from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options
-from tokenswift.cli.generate import Length
 from tokenswift.cli.output import check_folder
 from tokenswift.cli.terminal import Interrupted
-from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
@@ -47,9 +45,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_options(parser.add_argument_group("server"), Settings, rare=RARELY)
     options.add_model_options(parser)
-    group = parser.add_argument_group("length and verbosity")
-    add_options(group, Length, only=("rope_scaling",))
-    add_options(group, options.Quiet)
+    add_options(parser, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     settings.keys()
     if settings.run_dir is not None:
         check_folder("--run-dir", settings.run_dir)
-    parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
 
     from tokenswift.serve.settings import bound
@@ -70,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
         store = store_of(settings)
         try:
-            llm = options.load_model(args, args.rope_scaling)
-            logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+            llm = options.load_model(args)
             from tokenswift.serve.server import make_server
 
             llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
