@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     samplings = {} if sampling.greedy else {"sampling": sampling}
     audited = AuditOptions(
         variants=variants(args.strategy, given),
-        prompts=list(prompts)[: 1 if args.quick else None],
+        prompts=[*prompts][: 1 if args.quick else None],
         samplings={**samplings, "greedy": replace(sampling, greedy=True)},
         tokens=args.max_new_tokens or (QUICK if args.quick else TOKENS),
         seeds=args.seeds,
