@@ -92,7 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_training_options(parser)
 
 
-def add_training_options(parser: argparse.ArgumentParser, recipe: Mapping[str, Any] | None = None) -> None:
+def add_training_options(parser: Any, recipe: Mapping[str, Any] | None = None) -> None:
     """What training commands have in common; ``recipe``: defaults of this command alone."""
     group = parser.add_argument_group("data")
     add_options(group, Source)
