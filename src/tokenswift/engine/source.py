@@ -137,6 +137,9 @@ class FromFiles:
         self.scaling = how.scaling
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
+        self.codec: Any = files.tokenizer
+        if self.codec is None:
+            self.codec = self.tokenizer = load_tokenizer(files.name, str(files.folder), local=True)
         prepare()  # the first text asks its template where turns end
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
@@ -144,12 +147,6 @@ class FromFiles:
         self.host = HeadsHost(base, files.weights.dtype, backend.device, place, norm, layout.eps)
         needed, others = self._sizes()
         check_memory(files.name, needed, str(backend.device), others)
-
-    @cached_property
-    def codec(self) -> Any:
-        """The tokenizer: our own, or where that may differ transformers'."""
-        found = self._files.tokenizer()
-        return self.tokenizer if found is None else found
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -134,7 +134,11 @@ class GgufFile:
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor: as it lies in the file, of a type of torch or one of our formats; in any other format
-        (`foreign`) unpacked to float32, which `unpacks` has to allow."""
+        (`foreign`) unpacked to float32.
+
+        Raises:
+            InputError: nobody here can unpack it.
+        """
         entry = self.tensors[name]
         data = torch.frombuffer(
             self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
@@ -146,6 +150,11 @@ class GgufFile:
             return Stored(BY_CODE[entry.code], rows)
         import gguf
 
+        if not unpacks(entry.code):
+            raise InputError(
+                f"model file {self.path}: tensor {name} has the type {entry.kind}, which cannot be unpacked; "
+                f"valid: {', '.join(TYPES)} (llama.cpp's llama-quantize makes a file of such types)"
+            )
         unpacked = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(entry.code))
         return torch.from_numpy(unpacked).view(entry.shape)
 

@@ -112,10 +112,11 @@ def check_place(how: LoadConfig) -> str:
     elif ":" in device and int(device.partition(":")[2]) >= count:
         raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}", "device")
     check_backend(how.backend, device)
-    if how.tp > 1:
-        check_launched(how.tp)
-        if device == "cpu" and count:
-            raise InputError(f"device is 'cpu' beside tp {how.tp}; valid: auto, which is cuda here", "device")
+    if how.tp > 1 and (started := os.environ.get("WORLD_SIZE", "1")) != str(how.tp):
+        valid = f"with torchrun --nproc-per-node {how.tp}"
+        raise InputError(f"tp is {how.tp}, but torchrun started {started}; valid: {valid}")
+    if how.tp > 1 and device == "cpu" and count:
+        raise InputError(f"device is 'cpu' beside tp {how.tp}; valid: auto, which is cuda here", "device")
     return device
 
 
@@ -180,13 +181,12 @@ def load_located(
     with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
-        needed: tuple[int, list[tuple[str, int]]] = (0, [])
         if (file := file_of(source, "config.json", local)) is not None:
             check_count(name, file.parent, config)
         if Path(source).is_dir() and how.spread is None:
-            needed = _needed(Path(source), config, how)
-            check_memory(name, needed[0], place, needed[1])
-        model = _model(name, source, local, config, how, place, needed)
+            needed, others = _needed(Path(source), config, how)
+            check_memory(name, needed, place, others)
+        model = _model(name, source, local, config, how, place)
     return Loaded(model, tokenizer, name)
 
 
@@ -351,17 +351,6 @@ def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
     return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
 
 
-def check_launched(tp: int) -> None:
-    """See that this is one of ``tp`` processes of torchrun.
-
-    Raises:
-        InputError: it is not.
-    """
-    if (count := os.environ.get("WORLD_SIZE", "1")) != str(tp):
-        valid = f"torchrun --nproc-per-node {tp}"
-        raise InputError(f"tp is {tp}, but torchrun started {count}; valid: with {valid}")
-
-
 def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:
     """In one line that a model's weights do not fit, and what would; arguments as of :func:`check_memory`."""
     fitting = [f"{way} ({nbytes:,} bytes)" for way, nbytes in others if nbytes < min(needed, free)]
@@ -371,15 +360,7 @@ def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]]
     )
 
 
-def _model(
-    name: str,
-    source: str,
-    local: bool,
-    config: Any,
-    how: LoadConfig,
-    device: str,
-    needed: tuple[int, list[tuple[str, int]]],
-) -> Any:
+def _model(name: str, source: str, local: bool, config: Any, how: LoadConfig, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     options = _places(name, config, how) or ({} if device == "cpu" else {"device_map": {"": device}})
@@ -393,10 +374,7 @@ def _model(
             **options,
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
-        memory = memory_of(torch.device(device))
-        line = f"model {name} does not fit into the memory of device {device}"
-        if needed[0] and memory is not None:
-            line = no_room(name, needed[0], memory.free, needed[1])
+        line = f"model {name} does not fit into the memory of device {device}; valid: a smaller model"
         raise RunError(f"{line}; nothing was kept") from error
     except Exception as error:  # safetensors, transformers and torch each raise their own here
         raise InputError(
@@ -537,7 +515,7 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
         InputError: the file cannot be read, or nobody here can unpack it.
     """
     found = open_files(name, path, how, place.partition(":")[0], lambda *_: place == "cpu")
-    if found is None or (tokenizer := found.tokenizer()) is None:
+    if found is None or found.tokenizer is None:
         _places(name, None, how)
         return _by_transformers(name, GgufFile(path), how.floats, place)
     model = model_of(found.config, found.weights.get, found.weights.dtype)
@@ -556,7 +534,7 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     else:
         model = model.to(place)
     model.name_or_path = model.config._name_or_path = str(path)
-    return model, wrapped(tokenizer)
+    return model, wrapped(found.tokenizer)
 
 
 def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:

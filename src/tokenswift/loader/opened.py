@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,8 +58,7 @@ class Opened:
         folder: where the files are: a folder, or a GGUF file.
         config, layout, rotary: of the model.
         weights: by name.
-        tokenizer: waits for the tokenizer, which a thread makes while weights are packed; None where
-            transformers' own has to be loaded.
+        tokenizer: None where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
         values: gives the weights by name that an identity samples.
@@ -74,7 +72,7 @@ class Opened:
     layout: Layout
     rotary: Rotary
     weights: FileWeights | GgufWeights
-    tokenizer: Callable[[], PlainTokenizer | None]
+    tokenizer: PlainTokenizer | None
     ends: frozenset[int]
     sampling: dict[str, Any]
     values: Callable[[], Iterable[tuple[str, Tensor | Stored]]]
@@ -133,14 +131,6 @@ def open_files(
     return _open_folder(name, folder, how) if folder.is_dir() else None
 
 
-def _beside(make: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """Begin to make something in a thread; what is returned waits for it."""
-    pool = ThreadPoolExecutor(1)
-    made = pool.submit(make, *args)
-    pool.shutdown(wait=False)
-    return made.result
-
-
 def _open_gguf(
     name: str,
     folder: Path,
@@ -167,7 +157,7 @@ def _open_gguf(
         layout=layout,
         rotary=rotary_of_config(config, how.scaling, double=True),
         weights=weights,
-        tokenizer=_beside(gguf_tokenizer, file.metadata, file.path),
+        tokenizer=gguf_tokenizer(file.metadata, file.path),
         ends=frozenset(end_ids(config)),
         sampling=sampling,
         values=lambda: ((one, values) for one in weights.names() if (values := weights.get(one)) is not None),
@@ -208,7 +198,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         layout=layout,
         rotary=rotary,
         weights=weights,
-        tokenizer=_beside(read, folder, config.model_type),
+        tokenizer=read(folder, config.model_type),
         ends=frozenset(end_ids(settings, config)),
         sampling=named_sampling(settings),
         values=lambda: ((one, weights.raw(one)) for one in sorted(wanted)),
