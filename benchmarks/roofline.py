@@ -20,7 +20,7 @@ import torch
 
 from tokenswift.cli.bench import times
 from tokenswift.kernels.formats import FORMATS
-from tokenswift.kv.pages import large_empty
+from tokenswift.kv.full import large_empty
 from tokenswift.loader.config import head_width
 from tokenswift.loader.find import gguf_in, header_of
 from tokenswift.loader.gguf import GgufFile, config_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokenswift import LLM
-from tokenswift.models.target import PREFILL_CHUNK
+from tokenswift.models.decoder import PREFILL_CHUNK
 
 Prefill = Callable[[Any, list[int], Any], Any]
 

@@ -19,12 +19,12 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.int8_cache import IntFullCache
 from tokenswift.kernels.cpu.structs import SCALES
 from tokenswift.kernels.formats import FORMATS, Format, Stored
-from tokenswift.kernels.torch import CHUNK
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 
+CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEYS = (*DTYPES, torch.int8)
 WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.kernels.rows import CHUNK
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.torch import CHUNK, TorchBackend
+from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import PANEL
 from tokenswift.kv.full import FullCache
 from tokenswift.models import target as targets

@@ -19,7 +19,7 @@ from tests.lossless.enumeration import Distribution, Tokens, joint_distribution,
 from tokenswift.audit.logits import LogitError, logit_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.models.target import PREFILL_CHUNK
+from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 
 BASELINE = "autoregressive"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.kv.pages import to_device
+from tokenswift.kv.full import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling.choice import Sampler

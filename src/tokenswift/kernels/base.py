@@ -26,8 +26,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.weights import STORED_IN, DraftWeights, LayerWeights, Packed, Shape
-from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import Arena
+from tokenswift.kv.full import Arena, FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker

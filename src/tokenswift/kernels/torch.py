@@ -1,7 +1,7 @@
 """The reference in plain torch, on any device, by the specification of docs/exactness.md.
 
-It runs where nothing can be compiled. The order of chunks and merges is the specification's; inside a chunk
-and inside a product torch's own kernels add up, and a row's bits may depend on the other rows.
+It runs where nothing can be compiled. Torch's own kernels add up in their own order, and a row's bits may
+depend on the other rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from tokenswift.kernels.base import Backend, Batch, Body, Taps
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.tree import ancestor_mask
 
-CHUNK = 256  # keys of an attention chunk; CHUNK of cpu_tile.h
-
 
 class TorchBackend(Backend):
-    """Torch's own operations. On an accelerator attention is torch's too, in one call a layer, whose order of
-    sums is its own."""
+    """Torch's own operations."""
 
     name = "torch"
 
@@ -100,73 +97,27 @@ class TorchBackend(Backend):
         sinks: Float[Tensor, " H"] | None = None,
         notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """See :meth:`Backend.attend`."""
-        keys, values = cache.data[2 * layer], cache.data[2 * layer + 1]
-        if softcap is None and sinks is None and (not self.walks or keys.dtype == torch.float64):
-            return self._attend_at_once(query, layer, cache, parents, scale, window, notes)
-        active = active_type(keys.dtype)
-        heads, count, width = query.shape
-        query = query.to(active).float().view(keys.shape[0], -1, count, width)
-        paths = row_paths(count, parents)
-        depth = torch.tensor([len(path) - 1 for path in paths], device=query.device)
-        total, top = torch.zeros_like(query), torch.full_like(query[..., :1], -torch.inf)
-        whole = torch.zeros_like(top)
-        for start in range(0, cache.length + max(map(len, paths)), CHUNK):
-            places = torch.arange(start, start + CHUNK, device=query.device)
-            here = cache.length + depth[:, None]
-            seen = (places <= here) & ((places > here - window) if window else True)  # (n, keys)
-            if parents is None or start + CHUNK <= cache.length:  # the keys stand at their positions
-                end = min(start + CHUNK, cache.length + count)
-                seen = seen[:, : end - start]
-                key, value = (part[:, start:end].float() for part in (keys, values))
-                scores = torch.einsum("kgnd,kjd->kgnj", query, key)
-                mix = "kgnj,kjd->kgnd"
-            else:  # gathered along each row's own path
-                slots = _slots(paths, cache.length, start).to(query.device)
-                key, value = (part[:, slots].float() for part in (keys, values))
-                scores = torch.einsum("kgnd,knjd->kgnj", query, key)
-                mix = "kgnj,knjd->kgnd"
-            scores = scores * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.masked_fill(~seen, -torch.inf)
-            peak = scores.amax(-1, keepdim=True)
-            weights = torch.where(seen, (scores - peak).exp(), 0.0)
-            sums = weights.sum(-1, keepdim=True)
-            total, top, whole = _merged(total, top, whole, torch.einsum(mix, weights, value), peak, sums)
-        if sinks is not None:
-            extra = sinks.float().view(keys.shape[0], -1, 1, 1).expand_as(top)
-            total, top, whole = _merged(
-                total, top, whole, torch.zeros_like(total), extra, torch.ones_like(top)
-            )
-        out = (total / whole).permute(2, 0, 1, 3).reshape(count, heads, width)
-        return out.to(active)
-
-    def _attend_at_once(
-        self,
-        query: Tensor,
-        layer: int,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        scale: float,
-        window: int,
-        notes: dict[Any, Any] | None,
-    ) -> Tensor:
-        """By torch's attention, the queries of a group packed as rows of their KV head, so that the cache is
-        read once and never repeated."""
+        """See :meth:`Backend.attend`. The queries of a group are packed as rows of their KV head, so that the
+        cache is read once and never repeated. On a CPU sums are float32."""
         heads, rows, width = query.shape
         end = cache.length + rows
         key, value = (cache.data[2 * layer + part, None, :, :end] for part in (0, 1))
+        kind = key.dtype
+        if self.walks and kind != torch.float64:
+            kind, key, value = active_type(kind), key.float(), value.float()
         groups = heads // key.shape[1]
-        packed = query.to(key.dtype).reshape(1, -1, groups * rows, width)
+        packed = query.to(kind).to(key.dtype).reshape(1, -1, groups * rows, width)
         window, bias = window if window < end else 0, None
         if rows > 1 or window:
             notes = {} if notes is None else notes
             if (window, groups) not in notes:
                 notes[window, groups] = _bias(cache, rows, parents, window, packed).repeat(groups, 1)
             bias = notes[window, groups]
-        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
-        return out.reshape(heads, rows, width).transpose(0, 1)
+        if softcap is None and sinks is None:
+            out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
+        else:
+            out = _capped(packed, key, value, bias, scale, softcap, sinks)
+        return out.reshape(heads, rows, width).transpose(0, 1).to(kind)
 
     def linear(
         self,
@@ -188,6 +139,27 @@ class TorchBackend(Backend):
         """See :meth:`Backend.norm`."""
         states = states.float()
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
+
+
+def _capped(
+    query: Float[Tensor, "1 K m d"],
+    key: Float[Tensor, "1 K L d"],
+    value: Float[Tensor, "1 K L d"],
+    bias: Float[Tensor, "m L"] | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " H"] | None,
+) -> Float[Tensor, "1 K m d"]:
+    """Attention with a cap of the scores, or with sinks, which torch's own does not have."""
+    scores = query @ key.mT * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores if bias is None else scores + bias
+    if sinks is not None:
+        kv_heads, rows = query.shape[1:3]
+        own = sinks.to(scores.dtype).view(kv_heads, -1, 1).expand(-1, -1, rows * kv_heads // len(sinks))
+        scores = torch.cat([scores, own.reshape(1, kv_heads, rows, 1)], -1)
+    return scores.softmax(-1)[..., : key.shape[2]] @ value
 
 
 def _bias(
@@ -234,22 +206,3 @@ def row_paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
     for row, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), row])
     return paths
-
-
-def _slots(paths: list[list[int]], before: int, start: int) -> Tensor:
-    """The cache entries at the positions of a chunk, by row (n, CHUNK); 0 where a row has none."""
-    rows = []
-    for path in paths:
-        places = range(start, min(start + CHUNK, before + len(path)))
-        row = [at if at < before else before + path[at - before] for at in places]
-        rows.append(row + [0] * (CHUNK - len(row)))
-    return torch.tensor(rows, dtype=torch.long)
-
-
-def _merged(
-    total: Tensor, top: Tensor, whole: Tensor, mixed: Tensor, peak: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted values, max and sum of two sets of keys together."""
-    best = torch.maximum(top, peak)
-    old, new = (torch.where(x == -torch.inf, 0.0, (x - best).exp()) for x in (top, peak))
-    return total * old + mixed * new, best, whole * old + sums * new

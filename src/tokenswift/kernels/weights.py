@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kernels.formats import PANEL, Format, Stored
-from tokenswift.kv.pages import Arena, large_empty
+from tokenswift.kv.full import Arena, large_empty
 
 #: types of products in which quantized weights stay as they are
 STORED_IN = (torch.float32, torch.bfloat16)

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import to_device
+from tokenswift.kv.full import FullCache, to_device
 
 
 class SparseCache:

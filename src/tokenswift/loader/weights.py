@@ -109,7 +109,7 @@ class ModuleWeights(Weights):
     """Weights of a loaded transformers model.
 
     Args:
-        model: for which `decoder.unfit` is None.
+        model: for which `decoder.fits`.
         layout: of it.
         take: replace its weights by empty ones as they are packed, so that they exist once.
     """

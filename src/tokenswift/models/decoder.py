@@ -23,63 +23,50 @@ from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv.pages import Arena
+from tokenswift.kv.full import Arena
 from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
 
-#: model types that the native decoder runs
+#: projections of the same input, which are one product, by their names in a layer
+LINEARS = {
+    "qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
+    "out": ("self_attn.o",),
+    "gate_up": ("mlp.gate", "mlp.up"),
+    "down": ("mlp.down",),
+}
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
-RELEASED = (
-    1 << 25
-)  # bytes of packed weights after which memory is given back: the pages come again at a price
+#: bytes of packed weights after which memory is given back: the pages come again at a price
+RELEASED = 1 << 25
 
 
-def unfit(model: Any) -> str | None:
-    """Why the native decoder cannot run a transformers causal LM; None when it can."""
-    config = model.config
-    if config.model_type not in FAMILIES:
-        return f"its type is {config.model_type}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"its activation is {config.hidden_act}"
-    if type(model.lm_head) is not nn.Linear or type(model.model.embed_tokens) is not nn.Embedding:
-        return "its embedding or LM head is not a plain layer"
-    layout = layout_of(config)
-    for layer in model.model.layers:
-        attn, mlp = layer.self_attn, layer.mlp
-        linears = (
-            attn.q_proj,
-            attn.k_proj,
-            attn.v_proj,
-            attn.o_proj,
-            mlp.gate_proj,
-            mlp.up_proj,
-            mlp.down_proj,
-        )
-        if any(type(linear) is not nn.Linear for linear in linears):
-            return "its projections are not plain linear layers"
-        if any(linear.weight.dtype != model.lm_head.weight.dtype for linear in linears):
-            return "its weights have several types"
-        if any(linear.in_features % 2 for linear in linears):
-            return "a projection has an odd width"
-        if (layer.input_layernorm.variance_epsilon, attn.scaling) != (layout.eps, layout.scale):
-            return "its layers are not as its config says"
-    if model.lm_head.out_features != layout.vocab_size:
-        return "its LM head is not as its config says"
-    if model.lm_head.weight.dtype not in TYPES:
-        return f"its weights are {model.lm_head.weight.dtype}"
-    if 2 * len(getattr(model.model.rotary_emb, "inv_freq", ())) != head_width(config):
-        return "its rotary embedding turns a part of each head"
-    return None
+def fits(model: Any) -> bool:
+    """Whether the native decoder can run a transformers causal LM: it is as its config says, by plain layers
+    of one type."""
+    config, head = model.config, model.lm_head
+    if config.model_type not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
+        return False
+    layout, layers = layout_of(config), model.model.layers
+    names = [name for part in LINEARS.values() for name in part]
+    linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
+    return (
+        all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
+        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
+        and type(model.model.embed_tokens) is nn.Embedding
+        and head.out_features == layout.vocab_size
+        and all(layer.input_layernorm.variance_epsilon == layout.eps for layer in layers)
+        and all(layer.self_attn.scaling == layout.scale for layer in layers)
+        and 2 * len(getattr(model.model.rotary_emb, "inv_freq", ())) == head_width(config)
+    )
 
 
 class NativeTarget(BaseTarget):
     """A model ready for tree passes.
 
     Args:
-        source: a transformers causal LM for which :func:`unfit` is None, or the weights of a model's files.
+        source: a transformers causal LM for which :func:`fits`, or the weights of a model's files.
         backend: what computes; weights go to its device.
         rotary: its positions.
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
@@ -132,19 +119,10 @@ class NativeTarget(BaseTarget):
         del self._weights, self._arena, self._unreleased
         if files or take:
             release_free_memory()
-        shape = Shape(
-            layers=self.layers,
-            hidden=self.hidden_size,
-            inner=layout.intermediate_size,
-            heads=layout.num_attention_heads,
-            kv_heads=self.kv_heads,
-            width=self.head_dim,
-            weights=self.dtype,
-            keys=self.keys,
-            active=active_type(self.dtype),
-            eps=layout.eps,
-            scale=layout.scale,
-        )
+        sizes = (self.layers, self.hidden_size, layout.intermediate_size)
+        heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
+        types = (self.dtype, self.keys, active_type(self.dtype))
+        shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale)
         self.body: Any = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
@@ -182,21 +160,14 @@ class NativeTarget(BaseTarget):
 
     def _layer(self, number: int) -> LayerWeights:
         layer = f"model.layers.{number}."
-        qkv, qkv_bias = self._fused(*(f"{layer}self_attn.{name}_proj" for name in "qkv"))
-        out, out_bias = self._fused(f"{layer}self_attn.o_proj")
-        gate_up, gate_up_bias = self._fused(f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj")
-        down, down_bias = self._fused(f"{layer}mlp.down_proj")
+        products: dict[str, Any] = {}
+        for name, linears in LINEARS.items():
+            weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
+            products |= {name: weight, f"{name}_bias": bias}
         made = LayerWeights(
-            qkv=qkv,
-            out=out,
-            gate_up=gate_up,
-            down=down,
+            **products,
             norm=self._copied(self._weight(f"{layer}input_layernorm.weight")),
             mlp_norm=self._copied(self._weight(f"{layer}post_attention_layernorm.weight")),
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
             query_norm=self._vector(f"{layer}self_attn.q_norm.weight"),
             key_norm=self._vector(f"{layer}self_attn.k_norm.weight"),
             window=self.layout.windows[number],
@@ -208,27 +179,26 @@ class NativeTarget(BaseTarget):
             self._unreleased = 0
         return made
 
-    def _fused(self, *linears: str) -> tuple[Packed, Tensor | None]:
+    def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
         """One packed weight (and bias) for projections of the same input."""
         weights, bias = [f"{name}.weight" for name in linears], None
-        biases = [self._weights.get(f"{name}.bias") for name in linears]
-        if any(found is not None for found in biases):
-            pairs = zip(weights, biases, strict=True)
-            bias = torch.cat(
-                [
-                    self._copied(torch.zeros(len(self._weight(w)), dtype=torch.float32) if b is None else b)
-                    for w, b in pairs
-                ]
-            )
+        found = [self._vector(f"{name}.bias") for name in linears]
+        if any(part is not None for part in found):
+            pairs = zip(found, weights, strict=True)
+            bias = torch.cat([self._zeros(name) if part is None else part for part, name in pairs])
         return self._packed(weights), bias
+
+    def _zeros(self, name: str) -> Tensor:
+        """The bias of a projection that has none, beside one that has."""
+        return torch.zeros(len(self._weight(name)), dtype=torch.float32, device=self.device)
 
     @property
     def has_int8(self) -> bool:
         """Whether all products, and keys and values, can be computed in int8."""
-        stored = all(weight.stored for weight in self._multiplied())
+        stored = all(weight.stored for weight in self.multiplied())
         return stored and bool(self.backend.formats) and self.backend.has_int8_keys(self.head_dim)
 
-    def _multiplied(self) -> list[Packed]:
+    def multiplied(self) -> list[Packed]:
         """The weights that products are with."""
         return [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
 
@@ -260,7 +230,7 @@ class NativeTarget(BaseTarget):
                 f"valid: {floats}",
                 option,
             )
-        if not all(weight.stored for weight in self._multiplied()):
+        if not all(weight.stored for weight in self.multiplied()):
             raise InputError(
                 f"{option} is 'int8', but not all of the model's weights are quantized in a format that the "
                 f"{self.backend.name} backend multiplies; valid: {floats}, or int8 with weights q8_0, q4_1 "
@@ -295,15 +265,7 @@ class NativeTarget(BaseTarget):
     # ---- passes ---------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        return self.run(segments, keep, self.body, self.taps)
-
-    def run(
-        self, segments: Sequence[Segment], keep: bool, body: Any, taps: tuple[int, ...] = ()
-    ) -> list[Pass]:
-        """One pass over the layers of ``body``.
-
-        ``keep``: its queries are wanted; ``taps``: layers whose entering states are.
-        """
+        body, taps = self.body, self.taps
         if not self.backend.on_host:  # which would trip over them later, and for good
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
@@ -349,8 +311,7 @@ def savings(target: object) -> dict[str, int]:
     """Bytes that a model would take less with weights that are quantized, by format."""
     if not isinstance(target, NativeTarget):
         return {}
-    packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
-    dense = [weight for weight in packed if not weight.stored]
+    dense = [weight for weight in target.multiplied() if not weight.stored]
     held = sum(weight.nbytes for weight in dense)
     return {
         form.name: held - sum(weight.rows * form.row_bytes(weight.columns) for weight in dense)

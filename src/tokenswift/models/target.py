@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tokenswift.files import line_of
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import usable
@@ -22,20 +23,11 @@ from tokenswift.loader import placed
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.load import usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
-from tokenswift.models.decoder import PREFILL_CHUNK, NativeTarget, unfit
+from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.types import InputError, OnProgress
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
     from tokenswift.models.generic import GenericTarget
-
-__all__ = [
-    "PREFILL_CHUNK",
-    "Target",
-    "backend_for",
-    "check_model",
-    "distance",
-    "make_target",
-]
 
 Target: TypeAlias = "NativeTarget | GenericTarget"
 
@@ -139,10 +131,10 @@ def make_target(
     except InputError:
         raise
     except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
-        raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
+        raise InputError(f"model {name}: its own forward fails ({line_of(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    if backend.decodes and not spread and unfit(model) is None:
+    if backend.decodes and not spread and fits(model):
         target: Target = NativeTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
@@ -159,18 +151,14 @@ def make_target(
     except Exception as error:  # a family's forward may trip over anything that it does not expect
         raise InputError(
             f"model {name} does not run through transformers' attention interface with our cache "
-            f"({_line(error)})"
+            f"({line_of(error)})"
         ) from error
-    if far > TOLERANCES.get(target.dtype, 0.1):
+    if not far <= TOLERANCES.get(target.dtype, 0.1):
         raise InputError(
             f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
             f"its own forward by {far:.1e} of their size"
         )
     return target
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def _cases(vocab: int) -> list[list[int]]:
@@ -187,15 +175,14 @@ def _cases(vocab: int) -> list[list[int]]:
 def _expected(shared: Any, cases: list[list[int]]) -> Tensor:
     """Logits after each case by the model's own forward, (cases, V) float32."""
     device = placed.device_of(shared.lm_head)
-    rows = [
-        shared(input_ids=torch.tensor([case], device=device), use_cache=False).logits[0, -1] for case in cases
-    ]
+    texts = (torch.tensor([case], device=device) for case in cases)
+    rows = [shared(input_ids=text, use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(rows).to(device).float()
 
 
 @torch.inference_mode()
 def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
-    """Relative distance of a target's logits from the expected ones; infinite for NaN."""
+    """Relative distance of a target's logits from the expected ones."""
     text, device = cases[0][:-1], target.device
     cache = target.new_cache(TEXT + len(PARENTS))
     for part in (text[:CUT], text[CUT:]):
@@ -206,5 +193,4 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     tokens = torch.tensor([case[-1] for case in cases], device=device)
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     expected = expected.to(device)
-    far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
-    return far if far == far else float("inf")
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))

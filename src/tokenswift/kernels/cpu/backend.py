@@ -57,8 +57,7 @@ from tokenswift.kernels.weights import (
     Shape,
     active_type,
 )
-from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import Arena
+from tokenswift.kv.full import Arena, FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 

@@ -64,10 +64,10 @@ static void some_norms(void *context, long from, long to, int thread) {
     }
 }
 
-/* out (n, width) of the type = RMS norm of x (n, width) float32. Returns as run does. */
-static int64_t norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
+/* out (n, width) of the type = RMS norm of x (n, width) float32. */
+static void norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
     Norm m = {out, x, weight, n, width, eps, type};
-    return run(threads, n, (double)n * width * 8, some_norms, &m);
+    run(threads, n, (double)n * width * 8, some_norms, &m);
 }
 
 void ts_norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
@@ -135,12 +135,12 @@ static void some_heads(void *context, long from, long to, int thread) {
 }
 
 /* Projections (n, heads + 2 kv_heads, width) of all segments' rows → rotated queries (heads, n, width), keys and
- * values behind the committed ones, of each segment. Returns as run does. */
-static int64_t append(const Segment *segments, long n, const float *qkv, const float *cos, const float *sin,
+ * values behind the committed ones, of each segment. */
+static void append(const Segment *segments, long n, const float *qkv, const float *cos, const float *sin,
                       const float *qnorm, const float *knorm, float eps, int threads) {
     const Attend *a = &segments->a;
     Append p = {segments, qkv, cos, sin, qnorm, knorm, eps};
-    return run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
+    run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
 typedef struct {
@@ -171,10 +171,10 @@ static void some_gates(void *context, long from, long to, int thread) {
     }
 }
 
-/* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). Returns as run does. */
-static int64_t swiglu(char *out, int type, const float *x, long n, long width, int threads) {
+/* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). */
+static void swiglu(char *out, int type, const float *x, long n, long width, int threads) {
     Gate g = {out, x, n, width, type};
-    return run(threads, n, (double)n * width * 16, some_gates, &g);
+    run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
@@ -209,8 +209,6 @@ typedef struct {
     char *work;
     long work_bytes;
     int threads, keep;
-    int64_t waited;         /* out: nanoseconds that the calling thread slept for others */
-    int shared;             /* out: threads that the pass had */
     long taps;              /* layers (the last: what leaves it) whose states come out: */
     const int32_t *tapped;  /* (taps) */
     float *features;        /* (taps, n, hidden) */
@@ -276,8 +274,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
     need += attention_bytes(segments, p->count, p->threads);
     if ((size_t)p->work_bytes < need) return (long)need;
-    const int threads = p->shared = take_team(p->threads);
-    int64_t waited = 0;
+    const int threads = take_team(p->threads);
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
@@ -292,24 +289,23 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->out = at[4] + first * found;
         }
         tap(p, l, m->hidden);
-        waited += norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
-        waited += linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
+        norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
+        linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
         if (w->beside.parts) {
-            waited += norm(at[2], p->beside, w->beside_norm, n, m->hidden, m->eps, type, threads);
-            waited += linear((float *)at[3], all, at[2], hidden, &w->beside, n, all, m->hidden, type, 1, threads);
+            norm(at[2], p->beside, w->beside_norm, n, m->hidden, m->eps, type, threads);
+            linear((float *)at[3], all, at[2], hidden, &w->beside, n, all, m->hidden, type, 1, threads);
         }
-        waited += append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
-        waited += attention(segments, p->count, at[8], threads);
-        if (type == I8) waited += quantized(at[7], (float *)at[4], n, whole, threads);
-        waited += linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
-        waited += norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
-        waited += linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
-        waited += swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
-        waited += linear(p->states, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, 1, threads);
+        append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
+        attention(segments, p->count, at[8], threads);
+        if (type == I8) quantized(at[7], (float *)at[4], n, whole, threads);
+        linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
+        norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
+        linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
+        swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
+        linear(p->states, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, 1, threads);
     }
     tap(p, m->layers, m->hidden);
     leave_team(threads);
-    p->waited = waited;
     return 0;
 }
 

@@ -111,12 +111,11 @@ static void some_panels(void *context, long from, long to, int thread) {
 /* out (n, N) float32, ldo floats apart = x (n, K) times the transpose of the weight (N, K), plus bias (N) or
  * nothing, plus what out held if add. Packed weights: panels of NR columns; inside, for float32 and float16
  * (K, NR), for bfloat16 (K / 2, NR, 2), for FORMATS as cpu_low.h says; columns beyond N are 0. x: ldx bytes apart,
- * of the type active: float32, bfloat16 or groups of int8 (I8: all parts are of FORMATS). K is even.
- * Returns as run does. */
-static int64_t linear(float *out, long ldo, const void *x, size_t ldx, const Weight *w, long n, long N, long K, int active,
+ * of the type active: float32, bfloat16 or groups of int8 (I8: all parts are of FORMATS). K is even. */
+static void linear(float *out, long ldo, const void *x, size_t ldx, const Weight *w, long n, long N, long K, int active,
                       int add, int threads) {
     Linear l = {out, ldo, x, ldx, *w, n, N, K, active, add};
-    return run(threads, (N + NR - 1) / NR, (double)n * N * K, some_panels, &l);
+    run(threads, (N + NR - 1) / NR, (double)n * N * K, some_panels, &l);
 }
 
 typedef struct {
@@ -132,10 +131,10 @@ static void some_groups(void *context, long from, long to, int thread) {
         quantize(group_of(q->out, q->n, q->width, i), block_of_rows(q->n), q->x + i * q->width, q->width);
 }
 
-/* Rows (n, width) float32 as groups. Returns as run does. */
-static int64_t quantized(char *out, const float *x, long n, long width, int threads) {
+/* Rows (n, width) float32 as groups. */
+static void quantized(char *out, const float *x, long n, long width, int threads) {
     Quantize q = {out, x, n, width};
-    return run(threads, n, (double)n * width * 8, some_groups, &q);
+    run(threads, n, (double)n * width * 8, some_groups, &q);
 }
 
 /* work: for active I8, room for x as groups, whose rows are float32 then. */

@@ -175,8 +175,8 @@ static size_t attention_bytes(const Segment *segments, long count, int threads) 
     return threads * each + partial;
 }
 
-/* Attention of all segments, whose `a` and `deepest` are there. Returns as run does. */
-static int64_t attention(Segment *segments, long count, char *work, int threads) {
+/* Attention of all segments, whose `a` and `deepest` are there. */
+static void attention(Segment *segments, long count, char *work, int threads) {
     Sharing all = {segments, count, work, 0};
     double worth = 0, merging = 0;
     long tasks = 0, merges = 0;
@@ -197,6 +197,6 @@ static int64_t attention(Segment *segments, long count, char *work, int threads)
         s->partial = (float *)partial;
         partial += partial_bytes(&s->a, s->deepest);
     }
-    const int64_t waited = run(threads, tasks, worth, some_tasks, &all);
-    return waited + run(threads, merges, merging, some_merges, &all);
+    run(threads, tasks, worth, some_tasks, &all);
+    run(threads, merges, merging, some_merges, &all);
 }

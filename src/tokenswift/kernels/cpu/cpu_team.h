@@ -171,12 +171,11 @@ static void leave_team(int threads) {
     if (threads > 1) atomic_store(&team.taken, 0);
 }
 
-/* One stage by up to `threads` of a team that the caller holds; worth: its multiplications. Returns the
- * nanoseconds that the caller slept for others; what it spun is the end of every stage. */
-static int64_t run(int threads, long tasks, double worth, Stage stage, void *context) {
+/* One stage by up to `threads` of a team that the caller holds; worth: its multiplications. */
+static void run(int threads, long tasks, double worth, Stage stage, void *context) {
     if (threads < 2 || tasks < 2 || tasks > MOST_TASKS || worth < SMALL) {
         stage(context, 0, tasks, 0);
-        return 0;
+        return;
     }
     team.stage = stage, team.context = context;
     atomic_store_explicit(&team.done, 0, memory_order_relaxed);
@@ -186,11 +185,10 @@ static int64_t run(int threads, long tasks, double worth, Stage stage, void *con
         wake(&team.bell);
     }
     work_on(0);
-    if (atomic_load(&team.done) == (uint32_t)tasks) return 0;
     const int64_t begun = clock_now();
     for (int turn = 0;;) {
         uint32_t done = atomic_load(&team.done);
-        if (done == (uint32_t)tasks) break;
+        if (done == (uint32_t)tasks) return;
         relax();
         if (++turn % 64 || clock_now() < begun + SPIN) continue;
         atomic_store(&team.waiting, 1);
@@ -198,6 +196,4 @@ static int64_t run(int threads, long tasks, double worth, Stage stage, void *con
         if (done != (uint32_t)tasks) sleep_on(&team.done, done);
         atomic_store(&team.waiting, 0);
     }
-    const int64_t waited = clock_now() - begun;
-    return waited > SPIN ? waited : 0;
 }

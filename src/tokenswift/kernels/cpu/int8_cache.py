@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, page_bytes
-from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import large_empty
+from tokenswift.kv.full import FullCache, large_empty
 from tokenswift.kv.sparse import SparseCache
 
 

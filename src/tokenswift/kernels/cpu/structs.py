@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_long, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 VECTORS = ("norm", "mlp_norm", "query_norm", "key_norm")
 _KINDS: dict[str, Any] = {
     **{"long": c_long, "int": c_int, "float": c_float, "double": c_double},
-    **{"int64": c_int64, "uint64": c_uint64, "pointer": c_void_p},
+    **{"uint64": c_uint64, "pointer": c_void_p},
 }
 
 
@@ -78,8 +78,8 @@ class CDraftStep(ctypes.Structure):
 
 class CPass(ctypes.Structure):
     _fields_ = fields(
-        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; "
-        "int64 waited; int shared; long taps; pointer tapped, features, beside"
+        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; long taps; "
+        "pointer tapped, features, beside"
     )
 
 

@@ -27,7 +27,7 @@ from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
-from tokenswift.kv.pages import Arena, to_device
+from tokenswift.kv.full import Arena, to_device
 
 logger = logging.getLogger("tokenswift")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.weights import Packed
-from tokenswift.kv.pages import to_device
+from tokenswift.kv.full import to_device
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
