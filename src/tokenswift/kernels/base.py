@@ -116,6 +116,7 @@ class Backend(ABC):
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
+        fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
         prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
         kind: of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
@@ -131,6 +132,7 @@ class Backend(ABC):
     fused = False
     formats: tuple[str, ...] = ()
     prefers_int8 = False
+    fill: Any = None
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -154,7 +156,7 @@ class Backend(ABC):
         ``dtype``: of its values in products; by default the tensors' own, float32 for quantized formats.
         ``arena``: memory for it that other weights share.
         """
-        return Packed(weight, None, dtype, arena)
+        return Packed(weight, self.fill, dtype, arena)
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
         """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""

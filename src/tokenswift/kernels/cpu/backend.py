@@ -57,7 +57,7 @@ from tokenswift.kernels.weights import (
     Shape,
     active_type,
 )
-from tokenswift.kv.full import Arena, FullCache
+from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 
@@ -93,16 +93,8 @@ class CpuBackend(Backend):
         declare(library)
         self.build = text_of(library, "ts_build")
 
-    def pack(
-        self,
-        weight: Tensor | Stored | Sequence[Tensor | Stored],
-        dtype: torch.dtype | None = None,
-        arena: Arena | None = None,
-    ) -> Packed:
-        """See :meth:`Backend.pack`; quantized weights in C, on all threads."""
-        return Packed(weight, self._fill, dtype, arena)
-
-    def _fill(self, stored: Stored, panels: Tensor) -> None:
+    def fill(self, stored: Stored, panels: Tensor) -> None:
+        """The panels of a quantized weight, on all threads."""
         form, blocks = stored.format, stored.blocks.contiguous()
         (rows, columns), size = stored.shape, blocks.shape[1]
         self._lib.ts_pack(
@@ -119,7 +111,7 @@ class CpuBackend(Backend):
         """See :meth:`Backend.new_cache`; int8 in pages."""
         if dtype != torch.int8:
             return super().new_cache(layers, kv_heads, width, capacity, dtype)
-        return IntFullCache(Pages.empty(layers, kv_heads, width, capacity, self._lib.ts_copy))
+        return IntFullCache(Pages(layers, kv_heads, width, capacity, self._lib.ts_copy))
 
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""

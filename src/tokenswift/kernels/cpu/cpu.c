@@ -27,17 +27,14 @@ const char ts_build[] = TS_BUILD ", version " __VERSION__;
 INLINE void norm_row(char *out, int type, const float *x, const float *weight, long width, float eps) {
     V total[NL] = {{0}};
     for (long c = 0; c < width; c += W) {
-        V y = width - c < W ? load_part(F32, (const char *)(x + c), (int)(width - c)) : load(F32, (const char *)(x + c));
+        V y = load_left(F32, (const char *)(x + c), width - c);
         total[c / W % NL] = fused(y, y, total[c / W % NL]);
     }
     const float factor = eps < 0 ? 1.0f : 1.0f / sqrtf(sum_lanes(total) / width + eps);
     for (long c = 0; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        V y = part ? load_part(F32, (const char *)(x + c), part) : load(F32, (const char *)(x + c));
-        y *= factor;
-        if (weight) y *= part ? load_part(F32, (const char *)(weight + c), part) : load(F32, (const char *)(weight + c));
-        if (part) store_part(type, out + c * bytes_of(type), y, part);
-        else store(type, out + c * bytes_of(type), y);
+        V y = load_left(F32, (const char *)(x + c), width - c) * factor;
+        if (weight) y *= load_left(F32, (const char *)(weight + c), width - c);
+        store_left(type, out + c * bytes_of(type), y, width - c);
     }
 }
 
@@ -89,10 +86,8 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
             z[j + half] = y[j + half] * cos[j] + y[j] * sin[j];
         }
     else memcpy(z, y, width * 4);
-    for (long c = 0; c < width; c += W) {
-        if (width - c < W) store_part(type, out + c * bytes_of(type), load_part(F32, (char *)(z + c), (int)(width - c)), (int)(width - c));
-        else store(type, out + c * bytes_of(type), load(F32, (char *)(z + c)));
-    }
+    for (long c = 0; c < width; c += W)
+        store_left(type, out + c * bytes_of(type), load_left(F32, (char *)(z + c), width - c), width - c);
 }
 
 typedef struct {
@@ -159,13 +154,9 @@ static void some_gates(void *context, long from, long to, int thread) {
     for (long i = from; i < to; i++) {
         char *out = g->type == I8 ? (char *)whole : g->out + i * width * bytes_of(type);
         for (long c = 0; c < width; c += W) {
-            const int part = width - c < W ? (int)(width - c) : 0;
             const char *gate = (const char *)(g->x + i * 2 * width + c), *lift = gate + width * 4;
-            char *at = out + c * bytes_of(type);
-            V x = part ? load_part(F32, gate, part) : load(F32, gate), u = part ? load_part(F32, lift, part) : load(F32, lift);
-            V y = x / (vexp(-x) + 1.0f) * u;
-            if (part) store_part(type, at, y, part);
-            else store(type, at, y);
+            V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
+            store_left(type, out + c * bytes_of(type), x / (vexp(-x) + 1.0f) * u, width - c);
         }
         if (g->type == I8) quantize(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
     }

@@ -34,14 +34,11 @@ INLINE void put(const Linear *l, long p, long r, int rows, const float *sums) {
     float *at = l->out + r * l->ldo + p * NR;
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < cols; c += W) {
-            const int part = cols - c < W ? cols - c : 0;
-            const char *more = (const char *)(l->w.bias + p * NR + c);
             char *to = (char *)(at + i * l->ldo + c);
             V y = load(F32, (char *)(sums + i * NR + c));
-            if (l->w.bias) y += part ? load_part(F32, more, part) : load(F32, more);
-            if (l->add) y = (part ? load_part(F32, to, part) : load(F32, to)) + y;
-            if (part) store_part(F32, to, y, part);
-            else store(F32, to, y);
+            if (l->w.bias) y += load_left(F32, (const char *)(l->w.bias + p * NR + c), cols - c);
+            if (l->add) y = load_left(F32, to, cols - c) + y;
+            store_left(F32, to, y, cols - c);
         }
 }
 

@@ -20,12 +20,8 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
     factors = vexp(factors);
     const float old = factors[0], new = factors[1];
     for (long c = 0; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        char *to = (char *)(total + c), *from = (char *)(acc + c);
-        V x = part ? load_part(F32, to, part) : load(F32, to), y = part ? load_part(F32, from, part) : load(F32, from);
-        x = fused(y, splat(new), x * old);
-        if (part) store_part(F32, to, x, part);
-        else store(F32, to, x);
+        V x = load_left(F32, (char *)(total + c), width - c), y = load_left(F32, (char *)(acc + c), width - c);
+        store_left(F32, (char *)(total + c), fused(y, splat(new), x * old), width - c);
     }
     *top = best;
     *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
@@ -35,13 +31,8 @@ static void finish(const Attend *a, const float *total, long row, long head) {
     const long width = a->width;
     const int type = a->active;
     char *to = a->out + (row * a->heads + head) * width * bytes_of(type);
-    for (long c = 0; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        V x = part ? load_part(F32, (char *)(total + c), part) : load(F32, (char *)(total + c));
-        x /= total[width + 1];
-        if (part) store_part(type, to + c * bytes_of(type), x, part);
-        else store(type, to + c * bytes_of(type), x);
-    }
+    for (long c = 0; c < width; c += W)
+        store_left(type, to + c * bytes_of(type), load_left(F32, (char *)(total + c), width - c) / total[width + 1], width - c);
 }
 
 INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1; }

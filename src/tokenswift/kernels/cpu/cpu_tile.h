@@ -198,6 +198,13 @@ INLINE void store_part(int type, char *p, V x, int count) {
     memcpy(p, whole, count * bytes_of(type));
 }
 
+/* the same for as many of them as are left */
+INLINE V load_left(int type, const char *p, long left) { return left < W ? load_part(type, p, (int)left) : load(type, p); }
+INLINE void store_left(int type, char *p, V x, long left) {
+    if (left < W) store_part(type, p, x, (int)left);
+    else store(type, p, x);
+}
+
 typedef float V4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 

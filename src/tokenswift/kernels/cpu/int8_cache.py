@@ -7,9 +7,8 @@ the memory of bfloat16.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,32 +19,26 @@ from tokenswift.kv.full import FullCache, large_empty
 from tokenswift.kv.sparse import SparseCache
 
 
-@dataclass(slots=True)
 class Pages:
     """A cache's tensor, and what copies entries between such tensors.
 
+    Args:
+        layers, kv_heads, width: of the cache.
+        capacity: tokens that fit, rounded up to pages.
+        copy_entries: ``ts_copy`` of the compiled kernels.
+
     Attributes:
         data: (layers, K, pages, bytes of a page).
-        width: of a head.
-        copy_entries: ``ts_copy`` of the compiled kernels.
     """
 
-    data: Tensor
-    width: int
-    copy_entries: ctypes._CFuncPtr  # type: ignore[name-defined]
-
-    @classmethod
-    def empty(
-        cls,
-        layers: int,
-        kv_heads: int,
-        width: int,
-        capacity: int,
-        copy_entries: ctypes._CFuncPtr,  # type: ignore[name-defined]
-    ) -> Pages:
-        """Room for ``capacity`` tokens, rounded up to pages."""
+    def __init__(self, layers: int, kv_heads: int, width: int, capacity: int, copy_entries: Any) -> None:
+        self.width, self.copy_entries = width, copy_entries
         shape = (layers, kv_heads, -(-capacity // PAGE), page_bytes(width))
-        return cls(large_empty(*shape, dtype=torch.uint8), width, copy_entries)
+        self.data = large_empty(*shape, dtype=torch.uint8)
+
+    def like(self, capacity: int) -> Pages:
+        """Others, of another capacity."""
+        return Pages(*self.data.shape[:2], self.width, capacity, self.copy_entries)
 
     @property
     def scales(self) -> Float[Tensor, "L K pages 3 16"]:
@@ -146,8 +139,7 @@ class IntFullCache(FullCache):
         self.pages.copy(self.pages, range(start, start + len(nodes)), [start + node for node in nodes])
 
     def _copy(self, capacity: int, length: int) -> FullCache:
-        layers, kv_heads = self.data.shape[:2]
-        pages = Pages.empty(layers, kv_heads, self.pages.width, capacity, self.pages.copy_entries)
+        pages = self.pages.like(capacity)
         pages.copy_first(self.pages, length)
         return IntFullCache(pages, length)
 
@@ -165,8 +157,7 @@ class IntSparseCache(SparseCache):
     def _make(self, like: FullCache, rows: int) -> None:
         if not isinstance(like, IntFullCache):
             raise TypeError(f"the full cache is a {type(like).__name__}; valid: IntFullCache")
-        layers, kv_heads = like.data.shape[:2]
-        self.pages = Pages.empty(layers, kv_heads, like.pages.width, rows, like.pages.copy_entries)
+        self.pages = like.pages.like(rows)
         self.data = self.pages.data
         self.data.zero_()  # scales that nobody wrote are numbers, too
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.cpu.structs import address, declare, fields
+from tokenswift.kernels.cpu.structs import address, fields
 from tokenswift.sampling.noise import position_key
 from tokenswift.sampling.penalties import NO_RULES, KnownText, TextRules, breaker_marks, dry_penalties
 from tokenswift.sampling.ranking import LogitRows, Ranked
@@ -113,7 +113,6 @@ class NativeRanker:
 
     def __init__(self, library: ctypes.CDLL, params: SamplingParams, rules: TextRules = NO_RULES) -> None:
         self._rank = library.ts_rank
-        declare(library)
         self.params = params
         self._work: dict[int, Tensor] = {}
         p = params
