@@ -49,16 +49,15 @@ class TorchBackend(Backend):
         shape, count, places = body.shape, len(states), batch.rows()
         kept: list[list[Tensor]] = [[] for _ in places]
         notes: list[dict[Any, Any]] = [{} for _ in places]
-        whole = shape.active == torch.int8
-        active = torch.float32 if whole else shape.active  # the products turn them into integers
+        active = shape.active
         for number, layer in enumerate(body.weights):
             if taps is not None:
                 taps.fill(number, states)
             normed = states if layer.norm is None else self.norm(states, layer.norm, shape.eps, active)
-            qkv = self.linear(normed, layer.qkv, layer.qkv_bias, shape.active)
+            qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
                 normed = self.norm(beside, layer.beside_norm, shape.eps, active)
-                qkv += self.linear(normed, layer.beside, None, shape.active)
+                qkv += self.linear(normed, layer.beside)
             heads = qkv.view(count, -1, shape.width).transpose(0, 1)
             query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
             if layer.query_norm is not None and layer.key_norm is not None:
@@ -76,11 +75,11 @@ class TorchBackend(Backend):
                 how = (cache, segment.parents, shape.scale, window)
                 mixed.append(self.attend(own[-1], number, *how, notes=noted))
             mixes = torch.cat(mixed).reshape(count, -1).to(active)
-            states += self.linear(mixes, layer.out, layer.out_bias, shape.active)
+            states += self.linear(mixes, layer.out, layer.out_bias)
             normed = self.norm(states, layer.mlp_norm, shape.eps, active)
-            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias, shape.active).chunk(2, dim=-1)
+            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             inner = (F.silu(gate) * up).to(active)
-            states += self.linear(inner, layer.down, layer.down_bias, shape.active)
+            states += self.linear(inner, layer.down, layer.down_bias)
         if taps is not None:
             taps.fill(len(body.weights), states)
         return [torch.stack(own if keep else own[-1:]) for own in kept]
@@ -126,9 +125,7 @@ class TorchBackend(Backend):
         bias: Tensor | None = None,
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """See :meth:`Backend.linear`. Integers are those of `quantized`, summed in float32."""
-        if active == torch.int8:
-            states = quantized(states)
+        """See :meth:`Backend.linear`; of floats alone."""
         active = active_type(weight.dtype)
         out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
@@ -179,15 +176,6 @@ def _bias(
         visible &= places[None, :] > here[:, None] - window
     bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
     return bias.masked_fill_(~visible, -torch.inf)
-
-
-def quantized(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
-    """What integers of 8 bits stand for: groups of 32, each with the scale of its largest."""
-    width = states.shape[-1]
-    groups = F.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))
-    most = groups.abs().amax(-1, keepdim=True)
-    whole = torch.where(most > 0, groups * (127.0 / most), 0.0).round()
-    return (whole * (most / 127.0)).flatten(-2)[..., :width]
 
 
 def turned(

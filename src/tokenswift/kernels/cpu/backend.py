@@ -49,14 +49,7 @@ from tokenswift.kernels.cpu.structs import (
 )
 from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kernels.weights import (
-    PRODUCTS,
-    DraftWeights,
-    LayerWeights,
-    Packed,
-    Shape,
-    active_type,
-)
+from tokenswift.kernels.weights import PRODUCTS, DraftWeights, LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules

@@ -226,11 +226,7 @@ class CudaBackend(TorchBackend):
         return self._linear(states.flatten(0, -2), weight, bias).view(*states.shape[:-1], -1)
 
     def _linear(
-        self,
-        states: Float[Tensor, "n K"],
-        weight: Packed,
-        bias: Tensor | None = None,
-        at_once: bool = False,
+        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None, at_once: bool = False
     ) -> Float[Tensor, "n N"]:
         """``at_once``: by one product, whose bits are those of so many rows."""
         rows = states.to(weight.dtype).contiguous()
