@@ -1,4 +1,4 @@
-"""The reference in plain torch, on any device, by the specification of docs/exactness.md.
+"""A pass in plain torch, on any device: the reference that compiled kernels are held against.
 
 It runs where nothing can be compiled. Torch's own kernels add up in their own order, and a row's bits may
 depend on the other rows.

@@ -20,7 +20,42 @@ _SLAB = 1 << 26  # bytes that an arena takes at a time
 _LINE = 64  # bytes of a cache line
 
 
-class FullCache:
+class Entries:
+    """What transformers' own code calls a cache by.
+
+    Attributes:
+        data: (2 · layers, K, capacity, d).
+    """
+
+    data: Tensor
+
+    @property
+    def length(self) -> int:
+        """Entries that a pass attends to besides its own tokens."""
+        raise NotImplementedError
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a pass's entries (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
+
+        Raises:
+            ValueError: there is no room.
+        """
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+
+class FullCache(Entries):
     """Keys and values of every committed token, and scratch room for the pass under way.
 
     One tensor of shape (2 · layers, K, capacity, d) holds everything: layer l's keys at index 2l,
@@ -63,20 +98,6 @@ class FullCache:
     def clear(self) -> None:
         """Zeros everywhere."""
         self.data.zero_()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """T, under the name that transformers asks for."""
-        return self._length
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write a pass's entries (1, K, n, d) of one layer; return views of all (1, K, T + n, d)."""
-        start, end = self._length, self._length + key_states.shape[2]
-        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
-        keys[:, start:end] = key_states[0]
-        values[:, start:end] = value_states[0]
-        return keys[None, :, :end], values[None, :, :end]
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""

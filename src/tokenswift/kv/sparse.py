@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kv.full import FullCache, to_device
+from tokenswift.kv.full import Entries, FullCache, to_device
 
 
-class SparseCache:
+class SparseCache(Entries):
     """B slots per layer and KV head, and scratch rows behind them.
 
     The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else
@@ -61,22 +61,6 @@ class SparseCache:
     def exhausted(self) -> bool:
         """True when newer tokens have replaced the whole selection (or none was made yet)."""
         return not self.selections or self.replaced >= self.budget - self.sinks
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """:attr:`length`, under the name that transformers asks for."""
-        return self.length
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write a draft pass's entries into the scratch rows; return views of all (1, K, L + n, d)."""
-        start, end = self.length, self.length + key_states.shape[2]
-        if end > self.data.shape[2]:
-            raise ValueError(f"a draft pass needs {end} rows, the cache has {self.data.shape[2]}")
-        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
-        keys[:, start:end] = key_states[0]
-        values[:, start:end] = value_states[0]
-        return keys[None, :, :end], values[None, :, :end]
 
     # ---- draft passes ---------------------------------------------------------------------------
 
