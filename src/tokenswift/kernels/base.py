@@ -3,9 +3,9 @@
 A backend packs weights, owns the memory of caches, runs a decoder's layers over a *batch* of segments (rows
 of one or several texts, each over its own cache with its own tree), multiplies with the LM head and ranks
 tokens. A pass goes down only: the model asks for a batch, embeds its tokens, hands their states to the layers
-and takes logits of what they give. `kernels.torch` is the reference, `kernels.cpu` the compiled kernels, by the
-specification of docs/exactness.md. Which device it is, and what follows from that, is asked
-here and nowhere else.
+and takes logits of what they give. `kernels.torch` is the reference; `kernels.cpu` has the compiled kernels,
+by the specification of docs/exactness.md. Which device it is, and what follows from that, is asked here and
+nowhere else.
 """
 
 from __future__ import annotations
