@@ -38,7 +38,8 @@ class Pages:
 
     def like(self, capacity: int) -> Pages:
         """Others, of another capacity."""
-        return Pages(*self.data.shape[:2], self.width, capacity, self.copy_entries)
+        layers, kv_heads = self.data.shape[:2]
+        return Pages(layers, kv_heads, self.width, capacity, self.copy_entries)
 
     @property
     def scales(self) -> Float[Tensor, "L K pages 3 16"]:
