@@ -12,7 +12,7 @@ import pandas as pd
 from benchmarks.prompts import Prompt, prompt
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefill import Prefilled
+from tokenswift.engine.sequence import Prefilled
 from tokenswift.types import Generation
 
 PLAIN, AUTO = "autoregressive", "auto"

@@ -15,8 +15,7 @@ from typing import Any
 from benchmarks.common import PLAIN, Trial
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefill import Prefilled
-from tokenswift.engine.stream import Stream
+from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.metrics import distinct
 from tokenswift.runs.report import repeats
 from tokenswift.types import Step

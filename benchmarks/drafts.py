@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.common import Trial
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefill import Prefilled
+from tokenswift.engine.sequence import Prefilled
 from tokenswift.spec.adaptive import recipe
 from tokenswift.spec.chances import Calibration
 

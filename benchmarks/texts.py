@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.common import AUTO, PLAIN, Trial, in_turns
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, Scheduler
+from tokenswift.engine.sequence import Prefilled
 from tokenswift.types import Step
 
 TOGETHER, DRAFTED = (1, 2, 4, 8, 16), (1, 2, 4, 8)
@@ -116,9 +116,9 @@ def _second_turn(trial: Trial) -> dict[str, float]:
         turned = [*state.tokens, *ids[length:]]
         second = plain(turned, 1, PLAIN, None)
         told, fresh = _first(llm, second, prefixes), _first(llm, second, None)
-        sequence = state.fork(len(turned) + 1, llm.target.sampler(trial.params))
+        cache = state.sequence.cache.fork(len(turned) + 1)
         begun = perf_counter()
-        llm.target.prefill(turned[len(state.tokens) - 1 : -1], sequence.cache)
+        llm.target.prefill(turned[len(state.tokens) - 1 : -1], cache)
         part.append(told / (perf_counter() - begun))
         whole.append(told / fresh)
     return {"second_turn": median(part), "second_turn_over_whole": median(whole)}

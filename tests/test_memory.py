@@ -15,7 +15,7 @@ from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
 from tokenswift.engine.request import Request
-from tokenswift.engine.run import Run
+from tokenswift.engine.sequence import Sequence
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Memory, host_memory
@@ -157,6 +157,6 @@ def test_memory_that_runs_out_under_way(monkeypatch: pytest.MonkeyPatch) -> None
     )  # fmt: skip
     assert found is not None, line
     took, free, most = (int(part.replace(",", "")) for part in found.groups())
-    strategy: Any = Run(llm, Request(PROMPT, new, "autoregressive")).strategy
+    strategy: Any = Sequence(llm, Request(PROMPT, new, "autoregressive")).strategy
     assert free == held and took >= (len(PROMPT) + new) * KV
     assert most == memory.largest(llm.target, strategy, len(PROMPT), free + took - 3072)

@@ -15,7 +15,8 @@ def test_figures_from_steps() -> None:
     meter.add(Step((1, 2, 3), drafted=40, accepted=2, ngram_accepted=1, gamma=4))
     meter.add(Step((4,), drafted=40, accepted=0, ngram_accepted=0, gamma=4))
     meter.add(Step((5, 6), drafted=3, accepted=1, ngram_accepted=0, gamma=2))
-    figures = meter.finish([1, 2, 3, 4, 5, 6], prefill_seconds=0.5, draft_passes=2, seconds=3.0)
+    meter.phase("prefill").seconds, meter.phase("verify").seconds = 0.5, 3.0
+    figures = meter.finish([1, 2, 3, 4, 5, 6], draft_passes=2)
     assert figures.steps == 3 and figures.draft_passes == 2
     assert figures.acceptance_rate == pytest.approx(3 / 10)
     assert figures.ngram_acceptance_rate == pytest.approx(1 / 10)

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         TriForceOptions,
     )
     from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
+    from tokenswift.engine.journal import resume
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.request import Request
-    from tokenswift.engine.resume import resume
     from tokenswift.engine.scheduler import Scheduler, Ticket
-    from tokenswift.engine.stream import Stream
+    from tokenswift.engine.sequence import Stream
     from tokenswift.grammar import Grammar
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
@@ -71,24 +71,17 @@ __all__ = [
     "resume",
 ]
 _MODULES = {
-    "chat.calls": ("Reply", "ToolCall"),
-    "config": (
-        "AutoOptions",
-        "LoopOptions",
-        "MagicDecOptions",
-        "MedusaOptions",
-        "SamplingParams",
-        "TokenSwiftOptions",
-        "TriForceOptions",
-    ),
-    "engine.async_llm": ("AsyncLLM", "AsyncStream"),
-    "engine.llm": ("LLM",),
-    "engine.request": ("Request",),
-    "engine.resume": ("resume",),
-    "engine.scheduler": ("Scheduler", "Ticket"),
-    "engine.stream": ("Stream",),
-    "grammar": ("Grammar",),
-    "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
+    "chat.calls": "Reply ToolCall",
+    "config": "AutoOptions LoopOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions "
+    "TriForceOptions",
+    "engine.async_llm": "AsyncLLM AsyncStream",
+    "engine.journal": "resume",
+    "engine.llm": "LLM",
+    "engine.request": "Request",
+    "engine.scheduler": "Scheduler Ticket",
+    "engine.sequence": "Stream",
+    "grammar": "Grammar",
+    "types": "Generation InputError Logprob Loop Metrics RunError Step",
 }
 
 
@@ -101,7 +94,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     for module, names in _MODULES.items():
-        if name in names:
+        if name in names.split():
             value = getattr(import_module(f"tokenswift.{module}"), name)
             globals()[name] = value
             return value

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_integer
 from tokenswift.config import SamplingParams, sampling_over
-from tokenswift.engine.records import FIELDS, asked, record_of
+from tokenswift.engine.request import FIELDS, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
 from tokenswift.runs import folder as folders
@@ -398,7 +398,7 @@ def write(
     """Have texts written.
 
     Args:
-        requests: by name, records as `engine.records` has them.
+        requests: by name, records as `engine.request` has them.
         out: a folder, or an address.
         how: the actors.
         settings: of :class:`Generator`.

@@ -86,11 +86,11 @@ class Meter:
         spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
         return {name: seconds for name, seconds in spent.items() if seconds}
 
-    def restore(self, figures: Sequence[tuple[int, int, int, int]], seconds: Mapping[str, float]) -> None:
-        """Count steps of an earlier part of the run: drafted, accepted, n-grams accepted and γ of each, and
+    def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
+        """Count steps of an earlier part of the run, as journals have them (see `runs.state.Tokens`), and
         the seconds by phase of all."""
-        self.steps += len(figures)
-        for drafted, accepted, ngram_accepted, gamma in figures:
+        self.steps += len(steps)
+        for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
             self.drafted += drafted
             self.accepted += accepted
             self.ngram_accepted += ngram_accepted
@@ -98,27 +98,17 @@ class Meter:
         for name, value in seconds.items():
             self.phase(name).seconds += value
 
-    def finish(
-        self,
-        tokens: Sequence[int],
-        draft_passes: int = 0,
-        seconds: float | None = None,
-        prefill_seconds: float | None = None,
-        loop: Loop | None = None,
-    ) -> Metrics:
+    def finish(self, tokens: Sequence[int], draft_passes: int = 0, loop: Loop | None = None) -> Metrics:
         """The figures of the run.
 
         Args:
             tokens: the new tokens, as handed to the user.
             draft_passes: model passes made only to draft.
-            seconds: decoding time without what comes before; by default the sum of the phases.
-            prefill_seconds: by default the time of the phase "prefill".
             loop: where the text repeats itself.
         """
         phases = self.seconds
         prefill = phases.pop(PREFILL, 0.0)
-        if seconds is None:
-            seconds = sum(phases.values())
+        seconds = sum(phases.values())
         return Metrics(
             steps=self.steps,
             draft_passes=draft_passes,
@@ -128,7 +118,7 @@ class Meter:
             node_acceptance_rate=_ratio(self.accepted, self.drafted),
             tokens_per_second=_ratio(len(tokens), seconds),
             seconds=seconds,
-            prefill_seconds=prefill if prefill_seconds is None else prefill_seconds,
+            prefill_seconds=prefill,
             distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
             phases=phases,
             loop=loop,

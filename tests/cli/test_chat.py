@@ -27,8 +27,7 @@ from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.run import Run
-from tokenswift.engine.stream import Stream
+from tokenswift.engine.sequence import Sequence, Stream
 from tokenswift.runs import folder as folders
 from tokenswift.types import Step
 
@@ -344,13 +343,13 @@ class Slow:
     def start(self, request: Request, prefixes: Any = None) -> Stream:
         if not self.when:
             os.kill(os.getpid(), self.number)
-        return Signalled(Run(self.real, replace(request, ignore_eos=True)), self.number, self.when)
+        return Signalled(Sequence(self.real, replace(request, ignore_eos=True)), self.number, self.when)
 
 
 class Signalled(Stream):
     """Steps, one of which a signal follows, and a Ctrl-C behind it."""
 
-    def __init__(self, run: Run, number: int, when: int) -> None:
+    def __init__(self, run: Sequence, number: int, when: int) -> None:
         super().__init__(run)
         self.number, self.left = number, when
 

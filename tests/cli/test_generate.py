@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Call
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, write_json
-from tokenswift.engine import stream
+from tokenswift.engine import sequence
 from tokenswift.types import RunError, Step
 
 
@@ -141,15 +141,15 @@ def test_failures_keep_the_text(
     code: int,
     words: str,
 ) -> None:
-    real, left = stream.Stream.__next__, [3]
+    real, left = sequence.Stream.__next__, [3]
 
-    def step_or_failure(self: stream.Stream) -> Step:
+    def step_or_failure(self: sequence.Stream) -> Step:
         left[0] -= 1
         if left[0] < 0:
             raise error
         return replace(real(self), text="x")
 
-    monkeypatch.setattr(stream.Stream, "__next__", step_or_failure)
+    monkeypatch.setattr(sequence.Stream, "__next__", step_or_failure)
     argv = ("generate", "hello", "--model", tiny, "--strategy", "autoregressive", "--ignore-eos")
     done = cli(*argv, "--output", "t", "--json", "j", "--quiet")
     assert done.code == code and words in done.error

@@ -10,7 +10,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
 from tokenswift.cli.plan import SHORT, plan, plan_many, text_of
 from tokenswift.engine.request import Request
-from tokenswift.engine.run import Run
+from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
 
 OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
@@ -21,8 +21,8 @@ def llm() -> LLM:
     return LLM.from_model(tiny_model(max_position_embeddings=100_000), tiny_tokenizer())
 
 
-def run_of(llm: LLM, new: int) -> Run:
-    return Run(llm, Request([1, 2, 3], new, "tokenswift", OPTIONS, ignore_eos=True))
+def run_of(llm: LLM, new: int) -> Sequence:
+    return Sequence(llm, Request([1, 2, 3], new, "tokenswift", OPTIONS, ignore_eos=True))
 
 
 @pytest.mark.parametrize("free", [0, 10_000, 100_000, 333_333, 5_000_000])
@@ -71,13 +71,13 @@ def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement is a run of the same kind, shorter; it leaves the model as it was."""
     before = llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids
     run, made = run_of(llm, 2000), list[Request]()
-    real = Run.__init__
+    real = Sequence.__init__
 
-    def noted(self: Run, llm: LLM, request: Request, *more: Any) -> None:
+    def noted(self: Sequence, llm: LLM, request: Request, *more: Any) -> None:
         made.append(request)
         real(self, llm, request, *more)
 
-    monkeypatch.setattr(Run, "__init__", noted)
+    monkeypatch.setattr(Sequence, "__init__", noted)
     found = plan(run, True)
     assert [one.max_new_tokens for one in made] == [SHORT] and made[0].strategy == "tokenswift"
     assert found.speed is not None and found.speed.at == 3 and 1.0 <= found.speed.rate <= 7

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Call
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
-from tokenswift.engine.stream import Stream
+from tokenswift.engine.sequence import Stream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report import summary_of
 from tokenswift.types import Step
@@ -96,7 +96,7 @@ def test_generate_goes_on_with_its_own_run(
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
-from tokenswift.engine.stream import Stream
+from tokenswift.engine.sequence import Stream
 real, steps = Stream.__next__, []
 def slow(self):
     if steps:
@@ -151,7 +151,7 @@ def test_out_of_memory(
     real, left = LLM.start, [12]
 
     def start(self: LLM, request: Request) -> Stream:
-        forward = self.target.forward
+        forward = self.target.forward_all
 
         def failing(*args: Any) -> Any:
             left[0] -= 1
@@ -159,7 +159,7 @@ def test_out_of_memory(
                 raise error
             return forward(*args)
 
-        self.target.forward = failing  # type: ignore[method-assign]
+        self.target.forward_all = failing  # type: ignore[method-assign]
         return real(self, request)
 
     plain = ("--strategy", "autoregressive")  # a pass a token, however busy the machine is

@@ -11,7 +11,7 @@ import torch
 
 from tests.tiny import SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, InputError, Logprob, Request, Scheduler
-from tokenswift.engine.prompt_logprobs import ROWS
+from tokenswift.engine.sequence import ROWS
 from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.models.generic import GenericTarget
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +23,11 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Admission, Event, QueueFull, Scheduler, Ticket, run_all
-from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
+from tokenswift.engine.sequence import Sequence
+from tokenswift.engine.step import PrefillChunk, prefill, step
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Memory
-from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -316,9 +315,9 @@ def test_what_is_kept_for_later_ends_nothing(llm: LLM, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("what", ["close", "result", "explained"])
 def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Also where letting go of one of them fails, as it is ended."""
-    real = getattr(Run, what)
+    real = getattr(Sequence, what)
 
-    def broken(self: Run, *args: Any) -> Any:
+    def broken(self: Sequence, *args: Any) -> Any:
         if self.prompt == [7]:
             raise OSError("planted, too")
         return real(self, *args)
@@ -332,7 +331,7 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
         tickets = [scheduler.submit(plain([word], 3)) for word in (7, 8)]
         for ticket in (gate.ticket, *tickets):
             ticket.on_event(told.append)
-        monkeypatch.setattr(Run, what, broken)
+        monkeypatch.setattr(Sequence, what, broken)
         monkeypatch.setattr(Scheduler, "_step", fault)
         gate.opened.set()
         over(gate.ticket, *tickets)
@@ -501,17 +500,29 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
         assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
 
 
+def unread(llm: LLM, tokens: list[int]) -> TokenSequence:
+    """A text of which nothing was read."""
+    sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+    return TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler)
+
+
+def running(llm: LLM, tokens: list[int]) -> TokenSequence:
+    """A text whose prompt was read, under way."""
+    made = unread(llm, tokens)
+    made.strategy, made.left = Autoregressive(llm, None, made.sampler), 100
+    prefill(made)
+    made.strategy.begin(made)
+    return made
+
+
 @pytest.mark.parametrize("rows", [1, 5, 31, 32, 33, 70])
 def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
     """Bits of keys, values, and of the rows that drafting starts from."""
     tokens = [*SHARED, *range(7)]
-    made: list[TokenSequence] = []
-    for part in (None, rows):
-        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(len(tokens))
-        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
-        while prefill(made[-1], None, part):
+    whole, parts = unread(llm, tokens), unread(llm, tokens)
+    for text, part in ((whole, None), (parts, rows)):
+        while prefill(text, None, part):
             pass
-    whole, parts = made
     assert whole.newest is not None and parts.newest is not None
     assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
     assert whole.newest_row == parts.newest_row == 31
@@ -524,26 +535,17 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
 def test_parts_read_beside_a_text_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
     """In the pass of another text's steps, which are what they are alone."""
     tokens = [*SHARED, *range(7)]
-    made: list[TokenSequence] = []
-    for _ in range(3):
-        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
-        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
-    beside, whole, parts = made
+    text, whole, parts = running(llm, tokens), unread(llm, tokens), unread(llm, tokens)
     prefill(whole)
-    prefill(beside)
     wanted = llm.generate(tokens, 100, "autoregressive", sampling=SamplingParams(), ignore_eos=True).token_ids
-    chooser = Sampler(SamplingParams(), VOCAB)
-    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
-    text.begin()
     while not text.is_done:
         left = len(tokens) - 1 - parts.cache.length
-        reading = PrefillChunk(parts, min(rows, left), Meter()) if left else None
-        (step,) = advance([text], reading)
-        assert isinstance(step, Step) and (reading is None or reading.error is None)
-        assert text.sequence.load.rows == (reading.rows if reading else 0)
-        if left:
-            assert reading is not None and reading.left == left - reading.rows
-    assert beside.tokens[len(tokens) :] == wanted and parts.cache.length == len(tokens) - 1
+        chunk = PrefillChunk(parts, min(rows, left)) if left else None
+        (made,) = step([text], chunk)
+        assert isinstance(made, Step) and (chunk is None or chunk.error is None)
+        assert text.load.rows == (chunk.rows if chunk else 0)
+        assert chunk is None or len(tokens) - 1 - parts.cache.length == left - chunk.rows
+    assert text.tokens[len(tokens) :] == wanted and parts.cache.length == len(tokens) - 1
     assert whole.newest is not None and parts.newest is not None
     assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
     last = parts.newest_row
@@ -573,26 +575,12 @@ def test_a_part_that_cannot_be_read_does_not_end_the_step(llm: LLM, monkeypatch:
         _ = second.result
 
 
-def running_beside_prompt(llm: LLM, tokens: Sequence[int]) -> tuple[RunningSequence, TokenSequence]:
-    """A text under way, and another one with the same prompt, of which nothing was read."""
-    made: list[TokenSequence] = []
-    for _ in range(2):
-        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
-        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
-    prefill(made[0])
-    chooser = Sampler(SamplingParams(), VOCAB)
-    text = RunningSequence(made[0], Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
-    text.begin()
-    return text, made[1]
-
-
 @pytest.mark.parametrize("rows", [5, 70, 96])
 def test_a_part_is_read_once_where_the_shared_pass_fails(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """After its rows were computed: at the logits of the other text."""
-    text, parts = running_beside_prompt(llm, [*SHARED, *range(7)])
-    beside = text.sequence
+    text, parts = running(llm, tokens := [*SHARED, *range(7)]), unread(llm, tokens)
     seen: list[tuple[int, int]] = []
     parts.on_read = lambda at, hidden: seen.append((at, len(hidden)))
     logits = llm.target.logits
@@ -604,15 +592,15 @@ def test_a_part_is_read_once_where_the_shared_pass_fails(
         return logits(hidden)
 
     monkeypatch.setattr(llm.target, "logits", failing)
-    reading = PrefillChunk(parts, rows, Meter())
-    (step,) = advance([text], reading)
-    assert isinstance(step, Step) and not failures and reading.error is None
+    chunk = PrefillChunk(parts, rows)
+    (made,) = step([text], chunk)
+    assert isinstance(made, Step) and not failures and chunk.error is None
     assert parts.cache.length == rows and seen == [(0, rows)]
-    assert torch.equal(parts.cache.data[:, :, :rows], beside.cache.data[:, :, :rows])
+    assert torch.equal(parts.cache.data[:, :, :rows], text.cache.data[:, :, :rows])
 
 
 def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
-    text, parts = running_beside_prompt(llm, SHARED)
+    text, parts = running(llm, list(SHARED)), unread(llm, list(SHARED))
     told: list[int] = []
 
     def broken(at: int, hidden: torch.Tensor) -> None:
@@ -620,9 +608,9 @@ def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
         raise RuntimeError("planted")
 
     parts.on_read = broken
-    reading = PrefillChunk(parts, 9, Meter())
-    (step,) = advance([text], reading)
-    assert isinstance(step, Step) and str(reading.error) == "planted" and told == [0]
+    chunk = PrefillChunk(parts, 9)
+    (made,) = step([text], chunk)
+    assert isinstance(made, Step) and str(chunk.error) == "planted" and told == [0]
 
 
 # ---- beginnings that are shared -----------------------------------------------------------------

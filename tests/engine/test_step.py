@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import KVCache, Pass
-from tokenswift.metrics import Meter
+from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
@@ -55,7 +54,10 @@ class Counting:
     def __init__(self) -> None:
         self.positions: list[list[int]] = []
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Any = None) -> Pass:
+    def forward_all(self, segments: list[Segment]) -> list[Pass]:
+        return [self.forward(one.tokens, one.positions, one.cache) for one in segments]
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Pass:
         assert isinstance(cache, ListCache)
         cache.scratch = tokens.tolist()
         self.positions.append(positions.tolist())
@@ -96,9 +98,6 @@ class Scripted:
         self.steps: list[Step] = []
         self.nodes: list[tuple[int, ...]] = []
 
-    def begin(self, sequence: TokenSequence) -> None:
-        self.begun = True
-
     def draft(self, sequence: TokenSequence) -> DraftTree:
         right = self.script[len(self.steps) % len(self.script)]
         root = sequence.tokens[-1]
@@ -115,14 +114,13 @@ class Scripted:
 def run(strategy: Scripted, prompt: list[int], new: int, eos: tuple[int, ...] = ()):
     model, cache = Counting(), ListCache()
     sampler = Sampler(GREEDY, VOCAB)
-    sequence = TokenSequence(list(prompt), len(prompt), cache, model, sampler)  # type: ignore[arg-type]
-    meter = Meter()
+    sequence = TokenSequence(list(prompt), len(prompt), cache, model, sampler, strategy, new, eos)  # type: ignore[arg-type]
     prefill(sequence)
-    steps = list(decode(sequence, strategy, sampler, new, eos, meter))
+    steps = list(decode(sequence))
     tokens = [token for step in steps for token in step.token_ids]
     assert sequence.tokens == [*prompt, *tokens]
     assert cache.kept == sequence.tokens[:-1]  # everything but the root is cached, in order
-    return tokens, steps, meter.finish(tokens), model
+    return tokens, steps, sequence.meter.finish(tokens), model
 
 
 @pytest.mark.parametrize(

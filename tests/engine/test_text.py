@@ -49,7 +49,7 @@ def check(tokenizer: Any, tokens: list[int]) -> None:
 
 def stream_all(tokenizer: object, tokens: list[int]) -> list[str]:
     stream = TextStream(tokenizer)
-    return [stream.push([token]) for token in tokens] + [stream.finish()]
+    return [stream.push(token) for token in tokens] + [stream.finish()]
 
 
 @given(st.lists(st.integers(0, 259), max_size=60))
@@ -77,8 +77,8 @@ def test_characters_split_over_tokens(text: str) -> None:
 def test_half_a_character_is_held_back() -> None:
     first, second, third = TINY.encode("日")
     stream = TextStream(TINY)
-    assert [stream.push([first]), stream.push([second]), stream.push([third])] == ["", "", "日"]
-    assert stream.push([first]) == ""
+    assert [stream.push(first), stream.push(second), stream.push(third)] == ["", "", "日"]
+    assert stream.push(first) == ""
     assert stream.finish() == ""  # a text that ends there has no part of it
 
 
@@ -127,8 +127,8 @@ def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str
     tokens = TINY.encode(text)
     stream, out, used = TextStream(TINY, stop), "", 0
     for token in tokens:
-        out += stream.push([token])
-        used += stream.used
+        used += not stream.stopped
+        out += stream.push(token)
         assert not any(s in out for s in stop)
     out += stream.finish()
     grown = next((i for i in range(len(tokens) + 1) if any(s in TINY.decode(tokens[:i]) for s in stop)), None)

@@ -15,7 +15,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, Stop, adapted, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
-from tokenswift.engine.resume import request_of
+from tokenswift.engine.journal import request_of
 from tokenswift.runs import folder as folders
 from tokenswift.runs import writer
 from tokenswift.runs.folder import is_locked

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import Start
-from tokenswift.engine.run import Run
+from tokenswift.engine.sequence import Sequence
 from tokenswift.serve.store import Store, brief
 from tokenswift.types import RunError
 
@@ -93,7 +93,7 @@ def test_the_log_has_no_ids_where_something_is_wrong(
     elif fault == "disk":
         monkeypatch.setattr(Store, "write", fails)
     else:
-        monkeypatch.setattr(Run, "take", fails)
+        monkeypatch.setattr(Sequence, "take", fails)
     again = start(run_dir=str(folder))
     if fault in ("record", "journal"):
         again.get(f"/v1/responses/{name}")

@@ -14,7 +14,7 @@ from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
 from tokenswift.cli.terminal import Progress, say, table
 from tokenswift.config import SamplingParams
-from tokenswift.engine.records import record_of
+from tokenswift.engine.request import record_of
 from tokenswift.types import Generation, RunError
 
 STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}

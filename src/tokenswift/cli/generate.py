@@ -26,7 +26,7 @@ from tokenswift.cli.output import (
 )
 from tokenswift.cli.terminal import Interrupted, Progress, Signals
 from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP, LoopOptions
-from tokenswift.engine.records import record_of
+from tokenswift.engine.request import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError

@@ -20,7 +20,7 @@ from tokenswift.cli.declare import RARE, check_options, option
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import CONTINUED_LENGTH, SamplingParams
-from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
+from tokenswift.engine.request import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step

@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args)
 
-    from tokenswift.engine.run import Run
+    from tokenswift.engine.sequence import Sequence
 
     if args.prompts is None:
-        found = plan(Run(llm, with_model(args, llm, prompt, call)), not args.no_measure)
+        found = plan(Sequence(llm, with_model(args, llm, prompt, call)), not args.no_measure)
     else:
         sampling = options.model_sampling(args, call["sampling"], llm)
         requests = [many.request_of(args, llm, one, call, sampling, None) for one in prompts]
@@ -115,7 +115,7 @@ def memory_parts(run: Any) -> list[Part]:
     """The parts of a run's memory, what the process holds first."""
     from tokenswift.memory import needs_of
 
-    target, strategy, prompt, new = run.target, run.strategy, len(run.prompt), run.max_new_tokens
+    target, strategy, prompt, new = run.model, run.strategy, len(run.prompt), run.max_new_tokens
     weights, eagle = target.weight_bytes + target.copied_bytes, run.llm.resources.eagle
     drafter = [] if eagle is None else [Part("weights of the EAGLE-3 drafter", eagle.held_bytes)]
     rest = target.backend.held() - weights - sum(part.nbytes for part in drafter)
@@ -249,11 +249,11 @@ def plan(run: Any, measured: bool) -> Plan:
         run: the run, made but not begun (so it is known to fit what is free).
         measured: whether a short run is timed.
     """
-    from tokenswift.engine.run import Run
+    from tokenswift.engine.sequence import Sequence
     from tokenswift.memory import largest
 
-    target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
-    speed = measure(Run(run.llm, short_of(run)), prompt + new) if measured else None
+    target, prompt, new = run.model, len(run.prompt), run.max_new_tokens
+    speed = measure(Sequence(run.llm, short_of(run)), prompt + new) if measured else None
     parts, memory, limit = memory_parts(run), target.backend.memory(), target.rotary.limit
     most = None if memory is None else largest(target, run.strategy, prompt, memory.free)
     if limit is not None and most is not None:
@@ -272,15 +272,15 @@ def plan_many(llm: Any, requests: list[Any], nodes: int, at_once: Any, measured:
     Args:
         nodes, at_once: see `Plan`; "auto": as many as fit.
     """
-    from tokenswift.engine.run import Run
     from tokenswift.engine.scheduler import MOST
+    from tokenswift.engine.sequence import Sequence
     from tokenswift.memory import default_length
 
     sizes = []
     for one in requests:
         size, new = len(llm.encode(one.prompt)), one.max_new_tokens
         sizes.append((size, default_length(llm.target, is_chat(one.prompt), size) if new is None else new))
-    run = Run(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])
+    run = Sequence(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])
     longest = plan(run, measured)
     if not isinstance(at_once, int):
         fit = MOST if longest.memory is None else longest.memory.free // max(1, run.nbytes)

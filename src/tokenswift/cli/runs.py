@@ -30,7 +30,7 @@ from tokenswift.cli.output import (
 )
 from tokenswift.cli.terminal import Progress, Stages, say, table
 from tokenswift.config import LoadConfig
-from tokenswift.engine.records import record_of
+from tokenswift.engine.request import record_of
 from tokenswift.files import is_address
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -143,7 +143,7 @@ def resume(args: argparse.Namespace) -> int:
     with Stages(args.quiet, "loading") as stages:
         import torch
 
-        from tokenswift.engine.resume import reload, request_of
+        from tokenswift.engine.journal import reload, request_of
 
         request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
         if args.threads is not None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
-from tokenswift.chat.calls import Reply
-from tokenswift.config import SamplingParams
+from tokenswift.chat.calls import Calls, Reply
+from tokenswift.chat.tools import tools_of
 from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.request import GenerateOptions, Request
+from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, Scheduler, Ticket
 from tokenswift.loader.prompts import Prompt
 from tokenswift.types import Generation, InputError, Step
-from tokenswift.words import Strategy
 
 
 class AsyncStream(AsyncIterator[Step]):
@@ -121,62 +120,41 @@ class AsyncLLM:
         self.llm = llm
         self._scheduler = Scheduler(llm, at_once, queue)
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int | None = None,
-        strategy: Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generation:
-        """As ``LLM.generate``.
+    async def generate(self, prompt: Prompt, *args: Any, **options: Any) -> Generation:
+        """As ``LLM.generate``, with its arguments.
 
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way.
         """
-        stream = self.stream(prompt, max_new_tokens, strategy, strategy_options, sampling, **options)
-        return await _finished(stream)
+        return await _finished(self.stream(prompt, *args, **options))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int | None = None,
-        strategy: Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncStream:
+    def stream(self, prompt: Prompt, *args: Any, **options: Any) -> AsyncStream:
         """As ``LLM.stream``; the text begins with the first step that is waited for."""
 
         def submit() -> Ticket:
-            how = (max_new_tokens, strategy, strategy_options, sampling, options)
-            return self._scheduler.submit(Request.of(prompt, self.llm.default_sampling, *how))
+            return self._scheduler.submit(Request.of(prompt, self.llm.default_sampling, *args, **options))
 
         return AsyncStream(submit)
 
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        max_new_tokens: int | None = None,
-        strategy: Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        *,
+        *args: Any,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
-        **options: Unpack[GenerateOptions],
+        **options: Any,
     ) -> Reply:
         """As ``LLM.chat``. Raises as `generate`."""
-        how = (strategy, strategy_options, sampling)
-        asked = (tools, tool_choice, parallel_tool_calls)
-        request, calls = await asyncio.to_thread(
-            chat_request, self.llm, messages, max_new_tokens, how, asked, options
-        )
-        generation = await _finished(AsyncStream(lambda: self._scheduler.submit(request)))
-        return reply_of(generation, request, calls)
+
+        def request() -> tuple[Request, Calls | None]:
+            asked = tools_of(tools, tool_choice, parallel_tool_calls)
+            return chat_request(self.llm, messages, asked, *args, **options)
+
+        made, calls = await asyncio.to_thread(request)
+        generation = await _finished(AsyncStream(lambda: self._scheduler.submit(made)))
+        return reply_of(generation, made, calls)
 
     async def close(self) -> None:
         """End all texts after the step under way."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenswift.chat.calls import Calls, Reply, ToolCall, call_id, calls_of, conversation
 from tokenswift.chat.families import thought_of
-from tokenswift.chat.tools import Tools, tools_of
+from tokenswift.chat.tools import Tools
 from tokenswift.config import SamplingParams
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import Request
@@ -59,35 +59,32 @@ def bound(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
 def chat_request(
     llm: Any,
     messages: Sequence[Mapping[str, Any]],
-    new: int | None,
-    how: tuple[str, Any, SamplingParams | None],
-    tools: Any,
-    options: Mapping[str, Any],
+    tools: Tools | None,
+    max_new_tokens: int | None = None,
+    *how: Any,
+    **options: Any,
 ) -> tuple[Request, Calls | None]:
     """What a chat asks for, and how its calls are read.
 
     Args:
         llm: the ``LLM``.
         messages: the conversation.
-        new: tokens at most; None: as `memory.default_length` has it.
-        how: strategy, its options, and the sampling.
-        tools: tools, choice and whether several calls may be made, as `chat.tools.tools_of` has them.
-        options: `engine.request.GenerateOptions`.
+        tools: that may be called.
+        max_new_tokens: None: as `memory.default_length` has it.
+        how, options: further arguments of `Request.of`.
     Raises:
         InputError: naming what is wrong.
     """
     if not is_chat(messages):
         raise InputError("messages is not a list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
-    asked, (strategy, given, sampling) = tools_of(*tools), how
     template = options.get("template_options")
-    ids = encoded(llm, messages, asked, options=template)
-    calls = calls_of(asked, llm.source.codec, thought_of(llm.source.codec, ids))
-    if new is None:
-        new = default_length(llm.target, True, len(ids))
-    made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
-    return replace(
-        made, sampling=bound(made.sampling, calls), asked=asked_of(messages, asked, template)
-    ), calls
+    ids = encoded(llm, messages, tools, options=template)
+    calls = calls_of(tools, llm.source.codec, thought_of(llm.source.codec, ids))
+    if max_new_tokens is None:
+        max_new_tokens = default_length(llm.target, True, len(ids))
+    made = Request.of(ids, lambda _: llm.default_sampling(messages), max_new_tokens, *how, **options)
+    asked = asked_of(messages, tools, template)
+    return replace(made, sampling=bound(made.sampling, calls), asked=asked), calls
 
 
 def reply_of(generation: Generation, request: Request, calls: Calls | None) -> Reply:

@@ -1,30 +1,34 @@
-"""The journal of a run: what decides its tokens, how far they are, and what was kept of it before."""
+"""The journal of a run: what decides its tokens, how far they are, and what was kept of it before; and going
+on with a run from its folder alone."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from tokenswift.chat.tools import Tools
-from tokenswift.config import settings_of
-from tokenswift.engine.output import Output
-from tokenswift.engine.request import Request
+from tokenswift.checks import named_arguments
+from tokenswift.config import LoopOptions, settings_of, shown
+from tokenswift.engine.request import Request, check_callback
 from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
-from tokenswift.metrics import Meter
 from tokenswift.runs.folder import has_run, load
 from tokenswift.runs.state import RunState
-from tokenswift.runs.writer import RunWriter, open_run
-from tokenswift.types import InputError, Metrics, Step
-from tokenswift.words import counted
+from tokenswift.runs.writer import open_run
+from tokenswift.types import Generation, InputError, OnProgress, Step
+from tokenswift.words import OnLoop, counted
+
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
 
@@ -54,47 +58,28 @@ def kept_prompt(request: Request) -> list[int] | None:
 
 
 class Journal:
-    """The journal of one run, which takes up the run that its folder holds already. Of several ranks the
-    first one alone writes.
+    """The journal of one text, which takes up the run that its folder holds already.
 
     Args:
-        llm: the ``LLM``.
-        request: of the run, with its folder.
-        prompt: token ids.
-        eos: token ids that end the text.
-        acceptance: the strategy's rule.
-        output: of the run; goes on with what is there.
-        meter: counts what was done before.
+        sequence: the text; it goes on with what is there.
 
-    Attributes:
-        passes: draft passes of earlier sessions.
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
     """
 
-    def __init__(
-        self,
-        llm: Any,
-        request: Request,
-        prompt: list[int],
-        eos: Collection[int],
-        acceptance: str,
-        output: Output,
-        meter: Meter,
-    ) -> None:
-        self._llm, self._request, self._prompt = llm, request, prompt
-        self._output, self._meter = output, meter
+    def __init__(self, sequence: Any) -> None:
+        self._sequence, request = sequence, sequence.request
+        self._llm, self._request, self._prompt = sequence.llm, request, sequence.prompt
         self._identity: dict[str, Any] = {
-            **llm.resources.identity(),
+            **self._llm.resources.identity(),
             "sampling": settings_of(request.sampling),
-            "eos": sorted(eos),
+            "eos": sorted(sequence.eos),
             "stop": [text if isinstance(text, str) else list(text) for text in request.stop],
-            "acceptance": acceptance,
+            "acceptance": sequence.strategy.acceptance,
         }
-        self._writer: RunWriter | None = None
-        self._before = self._opened()
-        self._was_over = False
-        self.passes = 0
+        self._was_over, folder = False, Path(request.run_dir)
+        self._writer = open_run(folder, self._identity, self._prompt, request.drop_damaged)
+        self._before = self._writer.state
         if self._before is not None:
             try:
                 self._go_on(self._before)
@@ -102,16 +87,10 @@ class Journal:
                 self.close()
                 raise
 
-    def _opened(self) -> RunState | None:
-        """Take the folder; the run that is there."""
-        folder, drop = Path(self._request.run_dir or ""), self._request.drop_damaged
-        self._writer = open_run(folder, self._identity, self._prompt, drop)
-        return self._writer.state
-
     def _go_on(self, state: RunState) -> None:
         """Take up the run where its journal ends."""
         request, vocabulary = self._request, self._llm.target.vocab_size
-        if (request.max_new_tokens or 0) < len(state.tokens):
+        if request.max_new_tokens < len(state.tokens):
             raise InputError(
                 f"max_new_tokens is {request.max_new_tokens}; the run has "
                 f"{counted(len(state.tokens), 'token')} already; valid: at least as many"
@@ -121,13 +100,8 @@ class Journal:
                 f"run_dir {request.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
                 f"model's vocabulary, 0 to {vocabulary - 1}"
             )
-        self.passes = state.passes
-        self._output.restore(state)
-        figures = [
-            (drafted, accepted, ngram, gamma) for _, drafted, accepted, ngram, gamma, _ in state.all_steps
-        ]
-        self._meter.restore(figures, state.seconds)
-        self._was_over = self._output.finish_reason is not None
+        self._sequence.restore(state)
+        self._was_over = self._sequence.end_reason is not None
         if not self._was_over:
             then = {"numerics": state.session.numerics, "versions": state.session.versions}
             _warn(then, self._session(), self._identity["acceptance"])
@@ -152,7 +126,7 @@ class Journal:
             "strategy": request.strategy,
             "options": given,
             "on_loop": request.on_loop,
-            "loop": asdict(self._output.guard.options),
+            "loop": asdict(self._sequence.guard.options),
             "ignore_eos": request.ignore_eos,
             "numerics": self._llm.numerics(),
             "threads": torch.get_num_threads(),
@@ -161,40 +135,42 @@ class Journal:
 
     def _is_kept(self) -> bool:
         """Whether the end of the run was in its journal before, and its text file has its name."""
-        state, writer = self._before, self._writer
+        state = self._before
         ended = self._was_over and state is not None and state.end is not None
-        return ended and writer is not None and not writer.is_unfinished()
+        return ended and not self._writer.is_unfinished()
 
     def begin(self) -> None:
         """Begin the journal, or go on with it."""
-        if self._writer is not None and not self._is_kept():
+        if not self._is_kept():
             self._writer.begin(self._header(), self._session())
             if self._writer.note:
                 logger.warning("%s", self._writer.note)
 
-    def add(self, step: Step, pieces: Sequence[str], passes: int) -> None:
+    def add(self, step: Step, pieces: Sequence[str]) -> None:
         """Take a step, with times and passes of this process.
 
         Args:
             pieces: the text that each of its tokens released.
-            passes: draft passes of the run.
         """
-        if self._writer is None:
-            return
-        before = {} if self._before is None else self._before.seconds
-        seconds = {name: spent - before.get(name, 0.0) for name, spent in self._meter.seconds.items()}
-        stream, loop = self._output.stream.state(), self._output.guard.first
-        self._writer.add(step, pieces, seconds, passes - self.passes, stream, loop)
+        sequence, before = self._sequence, self._before
+        spent, passes = ({}, 0) if before is None else (before.seconds, before.passes)
+        newest = {
+            "seconds": {k: v - spent.get(k, 0.0) for k, v in sequence.meter.seconds.items()},
+            "passes": sequence.draft_passes - passes,
+            "stream": sequence.detokenizer.state(),
+            "loop": sequence.guard.first,
+        }
+        self._writer.add(step, pieces, newest)
 
-    def finish(self, metrics: Metrics) -> None:
+    def finish(self) -> None:
         """Write the end."""
-        if self._writer is not None and not self._is_kept():
-            self._writer.finish(self._output.finish_reason or "length", self._output.tail, metrics)
+        if not self._is_kept():
+            sequence = self._sequence
+            self._writer.finish(sequence.end_reason or "length", sequence.tail, sequence.metrics())
 
     def close(self) -> None:
         """Let go of the folder; what was kept stays."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 def _is_plain(value: object) -> bool:
@@ -220,3 +196,104 @@ def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> N
     else:
         return
     logger.warning("%s: the text may differ from the uninterrupted run's", reason)
+
+
+# ---- going on -------------------------------------------------------------------------------------
+
+
+@named_arguments()
+def resume(
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    llm: LLM | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_loop: OnLoop | str | None = None,
+    drop_damaged: bool = False,
+) -> Generation:
+    """Go on with a run; a finished one is returned as it is, unless it may become longer.
+
+    Args:
+        run_dir: its folder, from ``LLM.generate(run_dir=…)`` or ``tokenswift generate --run-dir``.
+        max_new_tokens: of the whole run, counted from its prompt; None as before.
+        llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
+        on_step: called with each new step.
+        on_loop: "report" or "stop"; None as before.
+        drop_damaged: go on from the last good record of a damaged journal; the rest is kept aside.
+    Raises:
+        InputError: no run, a damaged one, another process writes it, or something that decides the tokens
+            is not what it was; the line names it.
+    """
+    _, state = load(Path(run_dir).expanduser())
+    request = request_of(state, run_dir, max_new_tokens, on_loop, drop_damaged)
+    check_callback("on_step", on_step)
+    if llm is not None:
+        return llm.start(request).finish(on_step)
+    with reload(state) as loaded:
+        return loaded.start(request).finish(on_step)
+
+
+def request_of(
+    state: RunState,
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    on_loop: str | None = None,
+    drop_damaged: bool = False,
+) -> Request:
+    """The request that continues a run; no file is explained into again. The arguments are those of
+    :func:`resume`.
+
+    Raises:
+        InputError: options that its strategy does not have, or another argument that is wrong.
+    """
+    identity, session = state.header.identity, state.session
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in session.options.items()
+        if name != "explain" and value is not None
+    }
+    if not isinstance(options.get("draft_model"), str | None):
+        raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
+    return Request(
+        prompt=state.prompt,
+        max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        strategy=session.strategy,
+        strategy_options=options,
+        sampling=identity.params,
+        ignore_eos=session.ignore_eos,
+        stop=tuple(identity.stop),
+        on_loop=on_loop or session.on_loop,
+        loop=LoopOptions(**session.loop),
+        run_dir=run_dir,
+        drop_damaged=drop_damaged,
+    )
+
+
+def reload(
+    state: RunState,
+    on_progress: OnProgress | None = None,
+    device_map: str | Mapping[str, str | int] | None = None,
+) -> LLM:
+    """The ``LLM`` of a run, loaded as it was.
+
+    Args:
+        on_progress: as of ``LLM``.
+        device_map: as of ``LLM``; None as before.
+    Raises:
+        InputError: it was made from a model object, or cannot be loaded any more.
+    """
+    from tokenswift.engine.llm import LLM
+
+    if state.header.model is None:
+        raise InputError(
+            f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
+            f"resume(run_dir, llm=LLM.from_model(…))"
+        )
+    loading = msgspec.to_builtins(state.header.model)
+    if device_map is not None:
+        loading |= {"device_map": device_map, "device": "auto"}
+    given = loading["heads"] not in (None, "auto", "none")
+    if given or loading["eagle"] is not None:
+        with suppress(InputError):  # drafts never change the tokens: without them it is slower, that is all
+            return LLM(**loading, on_progress=on_progress)
+        loading |= {"heads": "auto" if given else loading["heads"], "eagle": None}
+    return LLM(**loading, on_progress=on_progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,10 +13,10 @@ import torch
 
 from tokenswift import words
 from tokenswift.chat.calls import Reply
+from tokenswift.chat.tools import tools_of
 from tokenswift.checks import named_arguments
 from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
-from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
     INSTEAD,
@@ -24,12 +24,11 @@ from tokenswift.engine.request import (
     Request,
     SamplingFields,
     check_callback,
-    check_prompt,
 )
-from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
+from tokenswift.engine.sequence import Prefilled, Stream
+from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.source import Source, open_model, wrap_model
-from tokenswift.engine.stream import Stream
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
@@ -317,8 +316,8 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> Stream:
         """The steps of `generate`, as they happen; their ``text`` holds complete characters only. After the
         last one ``stream.result`` is what `generate` would have returned (see `Stream`)."""
-        how = (max_new_tokens, strategy, strategy_options, sampling, options)
-        return self.start(Request.of(prompt, self.default_sampling, *how))
+        how = (max_new_tokens, strategy, strategy_options, sampling)
+        return self.start(Request.of(prompt, self.default_sampling, *how, **options))
 
     def chat(
         self,
@@ -351,9 +350,9 @@ class LLM(AbstractContextManager["LLM"]):
         The others are `generate`'s. Raises as it does.
         """
         check_callback("on_step", on_step)
-        how = (strategy, strategy_options, sampling)
-        asked = (tools, tool_choice, parallel_tool_calls)
-        request, calls = chat_request(self, messages, max_new_tokens, how, asked, options)
+        how = (max_new_tokens, strategy, strategy_options, sampling)
+        asked = tools_of(tools, tool_choice, parallel_tool_calls)
+        request, calls = chat_request(self, messages, asked, *how, **options)
         return reply_of(self.start(request).finish(on_step), request, calls)
 
     def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
@@ -361,7 +360,7 @@ class LLM(AbstractContextManager["LLM"]):
 
         ``prefixes``: texts read lately; what the prompt has in common with one is not read again.
         """
-        return Stream(Run(self, request, prefixes))
+        return Stream(TextSequence(self, request, prefixes))
 
     def generate_many(
         self,
@@ -391,8 +390,47 @@ class LLM(AbstractContextManager["LLM"]):
         ``run_dir``, which keeps one run. Times of a result are those of its own steps, which it shared with
         others. Where one fails, its error is raised and the others end.
         """
-        how = (max_new_tokens, strategy, strategy_options, sampling, options)
-        return generate_all(self, prompts, how, at_once, on_result)
+        if "run_dir" in options:
+            raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
+        check_callback("on_result", on_result)
+        check_at_once(at_once)
+        how = (max_new_tokens, strategy, strategy_options, sampling)
+        requests = self._requests(prompts, *how, **options)
+        results: dict[int, Generation] = {}
+        for i, result in self._run_all(requests, at_once):
+            if isinstance(result, Exception):
+                raise result
+            results[i] = result
+            if on_result is not None:
+                on_result(i, result)
+        return [results[i] for i in range(len(requests))]
+
+    def _requests(self, prompts: Sequence[Prompt], *how: Any, **options: Any) -> list[Request]:
+        """The requests of several prompts, each checked, with token ids and a length."""
+        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+            check_prompt(prompt, f"prompts[{i}]")
+        template = options.get("template_options")
+        ids = several_ids(prompts, self.source.codec, self.target.vocab_size, template)
+        made = [Request.of(prompt, self.default_sampling, *how, **options) for prompt in prompts]
+        requests = []
+        for request, own in zip(made, ids, strict=True):
+            new = request.max_new_tokens
+            if new is None:
+                new = default_length(self.target, is_chat(request.prompt), len(own))
+            requests.append(replace(request, prompt=own, max_new_tokens=new))
+        if requests:
+            TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
+        return requests
+
+    def _run_all(
+        self, requests: list[Request], at_once: int | Literal["auto"]
+    ) -> Iterator[tuple[int, Generation | Exception]]:
+        """Results by number, in the order in which they end."""
+        if self.target.ranks > 1:  # which texts run concurrently is a matter of time
+            yield from ((i, self.start(request).finish()) for i, request in enumerate(requests))
+            return
+        with Scheduler(self, at_once) as scheduler:
+            yield from run_all(scheduler, requests)
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
@@ -408,52 +446,11 @@ class LLM(AbstractContextManager["LLM"]):
         return self.target.numerics()
 
 
-def generate_all(
-    llm: Any,
-    prompts: Sequence[Prompt],
-    how: tuple[int | None, str, Any, SamplingParams | None, Any],
-    at_once: int | Literal["auto"],
-    on_result: Callable[[int, Generation], None] | None = None,
-) -> list[Generation]:
-    """The generations of prompts, in their order (see ``LLM.generate_many``).
-
-    Args:
-        how: what `Request.of` takes besides a prompt and its usual sampling.
-    Raises:
-        InputError: a prompt or another argument is wrong; nothing was run.
-        Exception: what the first to fail failed by; the others end.
-    """
-    if "run_dir" in how[-1]:
-        raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
-    check_callback("on_result", on_result)
-    check_at_once(at_once)
-    for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
-        check_prompt(prompt, f"prompts[{i}]")
-    options = how[-1].get("template_options")
-    ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size, options)
-    made = [Request.of(prompt, llm.default_sampling, *how) for prompt in prompts]
-    requests = []
-    for request, own in zip(made, ids, strict=True):
-        new = request.max_new_tokens
-        if new is None:
-            new = default_length(llm.target, is_chat(request.prompt), len(own))
-        requests.append(replace(request, prompt=own, max_new_tokens=new))
-    if requests:
-        Run(llm, max(requests, key=lambda request: len(request.prompt)))  # it fits, so the others do
-    results: dict[int, Generation] = {}
-
-    def take(number: int, result: Generation) -> None:
-        results[number] = result
-        if on_result is not None:
-            on_result(number, result)
-
-    if llm.target.ranks > 1:  # which texts run concurrently is a matter of time
-        for i, request in enumerate(requests):
-            take(i, llm.start(request).finish())
-    else:
-        with Scheduler(llm, at_once) as scheduler:
-            for i, result in run_all(scheduler, requests):
-                if isinstance(result, Exception):
-                    raise result
-                take(i, result)
-    return [results[i] for i in range(len(requests))]
+def check_prompt(prompt: object, name: str = "prompt") -> None:
+    """Refuse a prefilled prompt where a prompt is wanted."""
+    if isinstance(prompt, Prefilled):
+        raise InputError(
+            f"{name} is what LLM.prefill returned; valid: a prompt, or its own generate(…) and stream(…), "
+            f"which take none",
+            name,
+        )

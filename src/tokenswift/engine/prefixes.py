@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
 from tokenswift.memory import Sized
-from tokenswift.models.base import BaseTarget
 from tokenswift.spec.strategy import TokenSequence
 
 LEAST = 16  # tokens that are worth a copy
@@ -65,23 +64,19 @@ class Prefixes:
         """Bytes of caches of ended texts."""
         return sum(one.nbytes for one in self._kept)
 
-    def begin(
-        self, model: BaseTarget, tokens: list[int], prompt: int, capacity: int, owner: str = ""
-    ) -> FullCache | None:
+    def begin(self, text: TokenSequence, capacity: int) -> FullCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
 
         The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
 
         Args:
-            model: what reads it.
-            tokens: of the text, the last one not to be cached.
-            prompt: how many of them are its prompt.
+            text: of whose tokens the last one is not to be cached.
             capacity: tokens that the cache is to hold, scratch room included.
-            owner: of the text.
         """
+        tokens, model, prompt = text.tokens, text.model, text.prompt_tokens
         best, most = None, LEAST - 1
         for one in (*self._running, *self._kept):
-            if one.owner != owner:
+            if one.owner != text.owner:
                 continue
             shared = min(common(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
             if not model.prefill_keeps_bits:

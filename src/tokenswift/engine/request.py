@@ -1,12 +1,14 @@
-"""The arguments of ``LLM`` and of its generations: what can be checked of them ahead of everything else."""
+"""What one generation is asked for, checked ahead of everything else. And a prompt and a text as JSON:
+a line of ``--prompts`` or a row of a data set, and what ``--json`` writes. Light: no torch in here."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tokenswift.checks import check_choice, check_integer, meant
 from tokenswift.config import (
@@ -25,13 +27,16 @@ from tokenswift.config import (
     given_options,
     integer_of,
     sampling_over,
+    settings_of,
     shown,
 )
-from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
-from tokenswift.loader.prompts import Prompt, check_template_options
-from tokenswift.types import InputError, OnProgress
+from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
+from tokenswift.types import Generation, InputError, OnProgress
 from tokenswift.words import LogprobsMode, OnLoop, words
+
+if TYPE_CHECKING:
+    from tokenswift.engine.sequence import Prefilled
 
 MOST_LOGPROBS = 20  # of OpenAI's interface
 LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
@@ -40,6 +45,11 @@ INSTEAD: dict[str, str] = dict.fromkeys(
     ("n_ctx", "max_model_len", "max_seq_len", "max_seq_length", "context_length", "num_ctx"),
     "a text may take all of the model's positions, and rope_scaling makes more of them",
 )
+EXAMPLE = '{"prompt": "Once upon a time"}'
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
+SAMPLING = tuple(one.name for one in fields(SamplingParams))
+FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 
 class SamplingFields(TypedDict, total=False):
@@ -122,11 +132,12 @@ class Request:
         cls,
         prompt: Prompt,
         usual: Callable[[Prompt], SamplingParams],
-        max_new_tokens: int | None,
-        strategy: str,
-        strategy_options: Any,
-        sampling: SamplingParams | None,
-        options: Mapping[str, Any],
+        /,
+        max_new_tokens: int | None = None,
+        strategy: str = "auto",
+        strategy_options: Any = None,
+        sampling: SamplingParams | None = None,
+        **options: Any,
     ) -> Request:
         """The request that a call's arguments make.
 
@@ -238,17 +249,106 @@ def _check_made(name: str, value: object, kind: type, example: str) -> None:
         raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}", name)
 
 
-def check_prompt(prompt: object, name: str = "prompt") -> None:
-    """Refuse a prefilled prompt where a prompt is wanted."""
-    if isinstance(prompt, Prefilled):
-        raise InputError(
-            f"{name} is what LLM.prefill returned; valid: a prompt, or its own generate(…) and stream(…), "
-            f"which take none",
-            name,
-        )
-
-
 def check_callback(name: str, value: object) -> None:
     """Refuse what cannot be called; None passes."""
     if value is not None and not callable(value):
         raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
+
+
+# ---- as JSON --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt.
+
+    Attributes:
+        name: of its folder.
+        prompt: text, or messages.
+        sampling: settings of its own.
+        more: other arguments of a request.
+    """
+
+    name: str
+    prompt: str | list[dict[str, Any]]
+    sampling: dict[str, Any]
+    more: dict[str, Any]
+
+    def request(self, call: Mapping[str, Any], usual: SamplingParams, folder: Path | None) -> Request:
+        """The request of it.
+
+        Args:
+            call: arguments of a request that its own stand over.
+            usual: sampling settings that its own stand over.
+            folder: of its run.
+        Raises:
+            InputError: naming what is wrong.
+        """
+        settings = {**call, **self.more, "sampling": replace(usual, **self.sampling), "run_dir": folder}
+        return Request(self.prompt, **settings)
+
+    def record(self) -> dict[str, Any]:
+        """The JSON object that :func:`asked` makes it from."""
+        kind = "prompt" if isinstance(self.prompt, str) else "messages"
+        return {"id": self.name, kind: self.prompt, **self.sampling, **self.more}
+
+
+def asked(record: Any, name: str) -> Asked:
+    """A prompt from its record.
+
+    Args:
+        record: a JSON value.
+        name: of the prompt, where the record has no ``id``.
+    Raises:
+        InputError: naming the field that is wrong.
+    """
+    if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
+        raise InputError(f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}")
+    for key in record:
+        if key not in FIELDS:
+            raise InputError(f"{shown(key)} is not a field; valid: {', '.join(FIELDS)}")
+    name = str(record.get("id", name))
+    if not NAME.fullmatch(name):
+        raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")
+    prompt: Any = record.get("prompt", record.get("messages"))
+    if "prompt" in record and not (isinstance(prompt, str) and prompt):
+        raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
+    if "messages" in record and not is_chat(prompt):
+        raise InputError(f"messages is {shown(prompt)}; valid: a list of objects with role and content")
+    more = {key: record[key] for key in OWN if key in record}
+    sampling = {key: record[key] for key in SAMPLING if key in record}
+    Request(prompt, sampling=SamplingParams(**sampling), **more)
+    return Asked(name, prompt, sampling, more)
+
+
+def record_of(
+    llm: Any, result: Generation, strategy: str, options: Mapping[str, Any], sampling: SamplingParams
+) -> dict[str, Any]:
+    """The JSON record of a run (``docs/commands.md`` describes the fields)."""
+    import torch
+
+    from tokenswift.loader.identity import versions
+
+    metrics = asdict(result.metrics)
+    return {
+        "model": llm.name,
+        "strategy": strategy,
+        "strategy_options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+        "seed": sampling.seed,
+        "sampling": settings_of(sampling),
+        "lossless": result.lossless,
+        "prompt_tokens": result.prompt_tokens,
+        "token_ids": result.token_ids,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        **metrics,
+        "distinct": list(result.metrics.distinct),
+        "heads": result.heads,
+        "draft_source": result.draft_source,
+        "token_sources": result.token_sources,
+        "drafting": result.drafting,
+        "device": llm.device,
+        "dtype": llm.dtype,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }

@@ -1,6 +1,6 @@
 """Many texts of one model: they join and leave between steps, and share each verify pass.
 
-One thread does all the work: a step of every text under way (`step.advance`), and in the same pass a part of
+One thread does all the work: a step of every text under way (`step.step`), and in the same pass a part of
 a prompt that waits to be read. A part makes a step about two and a half times as long, so that nobody waits
 long while another's long prompt is read. Each text is what it would be alone; strategies, samplers, journals
 and failures are its own. How many run concurrently follows from the memory that their caches need; the
@@ -25,8 +25,8 @@ from tokenswift.checks import check_integer
 from tokenswift.config import shown
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request, check_callback
-from tokenswift.engine.run import Run
-from tokenswift.engine.step import advance
+from tokenswift.engine.sequence import Sequence
+from tokenswift.engine.step import step
 from tokenswift.kernels.base import Backend
 from tokenswift.types import Generation, InputError, RunError, Step, Stopped
 from tokenswift.words import counted
@@ -54,13 +54,13 @@ class Ticket:
     Each step is given once: to `steps`, or to the callback.
 
     Args:
-        run: what runs.
+        sequence: the text.
         cancel: called with the ticket when it is to be cancelled.
     """
 
-    def __init__(self, run: Run, cancel: Callable[[Ticket], None]) -> None:
+    def __init__(self, sequence: Sequence, cancel: Callable[[Ticket], None]) -> None:
         self._ask = cancel
-        self._run: Run | None = run
+        self._sequence: Sequence | None = sequence
         self._events: deque[Event] = deque()
         self._changed = Condition()
         self._callback: Callable[[Event], object] | None = None
@@ -129,21 +129,21 @@ class Ticket:
             callback(event)
 
     @property
-    def run(self) -> Run:
-        """What is run; the scheduler's own.
+    def sequence(self) -> Sequence:
+        """The text; the scheduler's own.
 
         Raises:
             InputError: it is over.
         """
-        if self._run is None:
+        if self._sequence is None:
             raise InputError("the ticket's text has ended; valid: ticket.result")
-        return self._run
+        return self._sequence
 
     def tell(self, event: Event, result: Generation | None = None) -> None:
         """An event. With the last one the text is over: whoever sees that it is finds that event."""
         with self._changed:
             if not isinstance(event, Step):
-                self._run, self._result, self._error = None, result, event
+                self._sequence, self._result, self._error = None, result, event
             callback = self._callback
             if callback is None:
                 self._events.append(event)
@@ -225,10 +225,12 @@ class Admission:
     def next(self, waiting: Iterable[Ticket]) -> Ticket:
         """Of the owner with the fewest texts that have their turn; of several the one whose last turn is
         longest ago; in order."""
-        held = Counter(ticket.run.owner for ticket in self._nbytes)
-        return min(waiting, key=lambda one: (held[one.run.owner], self._turns.get(one.run.owner, 0)))
+        held = Counter(ticket.sequence.owner for ticket in self._nbytes)
+        return min(
+            waiting, key=lambda one: (held[one.sequence.owner], self._turns.get(one.sequence.owner, 0))
+        )
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, sequence: Sequence) -> bool:
         """Whether the memory holds one more text.
 
         Raises:
@@ -238,11 +240,11 @@ class Admission:
         if memory is None:
             return True
         if not self._nbytes:
-            run.check_memory()
+            sequence.check_memory()
             after = self._backend.memory() or memory  # which may have let go of ended texts
             self._budget = after.free + self._prefixes.nbytes
         else:
-            room = self._budget - self.nbytes - run.nbytes
+            room = self._budget - self.nbytes - sequence.nbytes
             if room < 0:
                 return False
             self._prefixes.shrink(room)
@@ -250,8 +252,8 @@ class Admission:
 
     def add(self, ticket: Ticket) -> None:
         """A text has its turn."""
-        self._turns[ticket.run.owner] = max(self._turns.values(), default=0) + 1
-        self._nbytes[ticket] = ticket.run.nbytes
+        self._turns[ticket.sequence.owner] = max(self._turns.values(), default=0) + 1
+        self._nbytes[ticket] = ticket.sequence.nbytes
 
     def remove(self, ticket: Ticket) -> None:
         """A text is over, whether it had its turn or not."""
@@ -262,7 +264,7 @@ class QueueFull(InputError):
     """As many requests wait as may wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Figures:
     """What a scheduler does and has done.
 
@@ -280,10 +282,10 @@ class Figures:
         kept_bytes: caches of ended texts that are kept for their beginnings.
     """
 
-    running: int
-    reading: int
-    waiting: int
     at_once: int
+    running: int = 0
+    reading: int = 0
+    waiting: int = 0
     ended: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -325,11 +327,8 @@ class Scheduler:
         self._running: list[Ticket] = []
         self._cancelled: list[Ticket] = []
         self._is_closed = False
-        self._counted = {"ended": 0, "failed": 0, "cancelled": 0, "steps": 0, "passes": 0, "tokens": 0}
-        self._counted |= {"drafted": 0, "accepted": 0, "read": 0}
-        self._rows = 0
+        self._figures = Figures(self.at_once)
         self._turn = 0
-        self._step_seconds = self._pause = 0.0
         self._pace = PrefillPace(llm.target.prefill_chunk)
         self._pass = 0.0  # seconds of the last verify pass
         self._last = 0.0  # when the last step of all texts ended; 0: none is under way
@@ -352,12 +351,14 @@ class Scheduler:
         with self._wake:
             self._check_queue()
             held = self._admission.nbytes
-        run = Run(self._llm, request, self._prefixes, held, owner)
+        sequence = Sequence(self._llm, request, self._prefixes, held, owner)
         try:
-            run.open()
-            ticket = Ticket(run, self._cancel)
-            run.wanted, run.patience = partial(self._wants, ticket), self._patience
-            if run.finish_reason is not None:  # by its journal it has ended already
+            sequence.open()
+            ticket = Ticket(sequence, self._cancel)
+            sequence.wanted = partial(self._wants, ticket)
+            if sequence.strategy.acceptance == "exact":  # others' drafts change tokens
+                sequence.patience = self._patience
+            if sequence.finish_reason is not None:  # by its journal it has ended already
                 self._finish(ticket)
                 return ticket
             with self._wake:
@@ -367,7 +368,7 @@ class Scheduler:
                 self._waiting.append(ticket)
                 self._wake.notify()
         except BaseException:
-            run.close()
+            sequence.close()
             raise
         return ticket
 
@@ -382,17 +383,13 @@ class Scheduler:
     def figures(self) -> Figures:
         """What is under way, and what was done so far."""
         with self._wake:
-            return Figures(
+            return replace(
+                self._figures,
                 running=len(self._running),
                 reading=len(self._reading),
                 waiting=len(self._waiting),
-                at_once=self.at_once,
-                rows=self._rows,
-                step_seconds=self._step_seconds,
-                pause_seconds=self._pause,
                 reused=self._prefixes.reused,
                 kept_bytes=self._prefixes.nbytes,
-                **self._counted,
             )
 
     @property
@@ -477,7 +474,7 @@ class Scheduler:
             with self._wake:
                 ticket = self._admission.next(self._waiting)
             try:
-                if not self._admission.fits(ticket.run):
+                if not self._admission.fits(ticket.sequence):
                     return
                 self._admission.add(ticket)
             except BaseException as error:
@@ -493,9 +490,14 @@ class Scheduler:
         self._turn += 1
         if self._running and self._turn % BARE == 0:
             return None
-        ticket = min(self._reading, key=lambda one: one.run.left) if self._turn % 2 == 0 else self._reading[0]
+        ticket = (
+            min(self._reading, key=lambda one: one.sequence.unread)
+            if self._turn % 2 == 0
+            else self._reading[0]
+        )
         try:
-            if self._running and not ticket.run.begin().cache.prefault(self._pace.step):
+            ticket.sequence.begin()
+            if self._running and not ticket.sequence.cache.prefault(self._pace.step):
                 return None
         except BaseException as error:
             self._leave(ticket, "failed", error)
@@ -504,10 +506,10 @@ class Scheduler:
 
     def _read(self, ticket: Ticket, rows: int | None = None) -> None:
         """Read a part of a prompt in passes of its own."""
-        run, begun = ticket.run, perf_counter()
+        sequence, begun = ticket.sequence, perf_counter()
         try:
-            before = run.left
-            left = run.read(rows or self._pace.alone)
+            before = sequence.unread
+            left = sequence.read(rows or self._pace.alone)
         except BaseException as error:
             self._fail(ticket, error)
             return
@@ -517,7 +519,9 @@ class Scheduler:
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
         self._count(read=rows)
-        if not left and ticket.run.text is None:  # no token may come: what was asked for is of the prompt
+        if (
+            not left and ticket.sequence.finish_reason is not None
+        ):  # no token may come: what was asked for is of the prompt
             self._finish(ticket)
         elif not left:
             with self._wake:
@@ -528,45 +532,43 @@ class Scheduler:
         """A step of every text under way, and a part of the reader's prompt."""
         begun = perf_counter()
         tickets = list(self._running)
-        texts = [ticket.run.text for ticket in tickets]
-        part = None
+        sequences = [ticket.sequence for ticket in tickets]
+        chunk = None
         if reader is not None:
-            if self._llm.target.prefill_keeps_bits and reader.run.left:
-                part = reader.run.part(self._pace.beside)
+            if self._llm.target.prefill_keeps_bits and reader.sequence.unread:
+                chunk = reader.sequence.chunk(self._pace.beside)
             else:  # nothing, or in the passes that it would have alone
                 self._read(reader, 1)
-        for ticket, made in zip(
-            tickets, advance([text for text in texts if text is not None], part), strict=True
-        ):
+        for ticket, sequence, made in zip(tickets, sequences, step(sequences, chunk), strict=True):
             try:
                 if isinstance(made, Exception):
                     raise made
-                run = ticket.run
-                step = run.take(made)
-                self._pass = step.times.get("verify", 0.0)
-                self._count(steps=1, tokens=len(step.token_ids), drafted=step.drafted, accepted=step.accepted)
-                ticket.tell(step)
+                one = sequence.take(made)
+                self._pass = one.times.get("verify", 0.0)
+                self._count(steps=1, tokens=len(one.token_ids), drafted=one.drafted, accepted=one.accepted)
+                ticket.tell(one)
             except BaseException as error:
                 self._fail(ticket, error)
                 continue
-            if run.finish_reason is not None:
+            if sequence.finish_reason is not None:
                 self._finish(ticket)
-        self._rows = sum(text.rows for text in texts if text is not None)
+        figures = self._figures
+        figures.rows = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
-        if part is not None and reader is not None:
-            self._rows += part.rows
+        if chunk is not None and reader is not None:
+            figures.rows += chunk.rows
             try:
-                self._has_read(reader, part.rows, reader.run.took(part))
+                self._has_read(reader, chunk.rows, reader.sequence.took(chunk))
             except BaseException as error:
                 self._fail(reader, error)
         now = perf_counter()
-        self._step_seconds = now - begun
+        figures.step_seconds = now - begun
         if reader is None:
-            self._pace.has_stepped(self._step_seconds)
-        elif part is not None:
-            self._pace.has_read_beside(self._step_seconds)
+            self._pace.has_stepped(now - begun)
+        elif chunk is not None:
+            self._pace.has_read_beside(now - begun)
         if self._last:
-            self._pause = max(self._pause, now - self._last)
+            figures.pause_seconds = max(figures.pause_seconds, now - self._last)
         self._last = now if self._running else 0.0
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
@@ -576,7 +578,7 @@ class Scheduler:
 
     def _finish(self, ticket: Ticket) -> None:
         try:
-            ticket.run.finish()
+            ticket.sequence.finish()
         except BaseException as error:
             self._leave(ticket, "failed", error)
         else:
@@ -584,15 +586,15 @@ class Scheduler:
 
     def _leave(self, ticket: Ticket, how: str, error: BaseException | None = None) -> None:
         """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
-        run, result = ticket.run, None
+        sequence, result = ticket.sequence, None
         try:
             try:
                 if error is not None:
-                    error = run.explained(error)
+                    error = sequence.explained(error)
                 else:
-                    result = run.result()
+                    result = sequence.result()
             finally:
-                run.close()
+                sequence.close()
         except BaseException as fault:
             how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":
@@ -612,7 +614,7 @@ class Scheduler:
         with self._wake:
             self._sign = monotonic()
             for name, number in more.items():
-                self._counted[name] += number
+                setattr(self._figures, name, getattr(self._figures, name) + number)
 
 
 def check_at_once(at_once: object) -> int:

@@ -52,7 +52,60 @@ from tokenswift.types import InputError, OnProgress, RunError
 logger = logging.getLogger("tokenswift")
 
 
-class FromModel:
+class Source:
+    """What a model was made from.
+
+    Attributes:
+        model, tokenizer: transformers' own.
+        scaling: the wish for YaRN.
+        codec: what makes ids of texts and texts of ids.
+        host: what heads must fit.
+    """
+
+    model: Any
+    tokenizer: Any
+    codec: Any
+    scaling: RopeScaling | None
+    host: HeadsHost
+
+    def identity(self) -> dict[str, Any]:
+        """What of the model decides the tokens."""
+        return {
+            **self._weights_identity(),
+            "tokenizer": self._tokenizer_digest,
+            "rope": str(self.scaling or "none"),
+        }
+
+    def _weights_identity(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @cached_property
+    def _tokenizer_digest(self) -> str | None:
+        return tokenizer_digest(self.codec)
+
+    def end_tokens(self) -> set[int]:
+        """End-of-text ids; those that the model cannot give end no text."""
+        found, rows = self._ends()
+        return {token for token in found | self._turn_ends if 0 <= token < rows}
+
+    def _ends(self) -> tuple[set[int], int]:
+        """End-of-text ids that the model names, and how many ids it has."""
+        return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
+
+    @cached_property
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self.codec)
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        return named_sampling(getattr(self.model, "generation_config", None))
+
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """The target, made now."""
+        raise NotImplementedError
+
+
+class FromModel(Source):
     """A loaded transformers model.
 
     Args:
@@ -64,11 +117,7 @@ class FromModel:
         backend: what computes, if the model is on its device; otherwise the usual one.
 
     Attributes:
-        model, tokenizer: transformers' own.
         spread: whether its weights may lie in several places.
-        scaling: the wish for YaRN.
-        codec: what makes ids of texts and texts of ids.
-        host: what heads must fit.
     """
 
     def __init__(
@@ -81,17 +130,15 @@ class FromModel:
         spread: bool = False,
     ) -> None:
         check_model(model)
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
         self.spread = spread or placed.is_placed(model)
         values = placed.parameters if self.spread else None
-        self.host: HeadsHost = host_of(model, values)
+        self.host = host_of(model, values)
         self.scaling, self._take, self._backend = scaling, take, backend
         self._identity = identity_of(model, values)
 
-    @property
-    def codec(self) -> Any:
-        """The tokenizer."""
-        return self.tokenizer
+    def _weights_identity(self) -> dict[str, Any]:
+        return self._identity
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now and checked."""
@@ -101,28 +148,9 @@ class FromModel:
             needed = sum(part.numel() * part.element_size() for part in self.model.parameters())
             raise _no_room(self.model.name_or_path, self._backend, needed, []) from error
 
-    def identity(self) -> dict[str, Any]:
-        """What of the model decides the tokens."""
-        if "tokenizer" not in self._identity:
-            self._identity["tokenizer"] = tokenizer_digest(self.tokenizer)
-        return {**self._identity, "rope": str(self.scaling or "none")}
 
-    def end_tokens(self) -> set[int]:
-        """End-of-text ids."""
-        found = end_tokens(self.model, self.tokenizer) | self._turn_ends
-        return _with_rows(found, self.model.lm_head.weight.shape[0])
-
-    @cached_property
-    def _turn_ends(self) -> set[int]:
-        return turn_ends(self.tokenizer)
-
-    def named_sampling(self) -> dict[str, Any]:
-        """The sampling settings that the model itself names."""
-        return named_sampling(getattr(self.model, "generation_config", None))
-
-
-class FromFiles:
-    """A model that is read from its files; the attributes and methods of :class:`FromModel`.
+class FromFiles(Source):
+    """A model that is read from its files.
 
     Args:
         files: of the model.
@@ -147,6 +175,13 @@ class FromFiles:
         self.host = HeadsHost(base, files.weights.dtype, backend.device, place, norm, layout.eps)
         needed, others = self._sizes()
         check_memory(files.name, needed, str(backend.device), others)
+        if how.weights in FORMATS:
+            logger.warning(
+                "model %s is quantized to %s, which makes it another model with other texts; exactness is "
+                "relative to the quantized model",
+                files.name,
+                how.weights,
+            )
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -215,12 +250,14 @@ class FromFiles:
             ways.insert(0, ("dtype bfloat16", needed // 2))
         return needed, ways
 
+    def _weights_identity(self) -> dict[str, Any]:
+        return self._identity
+
     @cached_property
     def _identity(self) -> dict[str, Any]:
         files, kind = self._files, self._how.weights
         dtype = str(files.weights.dtype).removeprefix("torch.")
-        tokenizer = tokenizer_digest(self.codec)
-        found = {"dtype": dtype, **files.digests(), "adapter": None, "tokenizer": tokenizer}
+        found = {"dtype": dtype, **files.digests(), "adapter": None}
         if isinstance(files.weights, GgufWeights):
             digests = "+".join(map(file_digest, files.weights.file.parts))
             found["stored"] = f"{files.stored} {digests}"
@@ -230,35 +267,14 @@ class FromFiles:
             found["stored"] = f"{kind} of {found.get('stored', 'floats')}"
         return found
 
-    def identity(self) -> dict[str, Any]:
-        """What of the model decides the tokens."""
-        return {**self._identity, "rope": str(self.scaling or "none")}
-
-    def end_tokens(self) -> set[int]:
-        """End-of-text ids."""
+    def _ends(self) -> tuple[set[int], int]:
         if "model" in self.__dict__:  # somebody has it, and may have set others
-            found = end_tokens(self.model, self.tokenizer)
-        else:
-            found = set(self._files.ends) | end_ids(self.codec)
-        return _with_rows(found | self._turn_ends, self._files.layout.vocab_size)
-
-    @cached_property
-    def _turn_ends(self) -> set[int]:
-        return turn_ends(self.codec)
+            return super()._ends()
+        return set(self._files.ends) | end_ids(self.codec), self._files.layout.vocab_size
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
-        if "model" in self.__dict__:  # as above
-            return named_sampling(getattr(self.model, "generation_config", None))
-        return dict(self._files.sampling)
-
-
-Source = FromModel | FromFiles
-
-
-def _with_rows(ids: set[int], rows: int) -> set[int]:
-    """The ids that the model can give; others end no text."""
-    return {token for token in ids if 0 <= token < rows}
+        return super().named_sampling() if "model" in self.__dict__ else dict(self._files.sampling)
 
 
 def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple[str, int]]) -> RunError:
@@ -295,10 +311,11 @@ def open_model(
         logger.info("%s: transformers' own forward is used", how.spread)
         return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, spread=True)
     backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
-    if backend.decodes and Path(source).exists():
-        found = _from_files(name, Path(source), how, backend)
-        if found is not None:
-            return found
+    folder = Path(source)
+    if backend.decodes and folder.exists() and not (folder.is_dir() and holds_heads(folder)):
+        files = open_files(name, folder, how, backend.kind, backend.keeps)
+        if files is not None:
+            return FromFiles(files, how, backend)
     if how.weights != WEIGHTS[0]:
         raise InputError(
             f"weights is {how.weights!r}, but model {name} runs through transformers' own model here; valid: "
@@ -326,25 +343,3 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
     check_backend(how.backend, str(device))
     computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
     return FromModel(model, tokenizer, how.scaling, take=False, backend=computes)
-
-
-def _from_files(name: str, folder: Path, how: LoadConfig, backend: Backend) -> FromFiles | None:
-    """A model from its files; None: it must go through transformers.
-
-    Raises:
-        InputError: the files are not whole, ask for what is not known here, or do not fit into memory.
-    """
-    if folder.is_dir() and holds_heads(folder):
-        return None
-    files = open_files(name, folder, how, backend.kind, backend.keeps)
-    if files is None:
-        return None
-    found = FromFiles(files, how, backend)
-    if how.weights in FORMATS:
-        logger.warning(
-            "model %s is quantized to %s, which makes it another model with other texts; exactness is "
-            "relative to the quantized model",
-            name,
-            how.weights,
-        )
-    return found

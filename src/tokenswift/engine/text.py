@@ -61,10 +61,8 @@ class TextStream:
     Attributes:
         stop: the stop strings.
         may_stop: whether a stop string that is completed now ends the text.
-        stopped: True once a stop string was completed; nothing may be pushed after it.
+        stopped: True once a stop string was completed.
         seen: characters so far, with those that are held back.
-        used: how many of the tokens of the last ``push`` were taken: all of them, or those up to and
-            with the one that completed the stop string.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
@@ -81,19 +79,14 @@ class TextStream:
         self._held = ""  # text that may begin a stop string
         self.may_stop = True
         self.stopped = False
-        self.used = self.seen = 0
+        self.seen = 0
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens; the text that is certain by now (complete characters, no stop string)."""
-        self.used = 0
-        out: list[str] = []
-        for token in token_ids:
-            if self.stopped:
-                break
-            self.used += 1
-            if self._tokenizer is not None:
-                out.append(self._release(self._decode(token)))
-        return "".join(out)
+    def push(self, token: int) -> str:
+        """Take a token; the text that is certain by now (complete characters, no stop string). Nothing comes
+        after a stop string."""
+        if self.stopped or self._tokenizer is None:
+            return ""
+        return self._release(self._decode(token))
 
     def finish(self) -> str:
         """The rest of the text: what was held back (nothing after a stop string), but no part of a character

@@ -21,7 +21,7 @@ from pathlib import Path
 from tokenswift.config import shown
 from tokenswift.files import sync
 from tokenswift.runs import journal
-from tokenswift.runs.regular import (
+from tokenswift.runs.journal import (
     check_entries,
     open_regular,
     read_regular,

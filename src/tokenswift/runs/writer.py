@@ -18,7 +18,7 @@ from typing import Any
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.state import RunState, check_same, sources_of
-from tokenswift.types import InputError, Loop, Metrics, RunError, Step
+from tokenswift.types import InputError, Metrics, RunError, Step
 from tokenswift.words import counted
 
 SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
@@ -105,23 +105,14 @@ class RunWriter:
         )
         return other
 
-    def add(
-        self,
-        step: Step,
-        pieces: Sequence[str],
-        seconds: dict[str, float],
-        passes: int,
-        stream: dict[str, Any],
-        loop: Loop | None,
-    ) -> None:
+    def add(self, step: Step, pieces: Sequence[str], newest: dict[str, Any]) -> None:
         """Take a step.
 
         Args:
             step: its tokens and figures.
             pieces: the text that each of its tokens released.
-            seconds, passes: by phase and draft passes, since the session began.
-            stream: state of the detokeniser after it.
-            loop: the first loop seen.
+            newest: after it: ``seconds`` by phase and draft ``passes`` since the session began, state of the
+                detokeniser (``stream``), and the first ``loop`` seen.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
@@ -130,7 +121,7 @@ class RunWriter:
             self._started = begun
         with self._wake:
             self._pending.append((step, pieces, round(1000 * (begun - self._started))))
-            self._newest = {"seconds": seconds, "passes": passes, "stream": stream, "loop": loop}
+            self._newest = newest
             self._waiting += len(step.token_ids)
             if len(self._pending) == 1:
                 self._oldest = time.monotonic()

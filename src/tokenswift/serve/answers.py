@@ -74,7 +74,7 @@ class Echo:
         places, whole = [], ""
         for token in tokens:
             places.append(len(whole))
-            whole += stream.push((token,))
+            whole += stream.push(token)
         whole += stream.finish()
         text = prompt if isinstance(prompt, str) else whole
         more = len(whole) - len(text) if whole.endswith(text) else 0

@@ -24,7 +24,7 @@ import msgspec
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.regular import read_regular
+from tokenswift.runs.journal import read_regular
 from tokenswift.runs.state import RunState
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, RunError

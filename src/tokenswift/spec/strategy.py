@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenswift.interfaces import OnRead, Pass
 from tokenswift.kv.full import FullCache
+from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.eagle.features import Features
@@ -44,27 +45,36 @@ def _endless() -> float:
     return inf
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class TokenSequence:
-    """The state of one generation, shared by the loop and the strategy.
+    """The state of one text that the decode loop and drafters share; `engine.sequence.Sequence` is the whole.
 
     Attributes:
         tokens: prompt and generated tokens; the last one is the root (known, not in the cache).
         prompt_tokens: length of the prompt.
         cache: the full cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
+        strategy: the `Strategy`; None: the text is only read.
+        left: new tokens that may still come, the step's own included; None: nobody knows.
+        eos: token ids that end the text (the token itself is part of the output); may be empty.
+        ended: whether one of ``eos`` came.
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         features: takes those of every committed token; None where nothing drafts from them.
         draft_passes: extra passes that the strategy made (it counts them itself).
         load: what the step under way holds besides.
-        left: new tokens that may still come, the step's own included; None: nobody knows.
+        begun: when the step under way began to draft (`time.perf_counter`).
+        rows: of its newest pass.
+        mean_tokens, mean_ms: running means of a step: new tokens, and milliseconds outside of the pass.
         owner: whose it is: only texts of one owner have beginnings copied from each other.
         wanted: whether somebody still wants the text; asked between the passes that draft.
         patience: seconds that a step may draft for now; asked there too.
-        begun: when the step under way began to draft (`time.perf_counter`).
         on_read: is told of each pass that reads the text before its first step: the position of the pass's
             first row, and its hidden states (n, D), before the final norm.
+        top_logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
+            neither is told.
+        raw_logprobs: whether these are of the model's own distribution.
+        meter: collects counts and the seconds of each phase.
     """
 
     tokens: list[int]
@@ -72,17 +82,31 @@ class TokenSequence:
     cache: FullCache
     model: BaseTarget
     sampler: Sampler
+    strategy: Any = None
+    left: int | None = None
+    eos: Collection[int] = ()
+    ended: bool = False
     newest: Pass | None = None
     newest_row: int = 0
     features: Features | None = None
     draft_passes: int = 0
     load: BatchLoad = ALONE
-    left: int | None = None
+    begun: float = 0.0
+    rows: int = 1
+    mean_tokens: float = 1.0
+    mean_ms: float = 0.0
     owner: str = ""
     wanted: Callable[[], bool] = _always
     patience: Callable[[], float] = _endless
-    begun: float = 0.0
     on_read: OnRead | None = None
+    top_logprobs: int | None = None
+    raw_logprobs: bool = False
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further token may come."""
+        return self.ended or self.left == 0
 
     @property
     def has_enough(self) -> bool:

@@ -26,7 +26,6 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.select import OBSERVED
 from tokenswift.loader.rope import rotary_of
-from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods import Autoregressive
@@ -91,8 +90,9 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     assert target.equal_bits and not target.prefill_keeps_bits
     first = sequence_of(target, LONG[:200], 200)
     prefill(first)
-    meter, sampler = Meter(), first.sampler
-    for _ in decode(first, Autoregressive(None, None, sampler), sampler, 100, (), meter):  # type: ignore[arg-type]
+    first.strategy, first.left = Autoregressive(None, None, first.sampler), 100
+    first.strategy.begin(first)
+    for _ in decode(first):
         pass
     known, told = first.cache.length, []
     again = sequence_of(target, first.tokens, 200)
@@ -112,10 +112,10 @@ def test_beginnings_are_shared_in_whole_chunks_of_both_prompts(target: NativeTar
     prefill(first)
     prefixes.watch(first)
     for length, prompt, shared in ((250, 250, 160), (250, 180, 80), (90, 90, None)):
-        found = prefixes.begin(target, LONG[:length], prompt, 400)
+        alone = sequence_of(target, LONG[:length], prompt)
+        found = prefixes.begin(alone, 400)
         assert (None if found is None else found.length) == shared
         if found is not None:
-            alone = sequence_of(target, LONG[:length], prompt)
             prefill(alone)
             assert torch.equal(found.data[:, :, :shared], alone.cache.data[:, :, :shared])
 

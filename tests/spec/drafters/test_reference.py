@@ -15,7 +15,6 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.config import OPTIONS
 from tokenswift.engine.step import decode, prefill
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods import STRATEGIES
@@ -80,10 +79,11 @@ def drafts(
     watched = Watched(made)
     room = new + watched.max_nodes
     cache = llm.target.new_cache(len(prompt) + room + watched.max_nodes)
-    sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
+    sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler, watched, room)
     with torch.inference_mode():
         prefill(sequence)
-        for _ in decode(sequence, watched, sampler, room, (), Meter()):
+        watched.begin(sequence)
+        for _ in decode(sequence):
             if len(sequence.tokens) >= len(prompt) + new:
                 break
     return watched.drafts

@@ -1,0 +1,517 @@
+"""One text, from its request to its end: checked against the model, its prompt read, its steps taken one by
+one, its tokens turned into text and kept in a journal.
+
+Whoever wants it alone iterates it; the scheduler makes the same calls for several concurrently.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.engine.journal import Journal, kept_prompt
+from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.request import Request
+from tokenswift.engine.step import PrefillChunk, decode, prefill
+from tokenswift.engine.text import TextStream
+from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.memory import check_run, default_length, needs_of, ran_out
+from tokenswift.metrics import PREFILL
+from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import savings
+from tokenswift.runs.loop import LoopGuard
+from tokenswift.runs.state import RunState
+from tokenswift.sampling.choice import RefusedRow, logprobs_of
+from tokenswift.sampling.penalties import rules_of
+from tokenswift.spec.drafters.registry import mark_of, marks
+from tokenswift.spec.methods import STRATEGIES, drafts_from
+from tokenswift.spec.strategy import TokenSequence
+from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
+
+ROWS = 32  # of a prompt's logits at a time
+logger = logging.getLogger("tokenswift")
+
+
+class Sequence(TokenSequence):
+    """One generation: everything is checked when it is made, nothing runs before it is iterated.
+
+    Instead of being iterated it can be led by `open`, `read` until nothing is left, `step.step` and `take`
+    in turns until there is a finish reason, `finish`, and in any case `close`.
+
+    Args:
+        llm: the ``LLM``.
+        request: what is asked for.
+        prefixes: texts read lately, whose beginnings need not be read again.
+        spare: bytes that will be free by the time that it runs, besides those that are free now.
+        owner: whose it is; of ``prefixes`` it gets its owner's alone.
+
+    Attributes:
+        new_tokens: those written, up to the end of the text.
+        sources: how many of them each source drafted, by its name.
+        logprobs: of each, where they are asked for.
+        end_reason: why the text ended; None until then.
+        tail: text that the end released.
+        detokenizer: makes text of tokens.
+        guard: watches for loops.
+        scores: how likely the prompt's tokens are, where that is asked for.
+    Raises:
+        InputError: naming the argument, its value and what is valid.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        request: Request,
+        prefixes: Prefixes | None = None,
+        spare: int = 0,
+        owner: str = "",
+    ) -> None:
+        target, source, resources = llm.target, llm.source, llm.resources
+        prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
+        if request.run_dir is not None:
+            prompt = kept_prompt(request) or prompt
+        if target.ranks > 1:
+            _check_ranks(request)
+        new = _length(request, target, prompt)
+        target.check_room(len(prompt) + new)
+        self.llm, self.prompt, self.max_new_tokens = llm, prompt, new
+        self.request = request = replace(request, max_new_tokens=new)
+        eos = () if request.ignore_eos else source.end_tokens()
+        self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
+        texts = tuple(text for text in request.stop if isinstance(text, str))
+        self.detokenizer, self.guard = TextStream(source.codec, texts), LoopGuard(request.loop)
+        ends = {*eos, *(ids[0] for ids in self._stops if len(ids) == 1)}
+        rules = rules_of(request.sampling, source.codec, target.vocab_size, len(prompt), ends)
+        sampler = target.sampler(request.sampling, rules)
+        if request.sampling.grammar is not None:
+            sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
+        strategy = STRATEGIES[request.strategy].build(resources, request.options, sampler)
+        no_cache: Any = None  # until `begin`
+        super().__init__(list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner)
+        self.top_logprobs = request.logprobs
+        self.raw_logprobs = request.logprobs_mode == "raw_logprobs"
+        self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
+        self.prefixes = prefixes if target.equal_bits else None
+        self.check_memory(spare)
+        self.new_tokens: list[int] = []
+        self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
+        self.logprobs: list[Logprob] = []
+        self.end_reason: str | None = None if new else "length"
+        self.tail = ""
+        self._written: list[str] = []
+        self.scores: PromptLogprobs | None = None
+        if request.prompt_logprobs is not None:
+            self.scores = PromptLogprobs(target, prompt, request.prompt_logprobs)
+            self.on_read = self.scores.take
+        self.journal = None if request.run_dir is None else Journal(self)
+
+    @property
+    def text(self) -> str:
+        """All that was written so far."""
+        return "".join(self._written)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended; None until then, and until its prompt is read where that is to be told of."""
+        return None if self.scores is not None and not self.scores.is_whole else self.end_reason
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def check_memory(self, spare: int = 0) -> None:
+        """See that it fits the memory, without texts that are kept for their beginnings if need be."""
+        sizes = (self.model, self.strategy, len(self.prompt), self.max_new_tokens)
+        try:
+            check_run(*sizes, spare)
+        except InputError:
+            if self.prefixes is None or not self.prefixes.clear():
+                raise
+            check_run(*sizes, spare)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """An error as whoever asked for the text is told of it: where a card's memory ran out, what would
+        fit."""
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        held = 0 if self.cache is None else self.nbytes
+        ways = [f"weights {form} (frees {nbytes:,} bytes)" for form, nbytes in savings(self.model).items()]
+        made = RunError(ran_out(self.model, self.strategy, len(self.prompt), held, error, ways))
+        made.__cause__ = error
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it will hold in any case."""
+        needs = needs_of(self.model, self.strategy, len(self.prompt), self.max_new_tokens)
+        return sum(need.nbytes for need in needs if need.sure)
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def __iter__(self) -> Generator[Step]:
+        try:
+            self.open()
+            while self.finish_reason is None and self.read():
+                pass
+            if self.finish_reason is None:
+                for step in decode(self):
+                    yield self.take(step)
+                    if self.finish_reason is not None:
+                        break
+            self.finish()
+        except GeneratorExit:  # left unfinished, at the interpreter's end too, where torch may be gone
+            raise
+        except torch.OutOfMemoryError as error:
+            raise self.explained(error) from error
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Begin the journal or go on with it, where there is one."""
+        if self.journal is not None:
+            self.journal.begin()
+
+    def restore(self, state: RunState) -> None:
+        """Go on where a run's journal ends."""
+        self.new_tokens, self._written = list(state.tokens), [state.text]
+        self.tokens += state.tokens
+        self.draft_passes = state.passes
+        self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
+        if state.stream is not None:
+            self.detokenizer.restore(state.stream)
+            self.detokenizer.seen = len(state.text) + len(state.stream["held"])
+        self.guard.restore(self.new_tokens, state.loop)
+        self.meter.restore(state.all_steps, state.seconds)
+        self.end_reason = state.finished(self.max_new_tokens, self.request.on_loop)
+        self._release()
+
+    @property
+    def unread(self) -> int:
+        """Tokens that are still to be read before the first step."""
+        return len(self.tokens) - 1 - (0 if self.cache is None else self.cache.length)
+
+    def begin(self) -> None:
+        """Make the cache, with what is known of the beginning already, unless it is there."""
+        if self.cache is not None:
+            return
+        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
+        reads = self.scores is not None  # all of the prompt, whoever has read it before
+        with self.meter.phase(PREFILL):
+            prefilled, cache = self.request.prefilled, None
+            if self.request.strategy == "auto":
+                self.features = self.llm.resources.features()
+            if prefilled is not None and not self.new_tokens and not reads:
+                base = prefilled.sequence
+                cache = base.cache.fork(capacity)
+                self.newest, self.newest_row = base.newest, base.newest_row
+                self.features = None if base.features is None else base.features.copy()
+            elif self.prefixes is not None and not reads:
+                cache = self.prefixes.begin(self, capacity)
+            self.cache = self.model.new_cache(capacity) if cache is None else cache
+        if self.prefixes is not None:
+            self.prefixes.watch(self)
+
+    def read(self, rows: int | None = None) -> int:
+        """Read on in the prompt (and in what was written before), about so many rows or all that is left;
+        returns what is left then. With nothing left the first step may come, unless no token may."""
+        self.begin()
+        with self.meter.phase(PREFILL):
+            left = prefill(self, self.request.on_progress, rows)
+        if not left:
+            self._start()
+        return left
+
+    def chunk(self, rows: int) -> PrefillChunk:
+        """The same part, to be read in the pass of others; `took` has to follow."""
+        self.begin()
+        return PrefillChunk(self, min(rows, self.unread))
+
+    def took(self, chunk: PrefillChunk) -> int:
+        """A part was read; returns what is left.
+
+        Raises:
+            Exception: what kept it from being read.
+        """
+        if chunk.error is not None:
+            raise chunk.error
+        if self.request.on_progress is not None:
+            known = len(self.tokens) - 1
+            self.request.on_progress("prompt", known - self.unread, known)
+        if not self.unread:
+            self._start()
+        return self.unread
+
+    def _start(self) -> None:
+        """The strategy's own reading of the prompt, before the first step."""
+        if self.end_reason is not None:  # it was read for its log-probabilities
+            return
+        self.left, self.on_read = self.max_new_tokens - len(self.new_tokens), None
+        with self.meter.phase(PREFILL):
+            self.strategy.begin(self)
+        self.meter.lap()
+
+    def take(self, step: Step) -> Step:
+        """Take in a step; returns it up to the end of the text, with what it released."""
+        pieces: list[str] = []
+        begins: list[int] = []
+        for token in step.token_ids:
+            begins.append(self.detokenizer.seen)
+            pieces.append(self._piece(token))
+            if self.end_reason is not None:
+                break
+        self.guard.observe(step)
+        if self.end_reason is None and len(self.new_tokens) >= self.max_new_tokens:
+            self.end_reason = "length"
+        count = len(pieces)
+        step = replace(
+            step,
+            token_ids=step.token_ids[:count],
+            sources=step.sources[:count],
+            logprobs=step.logprobs[:count],
+            text="".join(pieces),
+            chars=tuple(map(len, pieces)),
+            begins=tuple(begins),
+        )
+        self.sources.update(step.sources)
+        self.logprobs += step.logprobs
+        self._written.append(step.text)
+        if self.journal is not None:
+            self.journal.add(step, pieces)
+        prompt = () if self.scores is None else self.scores.once()
+        return replace(step, text=step.text + self._release(), prompt_logprobs=prompt)
+
+    def _piece(self, token: int) -> str:
+        """The text that a new token releases; says whether the text ends with it."""
+        self.new_tokens.append(token)
+        enough = len(self.new_tokens) > self.request.sampling.min_tokens
+        self.detokenizer.may_stop = enough
+        stops = enough and any(tuple(self.new_tokens[-len(ids) :]) == ids for ids in self._stops)
+        ends = token in self.eos
+        piece = "" if ends or stops else self.detokenizer.push(token)  # no "</s>" in the text
+        self.guard.push(token)
+        if self.detokenizer.stopped or stops:
+            self.end_reason = "stop"
+        elif ends:
+            self.end_reason = "eos"
+        elif self.guard.loop is not None and self.request.on_loop == "stop":
+            self.end_reason = "loop"
+        return piece
+
+    def _release(self) -> str:
+        """The text that was held back, once the text has ended; "" before."""
+        self.tail = self.detokenizer.finish() if self.end_reason is not None else ""
+        self._written.append(self.tail)
+        return self.tail
+
+    def finish(self) -> None:
+        """Write the end to the journal, where there is one."""
+        if self.journal is not None:
+            self.journal.finish()
+
+    def close(self) -> None:
+        """Let go of memory and journal, wherever it is; what was kept of it stays."""
+        if self.prefixes is not None and self.cache is not None:
+            _keep(partial(self.prefixes.keep, self))
+        self.cache = self.newest = self.features = None  # type: ignore[assignment]
+        if self.journal is not None:
+            self.journal.close()
+
+    # ---- the result -----------------------------------------------------------------------------
+
+    def metrics(self) -> Metrics:
+        """Figures so far, earlier sessions included."""
+        return self.meter.finish(self.new_tokens, self.draft_passes, loop=self.guard.first)
+
+    def result(self) -> Generation:
+        """The finished generation."""
+        heads = self.heads
+        return Generation(
+            token_ids=self.new_tokens,
+            text=self.text,
+            finish_reason=self.finish_reason or "length",
+            metrics=self.metrics(),
+            prompt_tokens=len(self.prompt),
+            lossless=self.strategy.acceptance == "exact",
+            drafting=self.strategy.report(),
+            heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
+            draft_source=self.draft_source,
+            token_sources=dict(self.sources),
+            logprobs=self.logprobs,
+            prompt_logprobs=[] if self.scores is None else self.scores.found,
+        )
+
+
+def _length(request: Request, target: BaseTarget, prompt: list[int]) -> int:
+    """New tokens at most."""
+    if request.max_new_tokens is not None:
+        return request.max_new_tokens
+    answers = is_chat(request.prompt) if request.prefilled is None else request.prefilled.answers
+    return default_length(target, answers, len(prompt))
+
+
+def _check_ranks(request: Request) -> None:
+    """Refuse what processes that compute one model together would not all do alike."""
+    if request.strategy == "auto":
+        raise InputError("strategy is 'auto', which depends on timings, with tp; valid: a fixed strategy")
+    if request.run_dir is not None:
+        raise InputError("run_dir is given with tp; valid: None")
+
+
+def _keep(what: Callable[[], object]) -> None:
+    """Keep what later texts alone gain by: where that fails, the text that has ended is none the worse."""
+    try:
+        what()
+    except Exception as error:
+        logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
+
+
+class Stream(Iterator[Step]):
+    """The steps of a generation, as they happen; afterwards its result.
+
+    ::
+
+        stream = llm.stream("Once upon a time")
+        for step in stream:
+            print(step.text, end="", flush=True)
+        print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
+
+    The result is the iterator's return value too (``result = yield from stream``). A stream is a context
+    manager: leaving it early lets go of the run's memory and closes its journal, as `close` does.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence, self._steps = sequence, iter(sequence)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Step:
+        try:
+            return next(self._steps)
+        except StopIteration:
+            if self._sequence.finish_reason is None:
+                raise
+            raise StopIteration(self._sequence.result()) from None
+
+    @property
+    def result(self) -> Generation:
+        """The finished generation: all tokens, the text, ``finish_reason``, ``metrics``.
+
+        Raises:
+            InputError: the last step has not been taken.
+        """
+        if self._sequence.finish_reason is None:
+            raise InputError("stream.result is not available before the end; valid: after the last step")
+        return self._sequence.result()
+
+    def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:
+        """Take the steps that are left, and return the result; ``on_step`` is called with each. Whatever it
+        raises, the run's journal is closed."""
+        with self:
+            for step in self:
+                if on_step is not None:
+                    on_step(step)
+            return self.result
+
+    def close(self) -> None:
+        """End the generation here; what was kept of it is kept."""
+        self._steps.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Prefilled:
+    """The state after a prompt's prefill (``LLM.prefill`` makes it). Generations fork it: they neither change
+    it nor see one another, in whatever order or thread they run, and give the tokens that ``LLM.generate``
+    gives for the prompt.
+
+    Attributes:
+        tokens: the prompt.
+        seconds: time of its prefill.
+        sampling: of generations that are given none.
+        answers: whether the prompt is a chat.
+        sequence: the prompt in its cache.
+    """
+
+    def __init__(self, llm: Any, prompt: Prompt) -> None:
+        self._llm, target = llm, llm.target
+        self.tokens, self.sampling = llm.encode(prompt), llm.default_sampling(prompt)
+        self.answers, count = is_chat(prompt), len(self.tokens)
+        target.check_room(count + 1)
+        cache = target.new_cache(max(1, count - 1))
+        self.sequence = TokenSequence(self.tokens, count, cache, target, target.sampler(self.sampling))
+        self.sequence.features = llm.resources.features()
+        begun = perf_counter()
+        prefill(self.sequence)
+        self.seconds = perf_counter() - begun
+
+    def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
+        return self._llm.generate(self.tokens, *args, **kwargs, prefilled=self)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """``LLM.stream`` without its prompt, from a fork."""
+        return self._llm.stream(self.tokens, *args, **kwargs, prefilled=self)
+
+
+class PromptLogprobs:
+    """How likely each token of a prompt is after those before it, under the model's own distribution, taken
+    from the passes that read it. States go through the LM head a few rows at a time, and of each row's logits
+    no more is kept than was asked for: those of a whole prompt would take more memory than the model.
+
+    Args:
+        model: whose passes read the prompt.
+        prompt: token ids.
+        top: how many of the likeliest tokens are told with each.
+
+    Attributes:
+        found: of the tokens so far; of the first one None.
+    """
+
+    def __init__(self, model: BaseTarget, prompt: list[int], top: int) -> None:
+        self._model, self._prompt, self._top = model, prompt, top
+        self._is_told = False
+        self.found: list[Logprob | None] = [None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the prompt was read."""
+        return len(self.found) == len(self._prompt)
+
+    def take(self, at: int, hidden: Float[Tensor, "n D"]) -> None:
+        """A pass has read the text from a position on; what is behind the prompt tells nothing here.
+
+        Args:
+            at: position of its first row, which the row of the last call came before.
+            hidden: before the final norm; each row tells of the token after its own.
+        Raises:
+            ValueError: rows are missing.
+            RefusedRow: the logits hold NaN.
+        """
+        due = self._prompt[at + 1 : at + 1 + len(hidden)]
+        if due and at != len(self.found) - 1:
+            raise ValueError(f"a pass at {at} follows rows up to {len(self.found) - 1}")
+        for start in range(0, len(due), ROWS):
+            tokens = due[start : start + ROWS]
+            logits = self._model.logits(hidden[start : start + len(tokens)])
+            for each in logprobs_of(logits, tokens, self._top):
+                if math.isnan(each.logprob):
+                    raise RefusedRow(len(self.found), "NaN")
+                self.found.append(each)
+
+    def once(self) -> tuple[Logprob | None, ...]:
+        """All of them; nothing at any further call."""
+        told, self._is_told = self._is_told, True
+        return () if told else (*self.found,)
