@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +22,8 @@ from tokenswift.engine.request import Request, check_callback
 from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.runs.folder import has_run, load
-from tokenswift.runs.state import RunState
-from tokenswift.runs.writer import open_run
+from tokenswift.runs.state import RunState, Session
+from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.types import Generation, InputError, OnProgress, Step
 from tokenswift.words import OnLoop, counted
 
@@ -57,120 +57,69 @@ def kept_prompt(request: Request) -> list[int] | None:
     return None
 
 
-class Journal:
-    """The journal of one text, which takes up the run that its folder holds already.
-
-    Args:
-        sequence: the text; it goes on with what is there.
+def open_journal(sequence: Any) -> RunWriter:
+    """Take the folder of a text's run; the text goes on with the run that is there already.
 
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
     """
+    request, llm = sequence.request, sequence.llm
+    identity: dict[str, Any] = {
+        **llm.resources.identity(),
+        "sampling": settings_of(request.sampling),
+        "eos": sorted(sequence.eos),
+        "stop": [text if isinstance(text, str) else list(text) for text in request.stop],
+        "acceptance": sequence.strategy.acceptance,
+    }
+    header = {"kind": "header", "made": time.time(), "name": llm.name, "model": llm.loading}
+    header |= {"identity": identity, "prompt": sequence.prompt, "asked": _asked(request)}
+    session = _session(sequence)
+    writer = open_run(Path(request.run_dir), header, session, request.drop_damaged)
+    if writer.state is not None:
+        try:
+            _go_on(sequence, writer.state)
+        except BaseException:
+            writer.close()
+            raise
+        writer.was_over = sequence.end_reason is not None
+        if not writer.was_over:
+            _warn(writer.state.session, session, identity["acceptance"])
+    return writer
 
-    def __init__(self, sequence: Any) -> None:
-        self._sequence, request = sequence, sequence.request
-        self._llm, self._request, self._prompt = sequence.llm, request, sequence.prompt
-        self._identity: dict[str, Any] = {
-            **self._llm.resources.identity(),
-            "sampling": settings_of(request.sampling),
-            "eos": sorted(sequence.eos),
-            "stop": [text if isinstance(text, str) else list(text) for text in request.stop],
-            "acceptance": sequence.strategy.acceptance,
-        }
-        self._was_over, folder = False, Path(request.run_dir)
-        self._writer = open_run(folder, self._identity, self._prompt, request.drop_damaged)
-        self._before = self._writer.state
-        if self._before is not None:
-            try:
-                self._go_on(self._before)
-            except BaseException:
-                self.close()
-                raise
 
-    def _go_on(self, state: RunState) -> None:
-        """Take up the run where its journal ends."""
-        request, vocabulary = self._request, self._llm.target.vocab_size
-        if request.max_new_tokens < len(state.tokens):
-            raise InputError(
-                f"max_new_tokens is {request.max_new_tokens}; the run has "
-                f"{counted(len(state.tokens), 'token')} already; valid: at least as many"
-            )
-        if max(state.tokens, default=0) >= vocabulary:
-            raise InputError(
-                f"run_dir {request.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
-                f"model's vocabulary, 0 to {vocabulary - 1}"
-            )
-        self._sequence.restore(state)
-        self._was_over = self._sequence.end_reason is not None
-        if not self._was_over:
-            then = {"numerics": state.session.numerics, "versions": state.session.versions}
-            _warn(then, self._session(), self._identity["acceptance"])
+def _session(sequence: Any) -> dict[str, Any]:
+    """What may change from one session to the next without changing the tokens."""
+    request = sequence.request
+    return {
+        "kind": "session",
+        "time": time.time(),
+        "pid": os.getpid(),
+        "max_new_tokens": request.max_new_tokens,
+        "strategy": request.strategy,
+        "options": {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)},
+        "on_loop": request.on_loop,
+        "loop": asdict(sequence.guard.options),
+        "ignore_eos": request.ignore_eos,
+        "numerics": sequence.llm.numerics(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
 
-    def _header(self) -> dict[str, Any]:
-        header = {"kind": "header", "made": time.time(), "name": self._llm.name, "model": self._llm.loading}
-        return header | {
-            "identity": self._identity,
-            "prompt": self._prompt,
-            "asked": _asked(self._request),
-        }
 
-    def _session(self) -> dict[str, Any]:
-        """What may change from one session to the next without changing the tokens."""
-        request = self._request
-        given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
-        return {
-            "kind": "session",
-            "time": time.time(),
-            "pid": os.getpid(),
-            "max_new_tokens": request.max_new_tokens,
-            "strategy": request.strategy,
-            "options": given,
-            "on_loop": request.on_loop,
-            "loop": asdict(self._sequence.guard.options),
-            "ignore_eos": request.ignore_eos,
-            "numerics": self._llm.numerics(),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-        }
-
-    def _is_kept(self) -> bool:
-        """Whether the end of the run was in its journal before, and its text file has its name."""
-        state = self._before
-        ended = self._was_over and state is not None and state.end is not None
-        return ended and not self._writer.is_unfinished()
-
-    def begin(self) -> None:
-        """Begin the journal, or go on with it."""
-        if not self._is_kept():
-            self._writer.begin(self._header(), self._session())
-            if self._writer.note:
-                logger.warning("%s", self._writer.note)
-
-    def add(self, step: Step, pieces: Sequence[str]) -> None:
-        """Take a step, with times and passes of this process.
-
-        Args:
-            pieces: the text that each of its tokens released.
-        """
-        sequence, before = self._sequence, self._before
-        spent, passes = ({}, 0) if before is None else (before.seconds, before.passes)
-        newest = {
-            "seconds": {k: v - spent.get(k, 0.0) for k, v in sequence.meter.seconds.items()},
-            "passes": sequence.draft_passes - passes,
-            "stream": sequence.detokenizer.state(),
-            "loop": sequence.guard.first,
-        }
-        self._writer.add(step, pieces, newest)
-
-    def finish(self) -> None:
-        """Write the end."""
-        if not self._is_kept():
-            sequence = self._sequence
-            self._writer.finish(sequence.end_reason or "length", sequence.tail, sequence.metrics())
-
-    def close(self) -> None:
-        """Let go of the folder; what was kept stays."""
-        self._writer.close()
+def _go_on(sequence: Any, state: RunState) -> None:
+    """Take up the run where its journal ends."""
+    request, vocabulary = sequence.request, sequence.model.vocab_size
+    if request.max_new_tokens < len(state.tokens):
+        raise InputError(
+            f"max_new_tokens is {request.max_new_tokens}; the run has "
+            f"{counted(len(state.tokens), 'token')} already; valid: at least as many"
+        )
+    if max(state.tokens, default=0) >= vocabulary:
+        raise InputError(
+            f"run_dir {request.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
+            f"model's vocabulary, 0 to {vocabulary - 1}"
+        )
+    sequence.restore(state)
 
 
 def _is_plain(value: object) -> bool:
@@ -180,13 +129,13 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> None:
+def _warn(then: Session, now: dict[str, Any], acceptance: str) -> None:
     """Say in one line why the text may differ from the uninterrupted run's."""
-    old, new = then["numerics"], now["numerics"]
+    old, new = then.numerics, now["numerics"]
     changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
     if "how" in changed:
         changed[changed.index("how")] = f"how passes are computed ({old['how']}; now {new['how']})"
-    changed += [k for k in ("tokenswift", "torch") if then["versions"].get(k) != now["versions"][k]]
+    changed += [k for k in ("tokenswift", "torch") if then.versions.get(k) != now["versions"][k]]
     if acceptance != "exact":
         reason = "the published rule draws by what was drafted"
     elif changed:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.engine.journal import Journal, kept_prompt
+from tokenswift.engine.journal import kept_prompt, open_journal
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, decode, prefill
@@ -113,7 +113,7 @@ class Sequence(TokenSequence):
         if request.prompt_logprobs is not None:
             self.scores = PromptLogprobs(target, prompt, request.prompt_logprobs)
             self.on_read = self.scores.take
-        self.journal = None if request.run_dir is None else Journal(self)
+        self.journal = None if request.run_dir is None else open_journal(self)
 
     @property
     def text(self) -> str:
@@ -284,7 +284,9 @@ class Sequence(TokenSequence):
         self.logprobs += step.logprobs
         self._written.append(step.text)
         if self.journal is not None:
-            self.journal.add(step, pieces)
+            newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
+            newest |= {"stream": self.detokenizer.state(), "loop": self.guard.first}
+            self.journal.add(step, pieces, newest)
         prompt = () if self.scores is None else self.scores.once()
         return replace(step, text=step.text + self._release(), prompt_logprobs=prompt)
 
@@ -314,7 +316,7 @@ class Sequence(TokenSequence):
     def finish(self) -> None:
         """Write the end to the journal, where there is one."""
         if self.journal is not None:
-            self.journal.finish()
+            self.journal.finish(self.end_reason or "length", self.tail, self.metrics())
 
     def close(self) -> None:
         """Let go of memory and journal, wherever it is; what was kept of it stays."""

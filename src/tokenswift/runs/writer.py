@@ -6,6 +6,7 @@ takes long keeps no token waiting: what was accepted is on the disk within a sec
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ from typing import Any
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
+from tokenswift.runs.journal import Record
 from tokenswift.runs.state import RunState, check_same, sources_of
 from tokenswift.types import InputError, Metrics, RunError, Step
 from tokenswift.words import counted
 
+logger = logging.getLogger("tokenswift")
 SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
 BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
 
@@ -31,12 +34,12 @@ class RunWriter:
     Attributes:
         folder: the run's folder.
         state: the run as it was found; None for a new one.
-        note: what the user should know about the text file, "" when nothing.
+        was_over: whether its text had ended before.
     """
 
-    def __init__(self, folder: Path, lock: folders.Lock, state: RunState | None) -> None:
-        self.folder, self.state = folder, state
-        self.note = ""
+    def __init__(self, folder: Path, lock: folders.Lock, state: RunState | None, *first: Record) -> None:
+        self.folder, self.state, self.was_over = folder, state, False
+        self._header, self._session = first
         self._lock: folders.Lock | None = lock
         self._appender: journal.Appender | None = None
         self._file: folders.TextFile | None = None
@@ -60,24 +63,28 @@ class RunWriter:
         kept = counted(self._kept, "token is", "tokens are")
         return f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
 
-    def is_unfinished(self) -> bool:
-        """Whether a text file waits for its final name."""
-        return self.state is None or os.path.lexists(self._last_file(self.state).unfinished)
+    def _is_kept(self) -> bool:
+        """Whether the end of the run was in its journal before, and its text file has its name."""
+        if not self.was_over or self.state is None or self.state.end is None:
+            return False
+        return not os.path.lexists(self._last_file(self.state).unfinished)
 
-    def begin(self, header: journal.Record, session: journal.Record) -> None:
+    def begin(self) -> None:
         """Make or go on with journal and text file; called right before the prefill.
 
         Raises:
             RunError: the disk says no.
         """
+        if self._is_kept():
+            return
         path = self.folder / folders.JOURNAL
         try:
             state = self.state
             file = folders.TextFile(self.folder, 1, 0) if state is None else self._text_file(state)
             self._file = file
-            session = {**session, "number": file.number, "start": file.start}
+            session = {**self._session, "number": file.number, "start": file.start}
             if state is None:
-                journal.create(path, [header, session])
+                journal.create(path, [self._header, session])
             self._appender = journal.Appender(path, journal.read(path))
             if state is not None:
                 self._appender.append(session)
@@ -99,7 +106,7 @@ class RunWriter:
             return file
         edited = file.unfinished if os.path.lexists(file.unfinished) else file.path
         other = file.next_free(len(state.text))
-        self.note = (
+        logger.warning(
             f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}, "
             f"and the whole text is written by: tokenswift text {self.folder}"
         )
@@ -111,8 +118,8 @@ class RunWriter:
         Args:
             step: its tokens and figures.
             pieces: the text that each of its tokens released.
-            newest: after it: ``seconds`` by phase and draft ``passes`` since the session began, state of the
-                detokeniser (``stream``), and the first ``loop`` seen.
+            newest: of the run after it: ``seconds`` by phase, draft ``passes``, state of the detokeniser
+                (``stream``), and the first ``loop`` seen.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
@@ -148,7 +155,7 @@ class RunWriter:
                 self._pending, self._waiting = [], 0
             if not pending or self._error is not None or self._appender is None or self._file is None:
                 return
-            record = _record(pending, newest)
+            record = _record(pending, newest, self.state)
             try:
                 self._appender.append(record)
                 self._kept += len(record["ids"])
@@ -215,8 +222,11 @@ class RunWriter:
         return RunError(f"writing in {self.folder} failed ({error.strerror or error}); {self.kept}")
 
 
-def _record(pending: list[tuple[Step, Sequence[str], int]], newest: dict[str, Any]) -> journal.Record:
-    """Steps as one record (see `runs.state`)."""
+def _record(
+    pending: list[tuple[Step, Sequence[str], int]], newest: dict[str, Any], before: RunState | None
+) -> Record:
+    """Steps as one record (see `runs.state`), with seconds and passes since the session began."""
+    spent, passes = ({}, 0) if before is None else (before.seconds, before.passes)
     texts = [piece for _, pieces, _ in pending for piece in pieces]
     loop = newest["loop"]
     return {
@@ -229,22 +239,21 @@ def _record(pending: list[tuple[Step, Sequence[str], int]], newest: dict[str, An
             [len(step.token_ids), step.drafted, step.accepted, step.ngram_accepted, step.gamma, ms]
             for step, _, ms in pending
         ],
-        "seconds": {phase: round(value, 4) for phase, value in newest["seconds"].items()},
-        "passes": newest["passes"],
+        "seconds": {name: round(s - spent.get(name, 0.0), 4) for name, s in newest["seconds"].items()},
+        "passes": newest["passes"] - passes,
         "stream": newest["stream"],
         "loop": asdict(loop) if loop is not None else None,
     }
 
 
-def open_run(
-    name: str | Path, identity: dict[str, Any], prompt: Sequence[int], drop_damaged: bool = False
-) -> RunWriter:
+def open_run(name: str | Path, header: Record, session: Record, drop_damaged: bool = False) -> RunWriter:
     """Take a run's folder for writing: a new one, or one with a run of the same identity.
 
     Args:
         name: the folder; made when it is not there.
-        identity: see `loader.identity`, with sampling and the other settings that decide the tokens.
-        prompt: token ids.
+        header: the first record of a new journal: with prompt and identity (see `loader.identity`), with
+            sampling and the other settings that decide the tokens.
+        session: the record of this process.
         drop_damaged: go on from the last good record of a damaged journal.
     Raises:
         InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
@@ -262,8 +271,8 @@ def open_run(
             if drop_damaged and contents.damaged:
                 folders.drop_damaged(folder, contents)
             folders.check_whole(folder, contents, state)
-            check_same(str(folder), state.identity, {**identity, "prompt": list(prompt)})
-        return RunWriter(folder, lock, state)
+            check_same(str(folder), state.identity, {**header["identity"], "prompt": header["prompt"]})
+        return RunWriter(folder, lock, state, header, session)
     except BaseException as error:
         if lock is not None:
             lock.release()
