@@ -129,6 +129,13 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
+def _check_names(given: Iterable[str], known: list[str], what: str, hints: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in known:
+            more = f"; {hints[name]}" if name in hints else meant(name, known)
+            raise InputError(f"{name!r} is not {what}; valid: {', '.join(known) or 'none'}{more}", name)
+
+
 def named_errors(kind: type[T]) -> type[T]:
     """A decorator of dataclasses: arguments that no field takes are an :class:`InputError` that lists the
     fields, where Python has a TypeError."""
@@ -138,18 +145,11 @@ def named_errors(kind: type[T]) -> type[T]:
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in known:
-                valid = ", ".join(known) or "none"
-                valid += meant(name, known)
-                raise InputError(f"{name!r} is not a field of {kind.__name__}; valid: {valid}", name)
-        if len(args) > len(known):
-            raise InputError(
-                f"{kind.__name__} got {len(args)} values; valid: at most {len(known)}, by name where possible"
-            )
-        for name in known[: len(args)]:
-            if name in kwargs:
-                raise InputError(f"{name} is given twice to {kind.__name__}; valid: once", name)
+        _check_names(kwargs, known, f"a field of {kind.__name__}", {})
+        try:
+            shape.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"{kind.__name__}: {error}; valid: {', '.join(known)}, by name") from None
         make(self, *args, **kwargs)
 
     kind.__init__ = __init__
@@ -169,11 +169,7 @@ def named_arguments(hints: Mapping[str, str] | None = None) -> Callable[[F], F]:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for name in kwargs:
-                if name not in known:
-                    hint = (hints or {}).get(name)
-                    more = meant(name, known) if hint is None else f"; {hint}"
-                    raise InputError(f"{name!r} is not an argument; valid: {', '.join(known)}{more}", name)
+            _check_names(kwargs, known, "an argument", hints or {})
             return function(*args, **kwargs)
 
         return cast(F, call)

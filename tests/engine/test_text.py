@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tokenswift.engine.text import TextStream, token_bytes
-from tokenswift.types import InputError
 
 
 def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
@@ -138,8 +137,3 @@ def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str
     else:
         ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
         assert (out, used) == (text[: min(ends)[1]], grown)
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(InputError, match="stop is ''"):
-        TextStream(TINY, ("",))

@@ -22,7 +22,7 @@ SHARE = 4  # of the free memory, the part that ended texts may take: one in so m
 _PART = 256  # tokens that are compared at a time
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """What is kept of a text that has ended; see `TokenSequence`."""
 
@@ -74,7 +74,7 @@ class Prefixes:
             capacity: tokens that the cache is to hold, scratch room included.
         """
         tokens, model, prompt = text.tokens, text.model, text.prompt_tokens
-        best, most = None, LEAST - 1
+        best, longest = None, LEAST - 1
         for one in (*self._running, *self._kept):
             if one.owner != text.owner:
                 continue
@@ -82,13 +82,13 @@ class Prefixes:
             if not model.prefill_keeps_bits:
                 shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
                 shared -= shared % model.prefill_chunk
-            if shared > most:
-                best, most = one, shared
+            if shared > longest:
+                best, longest = one, shared
         if best is None:
             return None
         self._kept = sorted(self._kept, key=lambda one: one is best)
-        self.reused += most
-        return best.cache.fork(capacity, most)
+        self.reused += longest
+        return best.cache.fork(capacity, longest)
 
     def watch(self, sequence: TokenSequence) -> None:
         """A text begins; others may begin as it does from now on."""
@@ -100,14 +100,13 @@ class Prefixes:
         tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
         if not LEAST <= length < len(tokens):
             return  # nothing to share, or interrupted within a step
-        own = [one for one in self._kept if one.owner == sequence.owner]
-        shared = [common(one.tokens, tokens) for one in own]
-        if any(least >= length for least in shared):
+        own = [(one, common(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
+        if any(shared >= length for _, shared in own):
             return
         if 2 * length <= cache.capacity:
             cache = cache.fork(length)  # it ended early: most of its room is empty
-        within = [one for one, least in zip(own, shared, strict=True) if least >= one.cache.length]
-        self._kept = [*(one for one in self._kept if not any(one is other for other in within))]
+        contained = [one for one, shared in own if shared >= one.cache.length]
+        self._kept = [one for one in self._kept if one not in contained]
         self._kept.append(Kept(sequence.owner, tokens, sequence.prompt_tokens, cache))
         self.shrink(self.most)
 

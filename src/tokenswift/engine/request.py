@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tokenswift.checks import check_choice, check_integer, meant
 from tokenswift.config import (
-    MOST_LETTERS,
-    MOST_TEXTS,
     ON_LOOP,
     OPTIONS,
     Biases,
@@ -193,7 +191,7 @@ class Request:
                     raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
             if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
                 raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
-        self._keep("stop", check_stop(self.stop))
+        self._keep("stop", check_texts("stop", self.stop))
         check_template_options(self.template_options)
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
@@ -223,25 +221,6 @@ class Request:
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-
-def check_stop(value: object) -> Texts:
-    """What ends a text.
-
-    Raises:
-        InputError: something else than texts and lists of token ids.
-    """
-    try:
-        return check_texts("stop", value)
-    except InputError as error:
-        if "surrogate" in str(error):
-            raise
-        raise InputError(
-            f"stop is {shown((value,) if isinstance(value, str) else value)}; valid: text, or a list of "
-            f"texts or lists of token ids, none of them empty, at most {MOST_TEXTS:,} of up to "
-            f"{MOST_LETTERS:,}",
-            "stop",
-        ) from None
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:

@@ -160,7 +160,7 @@ class Ticket:
 
 
 class PrefillPace:
-    """Rows of the next part of a prompt, by what the parts and steps before took.
+    """Size of prefill chunks, by what chunks and steps took: decode latency against time to first token.
 
     Args:
         most: rows of a part at most.
@@ -223,8 +223,8 @@ class Admission:
         return sum([*self._nbytes.values()])
 
     def next(self, waiting: Iterable[Ticket]) -> Ticket:
-        """Of the owner with the fewest texts that have their turn; of several the one whose last turn is
-        longest ago; in order."""
+        """Fair queueing: the owner with the fewest texts under way first, then the one served least
+        recently."""
         held = Counter(ticket.sequence.owner for ticket in self._nbytes)
         return min(
             waiting, key=lambda one: (held[one.sequence.owner], self._turns.get(one.sequence.owner, 0))

@@ -56,7 +56,7 @@ class TextStream:
         tokenizer: a transformers tokenizer; None makes all text "".
         stop: strings that end the text. The text is cut before the one that is completed first.
     Raises:
-        InputError: an empty stop string, or stop strings without a tokenizer.
+        InputError: stop strings without a tokenizer.
 
     Attributes:
         stop: the stop strings.
@@ -66,9 +66,6 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        for string in stop:
-            if not isinstance(string, str) or not string:
-                raise InputError(f"stop is {string!r}; valid: text of at least one character")
         if stop and tokenizer is None:
             raise InputError(f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none")
         self._tokenizer = tokenizer
