@@ -129,6 +129,18 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
+def depth_and_size(value: object, most: int) -> tuple[int, int]:
+    """How deep objects and lists of a JSON value lie in each other (counted to one more than ``most``), and
+    how many values it has down to there."""
+    level, depth, count = [value] if isinstance(value, dict | list) else [], 0, 1
+    while level and depth <= most:
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        count += sum(map(len, inner))
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        depth += 1
+    return depth, count
+
+
 def _check_names(given: Iterable[str], known: list[str], what: str, hints: Mapping[str, str]) -> None:
     for name in given:
         if name not in known:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import shown
+from tokenswift.checks import depth_and_size, shown
 from tokenswift.types import InputError
 
 #: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights' index
@@ -115,7 +115,7 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
             reason = "it is not an object"
         elif len(said) > MOST_FIELDS:
             reason = f"it has {len(said):,} fields, at most {MOST_FIELDS:,} are valid"
-        elif _is_deep(said):
+        elif depth_and_size(said, MOST_DEPTH)[0] > MOST_DEPTH:
             reason = f"it has objects or lists more than {MOST_DEPTH} deep"
     except (OSError, ValueError, RecursionError) as error:
         reason = line_of(error)
@@ -150,17 +150,6 @@ def weight_map(index: Path, where: str, kinds: Sequence[str] = ("safetensors",))
                 "the folder"
             )
     return said
-
-
-def _is_deep(said: Any) -> bool:
-    """Whether values lie deeper than `MOST_DEPTH` objects and lists."""
-    level = [said] if isinstance(said, dict | list) else []
-    for _ in range(MOST_DEPTH):
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [one for values in inner for one in values if isinstance(one, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def line_of(error: BaseException) -> str:

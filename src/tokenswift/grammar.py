@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tokenswift.checks import check_choice, check_text, named_errors, shown
+from tokenswift.checks import check_choice, check_text, depth_and_size, named_errors, shown
 from tokenswift.types import InputError
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
@@ -55,11 +55,7 @@ class Grammar:
             try:
                 made = json.loads(self.text)
             except (ValueError, RecursionError) as error:
-                what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-                raise InputError(
-                    f"the {TITLES[self.kind]} is not JSON ({what}); valid: a JSON {_JSON[self.kind]}",
-                    "grammar",
-                ) from error
+                raise _no_json(self.kind, "is not JSON", error) from error
             _check_json(self.kind, made)
 
     @classmethod
@@ -221,10 +217,12 @@ def _written(kind: str, value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(
-            f"the {TITLES[kind]} cannot be written as JSON ({what}); valid: a JSON {_JSON[kind]}", "grammar"
-        ) from error
+        raise _no_json(kind, "cannot be written as JSON", error) from error
+
+
+def _no_json(kind: str, what: str, error: Exception) -> InputError:
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return InputError(f"the {TITLES[kind]} {what} ({why}); valid: a JSON {_JSON[kind]}", "grammar")
 
 
 def _check_json(kind: str, made: Any) -> None:
@@ -238,16 +236,11 @@ def _check_json(kind: str, made: Any) -> None:
         raise InputError(
             f"the {TITLES[kind]} is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar"
         )
-    level, count = [made], 1
-    for _ in range(MOST_DEPTH):
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        count += sum(map(len, inner))
-        if count > MOST_ITEMS:
-            raise _refused(kind, f"it has more than {MOST_ITEMS:,} values", f"{MOST_ITEMS:,}")
-        level = [one for values in inner for one in values if isinstance(one, dict | list)]
-        if not level:
-            return
-    raise _refused(kind, f"it is more than {MOST_DEPTH} objects and lists deep", str(MOST_DEPTH))
+    depth, count = depth_and_size(made, MOST_DEPTH)
+    if count > MOST_ITEMS:
+        raise _refused(kind, f"it has more than {MOST_ITEMS:,} values", f"{MOST_ITEMS:,}")
+    if depth > MOST_DEPTH:
+        raise _refused(kind, f"it is more than {MOST_DEPTH} objects and lists deep", str(MOST_DEPTH))
 
 
 def _refused(kind: str, what: str, most: str) -> InputError:
