@@ -189,7 +189,7 @@ def measure(short: Any, total: int) -> Speed:
 
     def growth(rows: int) -> float:
         """Seconds that a pass takes more for each token of text."""
-        near, there = (median(pass_times(short.target, at, rows, REPEATS)) for at in (PROBE, far))
+        near, there = (median(pass_times(short.model, at, rows, REPEATS)) for at in (PROBE, far))
         return max(0.0, there - near) / 1e3 / max(1, far - PROBE)
 
     return Speed(
