@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import AUTO, PLAIN, Trial, in_turns
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, Scheduler
 from tokenswift.engine.sequence import Prefilled

@@ -25,7 +25,7 @@ from tokenswift.cli import chat as module
 from tokenswift.cli.chat import Chat
 from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence, Stream
 from tokenswift.runs import folder as folders

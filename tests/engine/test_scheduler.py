@@ -21,7 +21,7 @@ from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Admission, Event, QueueFull, Scheduler, Ticket, run_all
 from tokenswift.engine.sequence import Sequence

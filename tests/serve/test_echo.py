@@ -11,7 +11,7 @@ import torch
 from tests.serve.conftest import Running
 from tests.serve.test_openai import CHAT, streamed, text
 from tokenswift import LLM
-from tokenswift.engine.text import token_bytes
+from tokenswift.engine.detokenize import token_bytes
 
 SAID = "The lamp at Zürich"
 IDS = [72, 101, 108, 256, 108, 111]  # a special token among them

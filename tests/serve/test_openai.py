@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM
-from tokenswift.engine.text import token_bytes
+from tokenswift.engine.detokenize import token_bytes
 from tokenswift.serve.settings import Settings
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

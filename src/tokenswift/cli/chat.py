@@ -33,7 +33,7 @@ from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
-    from tokenswift.engine.prefixes import Prefixes
+    from tokenswift.engine.prefix_cache import Prefixes
 
 QUOTES = '"""'
 COMMANDS = {
@@ -148,7 +148,7 @@ def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, A
         settings = options.sampling_words(call["sampling"])
         logger.info("%s; --seed %d repeats the answers", settings, call["sampling"].seed)
 
-    from tokenswift.engine.prefixes import Prefixes
+    from tokenswift.engine.prefix_cache import Prefixes
 
     telling = (args.quiet, args.raw_output, args.verbose)
     return Chat(llm, args.max_new_tokens, args.system, *telling, Prefixes.beside(llm.target), **call)

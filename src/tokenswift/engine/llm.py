@@ -17,7 +17,7 @@ from tokenswift.chat.tools import tools_of
 from tokenswift.checks import named_arguments
 from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.engine.chat import chat_request, reply_of
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import (
     INSTEAD,
     GenerateOptions,

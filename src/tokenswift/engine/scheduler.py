@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from tokenswift.checks import check_integer
 from tokenswift.config import shown
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import step

@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.engine.detokenize import TextStream
 from tokenswift.engine.journal import kept_prompt, open_journal
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, decode, prefill
-from tokenswift.engine.text import TextStream
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import PREFILL

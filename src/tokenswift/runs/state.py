@@ -143,7 +143,7 @@ class Session(Strict, tag_field="kind", tag="session"):
 
 
 class Stream(Strict):
-    """State of the detokeniser; see `engine.text.TextStream`."""
+    """State of the detokeniser; see `engine.detokenize.TextStream`."""
 
     window: list[Token]
     shown: str

@@ -24,9 +24,9 @@ import msgspec
 
 from tokenswift.chat.calls import Calls, Said, ToolCall, call_id, calls_of
 from tokenswift.chat.families import thought_of
+from tokenswift.engine.detokenize import TextStream, token_bytes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.engine.text import TextStream, token_bytes
 from tokenswift.loader.prompts import Prompt
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused, fault_of

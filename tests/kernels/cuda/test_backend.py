@@ -16,7 +16,7 @@ from tests.lossless.test_strategies import PROMPT, runs
 from tests.lossless.test_tokens import PAPER, random_heads
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import decode, prefill
