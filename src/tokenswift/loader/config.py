@@ -23,6 +23,8 @@ from tokenswift.loader.rope import merged
 from tokenswift.types import InputError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+#: ends of the names of causal language models' classes
+CAUSAL = ("ForCausalLM", "LMHeadModel")
 #: ends of the names of files that parsers read whole
 SMALL = (".json", ".jinja", ".txt", ".model")
 #: model types that the native decoder runs
@@ -168,19 +170,14 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
-#: fields of every family and their defaults
+#: fields of every family that its forward pass depends on, and their defaults
 COMMON: dict[str, Any] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "hidden_act": "silu",
-    "initializer_range": 0.02,
     "rms_norm_eps": 1e-6,
-    "use_cache": True,
     "tie_word_embeddings": False,
-    "attention_dropout": 0.0,
-    "architectures": None,
-    "pad_token_id": None,
 }
 _QWEN: dict[str, Any] = {
     "vocab_size": 151936,
@@ -202,7 +199,6 @@ OWN: dict[str, dict[str, Any]] = {
         "intermediate_size": 11008,
         "num_key_value_heads": None,
         "max_position_embeddings": 2048,
-        "pretraining_tp": 1,
         "attention_bias": False,
         "mlp_bias": False,
     },
@@ -216,64 +212,34 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
 }
-#: what no file sets here, as transformers writes it into every config
-FIXED: dict[str, Any] = {
-    "output_hidden_states": False,
-    "output_attentions": False,
-    "return_dict": True,
-    "chunk_size_feed_forward": 0,
-    "is_encoder_decoder": False,
-    "id2label": {0: "LABEL_0", 1: "LABEL_1"},
-    "label2id": {"LABEL_0": 0, "LABEL_1": 1},
-    "problem_type": None,
-}
-#: fields that say nothing of the forward pass; those of the second kind are no part of what a config says
+#: fields that it does not depend on, or that are looked at elsewhere
 ASIDE = ("is_llama_config", "rope_interleaved", "transformers.js_config", "unk_token_id", "use_mrope")
-ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed")
-DROPPED = ("model_type", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
-DROPPED += ("rope_theta", "rope_scaling", "rope_parameters")
-DROPPED += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
-_Int, _Number, _Ids = (int, type(None)), (int, float), (int, list, type(None))
+ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed", "use_cache", "initializer_range")
+ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures", "model_type")
+ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
+ASIDE += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
+_Int = (int, type(None))
 #: types of values, where a default of None or of another number does not say them
 TYPES: dict[str, tuple[type, ...]] = {
-    "architectures": (list, type(None)),
-    "attention_dropout": _Number,
     "bos_token_id": _Int,
-    "eos_token_id": _Ids,
-    "initializer_range": (float,),
+    "eos_token_id": (int, list, type(None)),
     "layer_types": (list, type(None)),
     "num_key_value_heads": _Int,
-    "pad_token_id": _Int,
     "sliding_window": _Int,
 }
-#: fields of each kind of positions besides its name and theta: those it needs, and those it may have
-ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ("original_max_position_embeddings",)),
-    "yarn": (
-        ("factor",),
-        (
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ),
-    ),
+#: parameters that each kind of positions needs besides its theta
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
 }
 THETA = 10_000.0
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class NativeConfig(SimpleNamespace):
-    """A config with the attributes of transformers' own."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What it says, as transformers' ``to_dict`` gives it; the type of the weights is left out."""
-        return copy.deepcopy({k: v for k, v in vars(self).items() if k != "dtype"} | FIXED)
+    """What a config says of the forward pass, by the attributes of transformers' own."""
 
     def of_transformers(self) -> Any:
         """The same as transformers has it, a ``PretrainedConfig``."""
@@ -288,24 +254,24 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
 
     Args:
         kind: the family.
-        said: fields of the file, whose numbers were checked (`numbers.check_numbers`).
+        said: fields of the file, whose numbers were checked (:func:`check_numbers`).
     Returns:
         None where transformers may understand it otherwise.
     """
     usual = COMMON | OWN[kind]
-    more = {"head_dim": None} if kind == "qwen2" else {}  # read without a default
-    known = usual | more
-    if not said.keys() <= {*known, *ASIDE, *DROPPED}:
-        return None
-    given = {key: value for key, value in said.items() if key not in DROPPED}
-    if not all(_fits(key, value, known[key]) for key, value in given.items() if key in known):
+    known = usual | ({"head_dim": None} if kind == "qwen2" else {})  # read without a default
+    given = {key: value for key, value in said.items() if key in known}
+    if not said.keys() <= {*known, *ASIDE} or not all(_fits(k, v, known[k]) for k, v in given.items()):
         return None
     fields = copy.deepcopy(usual | given)
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     if kind in ("llama", "mistral") and fields["head_dim"] is None:
-        fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
-    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
+        fields["head_dim"] = hidden // heads
+    fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
     rope = positions_said(said, fields["max_position_embeddings"])
-    if rope is None or fields["hidden_act"] != "silu" or not _is_whole(kind, fields):
+    named = said.get("architectures") or []
+    causal = isinstance(named, list) and all(str(one).endswith(CAUSAL) for one in named)
+    if rope is None or not causal or fields["hidden_act"] != "silu" or (kind == "llama" and hidden % heads):
         return None
     if "layer_types" in usual and not _take_layer_types(fields):
         return None
@@ -324,17 +290,6 @@ def _fits(key: str, value: object, usual: object) -> bool:
     return type(value) in kinds
 
 
-def _is_whole(kind: str, fields: Mapping[str, Any]) -> bool:
-    """Whether the class is a causal language model's, and transformers has models of such sizes."""
-    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
-    names = fields["architectures"] or ("ForCausalLM",)
-    return (
-        (kind != "llama" or hidden % heads == 0)
-        and 0 <= fields["initializer_range"] <= 1
-        and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    )
-
-
 def _take_layer_types(fields: dict[str, Any]) -> bool:
     """Fill in which layers of a Qwen model see a window; False where the file names others."""
     layers, first = fields["num_hidden_layers"], fields["max_window_layers"]
@@ -347,22 +302,17 @@ def _take_layer_types(fields: dict[str, Any]) -> bool:
 
 
 def positions_said(said: Mapping[str, Any], limit: int) -> dict[str, Any] | None:
-    """``rope_parameters`` of what a file says, of older ones too."""
+    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known here."""
     rope = said.get("rope_scaling") or said.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         return None
-    rope = dict(rope)
+    rope = {name: value for name, value in rope.items() if value is not None}
     rope.setdefault("rope_theta", said.get("rope_theta", THETA))
     rope.setdefault("rope_type", rope.get("type", "default"))
-    kind = rope["rope_type"]
-    if not isinstance(kind, str) or kind not in ROPE_FIELDS:
+    kind, known = rope["rope_type"], {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"}
+    if not isinstance(kind, str) or kind not in ROPE_FIELDS or type(rope.get("truncate", True)) is not bool:
         return None
-    needed, more = ROPE_FIELDS[kind]
-    there = rope.keys() - {"rope_type", "type", "rope_theta"}
-    numbers = [rope["rope_theta"], *(rope[name] for name in there if name != "truncate")]
-    if not (set(needed) <= there <= {*needed, *more}) or any(type(n) not in _Number for n in numbers):
-        return None
-    if type(rope.get("truncate", True)) is not bool:
+    if not {*ROPE_FIELDS[kind]} <= rope.keys() <= known:
         return None
     if kind in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", limit)

@@ -611,17 +611,13 @@ def config_of(file: GgufFile) -> NativeConfig:
         "mistral": {"sliding_window": window},
         "qwen3": {"attention_bias": has["attention_bias"]},
     }
-    ids = {name: said.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _IDS.items()}
-    if ids["pad_token_id"] not in range(rows):  # the only one that may have no row
-        ids["pad_token_id"] = None
     ends = gguf_ends(said)
     made = completed(
         kind,
         numbers
         | own.get(kind, {})
-        | ids
         | {
-            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
             "rope_parameters": positions(file, width, numbers["max_position_embeddings"]),
             "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
             "dtype": own_dtype(file),
@@ -633,7 +629,6 @@ def config_of(file: GgufFile) -> NativeConfig:
     return made
 
 
-_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 #: fields that say whether a model has biases, and tensors that say so in files
 BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
 

@@ -16,12 +16,13 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenswift.loader.config import FAMILIES, layout_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
@@ -222,8 +223,14 @@ def identity_of(model: Any, values: Values | None = None) -> dict[str, Any]:
 
 
 def config_digest(config: Any) -> str:
-    """A digest of what a transformers config says of a model."""
-    said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
+    """A digest of what a config says of a model; of a native family, of what its forward pass depends on."""
+    if config.model_type in FAMILIES:
+        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+        rope.pop("type", None)
+        others = (config.hidden_act, config.max_position_embeddings, config.eos_token_id)
+        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
+    else:
+        said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
     return _digest([json.dumps(said, sort_keys=True, default=str).encode()])
 
 

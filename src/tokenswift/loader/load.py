@@ -31,6 +31,7 @@ from tokenswift.kernels.cpu.library import kernels_wanted
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader import default_model
 from tokenswift.loader.config import (
+    CAUSAL,
     EMBEDDING,
     NativeConfig,
     check_small_files,
@@ -60,8 +61,6 @@ DTYPES = words(Dtype)
 WEIGHTS = words(Weights)
 #: methods by which weights were quantized for other programs
 OTHERS = ("gptq", "awq", "compressed-tensors")
-#: ends of the names of causal language models' classes
-CAUSAL = ("ForCausalLM", "LMHeadModel")
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
