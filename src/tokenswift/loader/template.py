@@ -18,13 +18,14 @@ if __name__ == "__main__":  # begun without the site's packages
 import atexit
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -181,27 +182,15 @@ os.register_at_fork(after_in_child=_forked)
 # ---- the process that renders ------------------------------------------------------------------------------
 
 
-@cache
-def _environment() -> Any:
-    """What transformers gives to templates."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
+#: marks what the model wrote; here it is a block like any other, with a scope of its own
+GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+
+
+@lru_cache(4)
+def _compiled(template: str) -> Any:
+    """A template with what transformers gives to templates."""
+    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """``{% generation %}`` marks what the model wrote; here it changes nothing."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            """The block as it stands inside, in a scope of its own."""
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
-
-        def _inside(self, caller: Callable[[], str]) -> str:
-            return caller()
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
@@ -210,16 +199,11 @@ def _environment() -> Any:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     made.filters["tojson"] = tojson
     made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return made
-
-
-@lru_cache(4)
-def _compiled(template: str) -> Any:
-    return _environment().from_string(template)
+    return made.from_string(GENERATION.sub(lambda tag: f"{tag[1]}{tag[2] or ''}with{tag[3]}", template))
 
 
 def _answer(head: bytes, given: bytes) -> dict[str, str]:
