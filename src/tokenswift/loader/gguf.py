@@ -37,7 +37,7 @@ from tokenswift.loader.config import (
 )
 from tokenswift.loader.find import MERGED, part_names
 from tokenswift.loader.tokenizer import check_words, gguf_ends
-from tokenswift.loader.weights import StoredWeights, check_tensors
+from tokenswift.loader.weights import StoredWeights, check_tensors, unstored
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -489,7 +489,7 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
     )
     if file.tensors[FACTORS].shape != (width // 2,):
         raise refused
-    factors = _float(file[FACTORS]).double()
+    factors = unstored(file[FACTORS], torch.float32).double()
     if not bool(((factors >= 1) & (factors < 1e6)).all()):
         raise refused
     waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
@@ -513,10 +513,6 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
                 "original_max_position_embeddings": first,
             }
     raise refused
-
-
-def _float(weight: Tensor | Stored) -> Tensor:
-    return weight.decode() if isinstance(weight, Stored) else weight.float()
 
 
 #: architectures that the native decoder runs, and transformers' names for them
