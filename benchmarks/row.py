@@ -27,7 +27,7 @@ from tokenswift.loader.find import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
 from tokenswift.loader.rope import parse_rope_scaling
-from tokenswift.spec.eagle.resolve import place_of
+from tokenswift.spec.eagle.files import place_of
 from tokenswift.spec.methods import drafts_from
 from tokenswift.types import InputError
 

@@ -13,16 +13,48 @@ two.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.loader.load import load
-from tokenswift.spec.eagle.checkpoint import load_eagle
+from tokenswift.loader.weights import unstored
+from tokenswift.spec.eagle.files import EagleWeights, load_eagle
 from tokenswift.spec.heads.files import load_heads
 from tokenswift.train.data import passages, prefix_of
-from tokenswift.train.evaluate import eagle_rates, head_rates, own_text
-from tokenswift.train.selftext import Backbone
+from tokenswift.train.eagle import EagleStudent
+from tokenswift.train.evaluate import head_rates, own_text, rates_of
+from tokenswift.train.loss import FrozenBase
+from tokenswift.train.states import Backbone
 
 SEED = 5
+
+
+@torch.no_grad()
+def eagle_rates(
+    backbone: Backbone, weights: EagleWeights, depths: int, *places: Any
+) -> list[dict[str, float]]:
+    """The measures of the depths of an EAGLE-3 drafter, whose window is that of its training.
+
+    Args:
+        places: as of `evaluate.head_rates`.
+    """
+    config = replace(weights.config, window=weights.config.default_window)
+    found = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+    ids = torch.arange(config.vocab) if weights.d2t is None else weights.d2t
+    base, student = FrozenBase(backbone.model, ids), EagleStudent(config, found, depths)
+    head = found.get("lm_head", base.rows[: len(ids)].float())
+
+    def read(tokens: Tensor, hidden: Tensor) -> Tensor:
+        return backbone.features(config.feature_layers, tokens[None])[0]
+
+    def logits(i: int, rows: Tensor) -> Tensor:
+        return torch.full((1, config.vocab), -torch.inf).index_copy(1, ids, rows @ head.T)
+
+    return rates_of(backbone, student, base, read, logits, *places, tell=lambda done, total: None)
 
 
 def main() -> None:

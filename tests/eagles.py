@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.config import EagleConfig
+from tokenswift.spec.eagle.files import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 NAMES = {

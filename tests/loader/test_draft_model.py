@@ -27,8 +27,7 @@ from tokenswift.train.draft import (
 )
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import Job
-from tokenswift.train.selftext import chances
-from tokenswift.train.store import Windows
+from tokenswift.train.states import Windows, chances
 from tokenswift.types import InputError, RunError
 
 TOKENS = torch.arange(20)[None] * 7 % 256
@@ -116,7 +115,7 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
     assert again["steps"] == 12
     resumed = load(tmp_path / "draft", device="cpu").model.state_dict()
     assert all(torch.equal(resumed[name], tensor) for name, tensor in weights.items())
-    with pytest.raises(InputError, match="layers differ"):
+    with pytest.raises(InputError, match="belongs to a training of other"):
         draft_run(model, tmp_path, 12, layers=2)
 
 

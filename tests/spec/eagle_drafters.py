@@ -9,8 +9,7 @@ import torch
 
 from tests import eagles
 from tests.spec.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.config import EagleConfig
+from tokenswift.spec.eagle.files import EagleConfig, EagleWeights
 
 #: as wide as the models of `tests.tiny`
 SIZES = EagleConfig(

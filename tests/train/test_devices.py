@@ -7,9 +7,8 @@ import torch
 
 from tokenswift.cli.main import parsed
 from tokenswift.cli.train_heads import job_of
-from tokenswift.train.loop import picks, steps_of
+from tokenswift.train.loop import local_device, picks, steps_of
 from tokenswift.train.options import RECIPES, Job, TrainingOptions
-from tokenswift.train.work import local_device
 from tokenswift.types import InputError
 
 

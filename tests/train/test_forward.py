@@ -11,7 +11,7 @@ from tests.train.test_train import V, frozen
 from tokenswift.config import SamplingParams
 from tokenswift.models.generic import final_norm
 from tokenswift.sampling.choice import Sampler
-from tokenswift.train.selftext import Backbone, BatchCache, chances
+from tokenswift.train.states import Backbone, BatchCache, chances
 
 SAMPLERS = [
     SamplingParams(min_p=0.0, repetition_penalty=1.0),

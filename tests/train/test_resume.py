@@ -11,9 +11,9 @@ import torch
 from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small, steps, words
 from tokenswift.spec.heads.files import load_heads
-from tokenswift.train import heads, recipe
+from tokenswift.train import heads, loop
 from tokenswift.train.loss import Distillation
-from tokenswift.train.store import HiddenStore
+from tokenswift.train.states import HiddenStore
 
 TRAINING = small(steps=9)
 
@@ -50,7 +50,7 @@ def test_no_step_is_done_twice(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert steps(killed) == [1, 2, 3, 4, 5]
     calls[:] = [1] * 6
     monkeypatch.setattr(heads, "start", None)  # is not called again
-    monkeypatch.setattr(recipe, "collect", None)
+    monkeypatch.setattr(loop, "collect", None)
     full_run(tiny_model(), text, killed, TRAINING)
     assert len(calls) == 6 + 5 and steps(killed) == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
     one, other = (load_heads(f / "h.safetensors", tiny_model()).state_dict() for f in (calm, killed))

@@ -22,8 +22,7 @@ from tokenswift.train.data import read_texts
 from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.selftext import Backbone, chances
-from tokenswift.train.store import HiddenStore, Windows
+from tokenswift.train.states import Backbone, HiddenStore, Windows, chances
 from tokenswift.types import InputError, RunError
 
 D, V = 32, 260
@@ -77,7 +76,7 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
     tokens, hidden = again.arrays()
     assert tokens[-10:].tolist() == [0] * 10
     assert torch.from_numpy(hidden[-10:].copy()).view(torch.bfloat16).eq(1).all()
-    with pytest.raises(InputError, match="another training .a differ."):
+    with pytest.raises(InputError, match="belongs to a training of other data"):
         HiddenStore(tmp_path, D, {"a": 2})
 
 

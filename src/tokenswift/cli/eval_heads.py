@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tokenswift.loader.identity import base_of
     from tokenswift.train.evaluate import head_rates, own_text
-    from tokenswift.train.selftext import Backbone
+    from tokenswift.train.states import Backbone
 
     heads = llm.resources.heads
     if heads is None:

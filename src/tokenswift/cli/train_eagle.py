@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.output import check_folder, check_writable
+from tokenswift.cli.output import check_folder
 from tokenswift.cli.train_heads import Base, add_training_options, trained
 from tokenswift.train.options import check_eagle_out
 
@@ -20,12 +20,10 @@ class Eagle:
     Attributes:
         out: folder to write, in the form of the package speculators
         depths: tokens of a chain that it learns to draft
-        pack: also write a GGUF file, with weights in int8 (q8_0)
     """
 
     out: Path = option(metavar="DIR")
     depths: int = option(3, least=1)
-    pack: Path | None = option(None)
 
 
 #: what is not as in the training of heads
@@ -51,12 +49,11 @@ def run(args: argparse.Namespace) -> int:
     check_options(args, Eagle)
     check_folder("--out", args.out)
     check_eagle_out(args.out)
-    check_writable("--pack", args.pack, renamed=True)
 
     def train(*given: Any) -> dict[str, Any]:
         from tokenswift.train.eagle import train_eagle
 
-        return train_eagle(*given, depths=args.depths, pack=args.pack)
+        return train_eagle(*given, depths=args.depths)
 
     trained(args, RECIPE, train)
     return 0

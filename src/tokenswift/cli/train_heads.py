@@ -141,7 +141,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     job({}, False)  # ranges show before anything heavy is imported
     logger.info("loading %s", args.model)
     from tokenswift.loader.load import check_place, native_bfloat16
-    from tokenswift.train.work import local_device
+    from tokenswift.train.loop import local_device
 
     device = local_device(check_place(how))
     dtype = args.dtype
@@ -160,7 +160,7 @@ def trained(args: argparse.Namespace, recipe: dict[str, Any], train: Callable[..
     job, dtype, device = job_of(args, recipe)
 
     from tokenswift.loader.load import load
-    from tokenswift.train.work import first_process
+    from tokenswift.train.loop import first_process
 
     if not first_process():
         logger.setLevel(logging.ERROR)  # one of them is enough

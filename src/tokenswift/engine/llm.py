@@ -32,7 +32,7 @@ from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
-from tokenswift.spec.eagle.checkpoint import EagleWeights
+from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.resources import Resources
 from tokenswift.types import Generation, InputError, OnProgress, Step

@@ -16,9 +16,8 @@ from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.costs import KNOTS
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.features import Features
-from tokenswift.spec.eagle.resolve import eagle_of
+from tokenswift.spec.eagle.files import EagleWeights
+from tokenswift.spec.eagle.model import Features, eagle_of
 from tokenswift.spec.heads.files import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.types import OnProgress

@@ -13,7 +13,7 @@ from tokenswift.kv.full import FullCache
 from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.eagle.features import Features
+from tokenswift.spec.eagle.model import Features
 from tokenswift.types import DraftTree, Step, Stopped
 
 

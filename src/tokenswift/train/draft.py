@@ -29,11 +29,9 @@ from tokenswift.loader import default_model as packed_draft
 from tokenswift.loader.default_model import RECORD
 from tokenswift.loader.identity import sample_of
 from tokenswift.loader.load import quiet_transformers
-from tokenswift.train.collect import Report
+from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
-from tokenswift.train.recipe import Recipe
-from tokenswift.train.work import first_process
 from tokenswift.types import InputError, OnProgress, RunError
 
 

@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokenswift.files import replacing
 from tokenswift.loader.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
 from tokenswift.spec.heads.files import save_heads
 from tokenswift.spec.heads.modules import ConditionedStep, Heads, HeadsConfig
-from tokenswift.train.collect import Report
+from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
-from tokenswift.train.recipe import Recipe
-from tokenswift.train.store import HiddenStore, Windows, covering
-from tokenswift.train.work import first_process, once
+from tokenswift.train.states import HiddenStore, Windows, covering
 from tokenswift.types import InputError, OnProgress
 
 COVERAGE = 0.92  # of the training text, that the tokens worth drafting make up
@@ -91,30 +87,20 @@ def train_heads(
     """
     config = heads_config(kind, count, inner, base_of(model), model)
     recipe = Recipe(model, tokenizer, job, report, on_progress, heads=config.to_dict())
-    heads = _started(config, recipe)
+    heads = Heads(config).to(recipe.frozen.device)
+
+    def make() -> dict[str, Tensor]:
+        torch.manual_seed(job.training.seed)
+        start(made := Heads(config).to(recipe.frozen.device), recipe.stores, recipe.frozen)
+        return made.state_dict()
+
+    heads.load_state_dict(recipe.started(make))
     notes = {"kind": kind, **recipe.distil(HeadsStudent(heads))}
     heads.frequent = covering(recipe.counts, COVERAGE)
     notes["drafted"] = len(heads.frequent)
     if first_process():
         save_heads(heads.eval(), job.out, recipe.base, notes=notes)
     return notes
-
-
-def _started(config: HeadsConfig, recipe: Recipe) -> Heads:
-    """Heads at their start, on the base's device: made once, then read from the work folder."""
-    path, frozen = recipe.job.work / "start.safetensors", recipe.frozen
-
-    def make() -> None:
-        torch.manual_seed(recipe.job.training.seed)
-        heads = Heads(config).to(frozen.device)
-        start(heads, recipe.stores, frozen)
-        with replacing(path) as part:
-            save_file({name: v.cpu().contiguous() for name, v in heads.state_dict().items()}, part)
-
-    once(path.exists, make)
-    heads = Heads(config)
-    heads.load_state_dict(load_file(path))
-    return heads.to(frozen.device)
 
 
 @torch.no_grad()
@@ -145,6 +131,35 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     return weight
 
 
+class Regression:
+    """Ridge regression, fed by rows."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        self._gram = torch.zeros(inputs, inputs, dtype=torch.float32, device=device)
+        self._cross = torch.zeros(inputs, outputs, dtype=torch.float32, device=device)
+        self._rows = 0
+
+    def add(self, x: Float[Tensor, "m n"], y: Float[Tensor, "m k"]) -> None:
+        """Take rows in."""
+        self._gram += x.T @ x
+        self._cross += x.T @ y
+        self._rows += len(x)
+
+    def gram(self) -> Float[Tensor, "n n"]:
+        """Of the inputs, a row's mean, with the ridge."""
+        gram = self._gram / self._rows
+        gram.diagonal().add_(RIDGE + 1 / self._rows)
+        return gram
+
+    def weights(self) -> Float[Tensor, "n k"]:
+        """What the inputs are multiplied with."""
+        return torch.linalg.solve(self.gram(), self._cross / self._rows)
+
+    def explained(self) -> float:
+        """The mean square of what it predicts, by the number."""
+        return float((self.weights() * self._cross).sum()) / self._rows / self._cross.shape[1]
+
+
 def _ridge(step: ConditionedStep, stores: Sequence[HiddenStore], base: FrozenBase) -> None:
     """The closed-form start, from at most about :data:`MOST` positions spread over the data."""
     width = step.linear.out_features
@@ -152,8 +167,8 @@ def _ridge(step: ConditionedStep, stores: Sequence[HiddenStore], base: FrozenBas
         torch.nn.init.normal_(step.inner.weight, std=(3 * width) ** -0.5)
     parts = [Windows(store, 1, 512, 0) for store in stores]
     items = [(windows, k) for windows in parts for k in range(len(windows))]
-    gram = cross = torch.zeros((), dtype=torch.float32, device=base.device)
-    rows = 0
+    inner = 0 if step.inner is None else step.inner.out_features
+    regression = Regression(3 * width + 1 + inner, width, base.device)
     for windows, k in items[:: max(1, len(items) * 512 // MOST)]:
         item = windows[k]
         n = int(item["valid"].sum())
@@ -161,11 +176,9 @@ def _ridge(step: ConditionedStep, stores: Sequence[HiddenStore], base: FrozenBas
         embeds = base.embed(item["tokens"][1 : n + 1].to(base.device)).float()
         x = step.inputs(hidden[:-1], hidden[:-1], embeds, True)
         x[:, :width] = 0  # the state's own part starts at zero: at the first step it repeats the base
-        inner = [torch.relu(step.inner(x))] if step.inner is not None else []
-        x, y = torch.cat([x, x.new_ones(n, 1), *inner], dim=1), base.normed(hidden[1:]).float()
-        gram, cross, rows = gram + x.T @ x, cross + x.T @ y, rows + n
-    gram.diagonal().add_(RIDGE * rows + 1.0)
-    weights = torch.linalg.solve(gram, cross)
+        more = [] if step.inner is None else [torch.relu(step.inner(x))]
+        regression.add(torch.cat([x, x.new_ones(n, 1), *more], dim=1), base.normed(hidden[1:]).float())
+    weights = regression.weights()
     step.linear.weight.copy_(weights[: 3 * width].T)
     step.linear.bias.copy_(weights[3 * width])
     if step.outer is not None:

@@ -1,34 +1,261 @@
-"""The training loop: AdamW over stored hidden states, resumed from its checkpoint.
+"""One recipe for every drafter: text → hidden states → distillation → the loss on what was held out.
 
-Which items a step takes follows from the seed and the step alone, so a resumed training equals an unbroken
-one. Several processes (torchrun) share the items of a step and average their gradients.
+Every stage leaves its outcome in the work folder, so the same command after a kill resumes where it stopped:
+hidden states by whole batches, the student's start as a file, training by a checkpoint. What states and
+losses depend on is hashed and kept beside them; a command with another hash is refused, so that a resumed
+training equals an unbroken one. Paths, how often checkpoints are written and the like are not in it.
+
+Which items a step takes follows from the seed and the step alone. Several processes (torchrun) share the
+items of a step and average their gradients. What is trained is a `loss.Student`: `heads`, `draft`, `eagle`.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import ConcatDataset, default_collate
 from transformers import get_cosine_schedule_with_warmup
 
+from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.files import replacing
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.train.collect import Report
-from tokenswift.train.options import TrainingOptions
-from tokenswift.train.work import first_process, rank, world_size
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, digest_of
+from tokenswift.train.data import fingerprint, prefix_of
+from tokenswift.train.loss import Distillation, FrozenBase, Student
+from tokenswift.train.options import DataOptions, Job, TrainingOptions
+from tokenswift.train.states import HiddenStore, Windows, collect, counts, frequent, held_out, other_training
 from tokenswift.types import InputError, OnProgress, RunError
 
+Report = Callable[[str], None]
+VERSION = 4  # raised whenever the same options make other states
 COLUMNS = ("step", "loss", "learning_rate", "seconds", "held_out_loss")
 HELD_OUT = 64  # items that the held-out loss looks at
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """This process's number among them."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def first_process() -> bool:
+    """True in the process that writes the files."""
+    return rank() == 0
+
+
+def local_device(place: str) -> str:
+    """The device of this process: "cuda" becomes the one of its local rank.
+
+    Args:
+        place: from `loader.load.check_place`.
+    Raises:
+        InputError: fewer devices than processes on this machine, or one device named for several processes.
+    """
+    if not place.startswith("cuda") or world_size() == 1:
+        return place
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place != "cuda" or local >= count:
+        raise InputError(
+            f"device is {place!r} for {world_size()} processes, this one of local rank {local}; valid: cuda, "
+            f"with a device for each (there are {count}), or cpu"
+        )
+    return f"cuda:{local}"
+
+
+def once(done: Callable[[], bool], make: Callable[[], object]) -> None:
+    """Run ``make`` in the first process unless its outcome is there; the others wait for the outcome.
+
+    Args:
+        done: whether the outcome, whole, lies in the work folder.
+    """
+    if first_process():
+        if not done():
+            make()
+        return
+    while not done():
+        time.sleep(0.2)
+
+
+# ---- the recipe --------------------------------------------------------------------------------------------
+
+
+class Recipe:
+    """The states that a student learns from, and its training.
+
+    Args:
+        model, tokenizer: the loaded base; it stays as it is.
+        job: what to learn from, how, and where.
+        report: takes lines of what is done and found.
+        on_progress: told how many tokens have states, and how many steps are done.
+        about: what else the outcome depends on; a work folder of other values is refused.
+
+    Attributes:
+        base: the model's identity.
+        stores: the hidden states, in order.
+        counts: how often each token occurs in them.
+        frozen: the parts of the model that the loss needs.
+
+    Raises:
+        InputError: too little data, foreign states, a work folder of another training.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, job: Job, report: Report, on_progress: OnProgress, **about: Any
+    ) -> None:
+        self.job, self.report, self.on_progress, self._begun = job, report, on_progress, time.monotonic()
+        self.base = base_of(model, job.name)
+        if job.data is None:
+            self.stores = [_finished(folder, self.base) for folder in job.states]
+        else:
+            if job.data.writes:
+                report(
+                    f"the model writes {job.data.tokens:,} tokens to learn from; --tokens for another number"
+                )
+            self.stores = [self._gathered(model, tokenizer, job.data)]
+        report(f"hidden states: {sum(store.tokens_stored for store in self.stores):,} tokens")
+        self.counts = counts(self.stores, self.base.vocab_size)
+        subset = frequent(self.counts, job.training.loss_vocabulary)
+        self._claim([about, subset.tolist()])
+        self.frozen = FrozenBase(model, subset)
+
+    def _gathered(self, model: Any, tokenizer: Any, data: DataOptions) -> HiddenStore:
+        """The work folder's store, filled by the first process while others wait."""
+        job, base = self.job, self.base
+        idle = () if data.continued else ("prompt_lengths",)
+        idle = idle if data.writes else (*idle, "write_batch")  # batches, seed and sampling count in writing
+        options = {name: value for name, value in asdict(data).items() if name not in idle}
+        writing = [job.training.seed, _law(job.sampling)] if data.writes else []
+        words = digest_of([sorted(tokenizer.get_vocab().items()), prefix_of(tokenizer)])
+        key = digest_of(
+            [VERSION, {**options, "data": fingerprint(data.data)}, writing, words, str(model.dtype)]
+        )
+        sizes = [base.vocab_size, base.hidden_size, *base.sample.tolist()]
+
+        def store() -> HiddenStore:
+            return HiddenStore(job.work / "states", base.hidden_size, {"key": key, "base": sizes})
+
+        def make() -> None:
+            collect(model, tokenizer, data, job, store(), self.on_progress)
+
+        once(lambda: store().complete, make)
+        return store()
+
+    def _claim(self, about: list[Any]) -> None:
+        """Take the work folder for this training, or check that it is this training's.
+
+        Args:
+            about: what losses and weights depend on besides the states and options.
+        """
+        job = self.job
+        options = {k: v for k, v in asdict(job.training).items() if k not in ("save_every", "log_every")}
+        law = _law(job.sampling) if job.training.targets == "model" else None
+        states = [store.made_from for store in self.stores]
+        key, path = digest_of([options, law, states, world_size(), about]), job.work / "training"
+        if path.exists():
+            if path.read_text(encoding="utf-8") != key:
+                raise other_training(job.work)
+        elif first_process():
+            with replacing(path) as file:
+                file.write_text(key, encoding="utf-8")
+
+    def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Weights at their start, on the base's device: made once, then read from the work folder."""
+        path = self.job.work / "start.safetensors"
+
+        def write() -> None:
+            made = make()
+            with replacing(path) as part:
+                save_file({name: value.cpu().contiguous() for name, value in made.items()}, part)
+
+        once(path.exists, write)
+        return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
+
+    def items(self, k: int, extra: int, context: int, features: Sequence[HiddenStore]) -> Any:
+        """A dataset of `states.Windows` of all stores: what is learnt from (k = 0), or held out (1)."""
+        training, made = self.job.training, list[Windows]()
+        for number, store in enumerate(self.stores):
+            blocks = held_out(store, training.held_out)[k]
+            beside = features[number] if features else None
+            made.append(Windows(store, extra, training.window, context, blocks, beside))
+        return ConcatDataset(made)
+
+    def distil(self, student: Student, features: Sequence[HiddenStore] = ()) -> dict[str, Any]:
+        """Train a student, in place, on the base's device; notes for its header.
+
+        Args:
+            features: of the stores' tokens, where the student reads those and not the states.
+        Raises:
+            InputError: no text is long enough.
+            RunError: the loss is not finite, the disk is full, the checkpoint is damaged.
+        """
+        training, job = self.job.training, self.job
+        objective = Distillation(student, self.frozen, job.sampling, training.targets)
+        context = objective.sampling.window
+        learnt, kept = (self.items(k, student.extra, context, features) for k in (0, 1))
+        loop = Training(objective, learnt, kept, training, job.work, self.frozen.device)
+        data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
+        return {
+            **data,
+            "tokens": sum(store.tokens_stored for store in self.stores),
+            "vocabulary": self.frozen.size,
+            **loop.run(self.report, self.on_progress),
+            "minutes": round((time.monotonic() - self._begun) / 60, 1),
+        }
+
+
+def _finished(folder: Path, base: BaseIdentity) -> HiddenStore:
+    """The whole store of a work folder, whatever data and options it was made with.
+
+    Raises:
+        InputError: it is none, is not finished, or of another model.
+    """
+    place = folder / "states" if (folder / "states").is_dir() else folder
+    try:
+        made_from = json.loads((place / "index.json").read_text(encoding="utf-8"))["made_from"]
+        vocab_size, width, *sample = made_from["base"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"states {folder} holds no hidden states; valid: a work folder of train-heads"
+        ) from error
+    if not BaseIdentity("", width, vocab_size, torch.tensor(sample)).distance(base) <= TOLERANCE:
+        raise InputError(f"states {folder} are of another model")
+    store = HiddenStore(place, width, made_from)
+    if not store.complete or not store.blocks:
+        raise InputError(f"states {folder} are not finished; run the command that makes them again")
+    return store
+
+
+def _law(sampling: SamplingParams) -> dict[str, Any]:
+    """The fields of a sampler that its distribution depends on."""
+    if sampling.adjusts or sampling.grammar is not None:
+        names = ", ".join(settings_of(sampling).keys() & {*ADJUSTING})
+        raise InputError(
+            f"sampling has {names}; valid: none of it, where heads and draft models learn", "sampling"
+        )
+    return {**settings_of(sampling), "seed": 0, "penalty_window": sampling.window}
+
+
+# ---- the loop ----------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)

@@ -18,6 +18,7 @@ from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.spec.drafters.test_eagle_rows import SAMPLINGS, TEXT, drafts_always
+from tests.spec.eagle.reference import EagleCache, EagleReference
 from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
@@ -30,9 +31,8 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
 from tokenswift.spec.control import PLAIN, Control
-from tokenswift.spec.eagle import packed
-from tokenswift.spec.eagle.features import Features
-from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.spec.eagle import model as eagle_model
+from tokenswift.spec.eagle.model import Features
 from tokenswift.spec.strategy import BatchLoad
 
 
@@ -57,7 +57,7 @@ def test_a_scripted_drafter_is_accepted_in_full(
         return always("eagle" if drafts else PLAIN)(self, context, load)
 
     monkeypatch.setattr(Control, "mode", in_turn)
-    monkeypatch.setattr(packed, "CHUNK", 16)
+    monkeypatch.setattr(eagle_model, "CHUNK", 16)
     params = GREEDY if greedy else NOISY
     llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(names, window=12))
     given = {"ngrams": 0, "draft": "hidden"}

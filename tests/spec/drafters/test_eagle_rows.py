@@ -13,6 +13,7 @@ from tests.default_model import prompt_of
 from tests.families import rare
 from tests.kernels.cuda.cases import standing
 from tests.spec.drafters.prices import always, fix_prices
+from tests.spec.eagle.reference import EagleCache, EagleReference
 from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
@@ -24,10 +25,9 @@ from tokenswift.models.target import backend_for
 from tokenswift.spec.control import PLAIN, Control
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.eagle import Branches, EagleDrafter
-from tokenswift.spec.eagle import packed
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.packed import EagleModel
-from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.spec.eagle import model as eagle_model
+from tokenswift.spec.eagle.files import EagleWeights
+from tokenswift.spec.eagle.model import EagleModel
 from tokenswift.spec.strategy import BatchLoad, TokenSequence
 from tokenswift.types import InputError
 
@@ -153,7 +153,7 @@ def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch,
         return always("eagle" if context % 60 < 30 else PLAIN)(self, context, load)
 
     monkeypatch.setattr(Control, "mode", in_turn)
-    monkeypatch.setattr(packed, "CHUNK", 16)
+    monkeypatch.setattr(eagle_model, "CHUNK", 16)
     model = tiny_model("llama")
     weights = random_eagle(names=41, window=11)
     llm = LLM.from_model(model, heads=None, eagle=weights, backend="auto" if kernels else "torch")

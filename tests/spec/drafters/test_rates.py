@@ -12,7 +12,7 @@ from tests.spec.drafters.plain import Text, logits
 from tests.spec.drafters.test_reference import PROMPT, VOCAB, heads_of, model_of
 from tokenswift import SamplingParams
 from tokenswift.train.evaluate import head_rates
-from tokenswift.train.selftext import Backbone
+from tokenswift.train.states import Backbone
 
 SAMPLING = SamplingParams(seed=4, min_p=0.02, temperature=1.3, penalty_window=10)
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import eagles
-from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
-from tokenswift.spec.eagle.config import EagleConfig
+from tokenswift.spec.eagle.files import EagleConfig, EagleWeights, load_eagle
 from tokenswift.types import InputError
 
 CONFIG = eagles.config(norm_before_residual=True)
@@ -89,21 +88,25 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         {},
         {"fc": torch.ones(32, 64), "q": FOUND["q"][:, :32]},
         {},
-        "is an EAGLE-1 or EAGLE-2 checkpoint, which is not supported; valid: an EAGLE-3 drafter of one layer",
+        "made for a target with hidden size 21, the model has 32",
     ),
-    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight: it is not an EAGLE-3 drafter"),
+    "model": (
+        {},
+        {"embed": FOUND["embed"]},
+        {},
+        "has no tensor fc.weight, a matrix: it is not an EAGLE-3",
+    ),
     "p-eagle": (
         {"speculators_model_type": "peagle"},
         {},
         {},
-        "is a P-EAGLE checkpoint, which is not supported",
+        "speculators_model_type is 'peagle'; valid: eagle3",
     ),
-    "dflash": ({"architectures": ["DFlashDraftModel"]}, {}, {}, "is a DFlash checkpoint, which is not"),
     "last layer": (
         {"eagle_config": {"use_aux_hidden_state": False}},
         {},
         {},
-        "drafts from the last layer alone",
+        "use_aux_hidden_state is False; valid: true",
     ),
 }
 
@@ -120,7 +123,7 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "maps,message",
     [
-        ({"d2t": OFFSETS + 90}, "d2t does not give 40 different tokens from 0 to 89"),
+        ({"d2t": OFFSETS + 90}, "does not give 40 different tokens from 0 to 89"),
         ({"d2t": OFFSETS[:3]}, r"d2t has shape \(3,\); valid: \(40,\)"),
         ({"t2d": LISTED.roll(1), "d2t": OFFSETS}, "d2t and t2d name different tokens"),
         ({}, "does not say which 40 of 90 tokens it drafts"),

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from tests import eagles
-from tokenswift.spec.eagle.checkpoint import load_eagle
-from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tests.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.spec.eagle.files import load_eagle
 
 core = pytest.importorskip("speculators.models.eagle3.core", reason="make eagle-peer installs speculators")
 

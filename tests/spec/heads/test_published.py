@@ -124,6 +124,8 @@ def broken(folder: Path, change: str) -> None:
         weights = {k: v for k, v in weights.items() if "medusa" not in k}
     elif change == "count":
         config["medusa_heads"] = 5
+    elif change == "embedding":
+        weights["model.embed_tokens.weight"] = torch.zeros(0, D)
     elif change == "nan":
         weights[name][0, 0] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -137,6 +139,7 @@ def broken(folder: Path, change: str) -> None:
         ("tensor", "lack tensor layers.1.linear.weight"),
         ("heads", "no tensor is named as heads are"),
         ("count", "has 3 heads, its config says 5"),
+        ("embedding", r"embed_tokens.weight is F32 of shape \[0, 32\]; valid: a matrix"),
         ("nan", "not finite"),
     ],
 )

@@ -16,7 +16,7 @@ from tokenswift.spec.costs import Costs
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import EAGLE
-from tokenswift.spec.eagle.packed import CHUNK, SCRATCH, EagleModel
+from tokenswift.spec.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 

@@ -1,270 +1,523 @@
-"""The files of a drafter's checkpoint, as tensors by canonical names that are read one at a time."""
+"""EAGLE-3 drafters (Li et al. 2025): what one is made of, and its files, read within bounds and held against
+its target.
+
+Three forms are published: that of the research (``midlayer.*`` beside a flat config), that of Speculators
+(``layers.0.*``, and the layer's config in the config), and GGUF files of the architecture ``eagle3``.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokenswift.files import MOST_CONFIG, line_of, object_in
-from tokenswift.kernels.formats import BY_CODE, Stored
-from tokenswift.loader.config import check_numbers
-from tokenswift.loader.find import gguf_in
+from tokenswift.checks import integer_of, shown
+from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.kernels.formats import Stored
+from tokenswift.loader.config import COMMON, OWN, check_numbers, positions_said, refusal
+from tokenswift.loader.default_model import weights
+from tokenswift.loader.find import SHIPPED, check_eagle, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
-from tokenswift.loader.weights import open_weights, weight_files
-from tokenswift.spec.eagle.config import EagleConfig
-from tokenswift.spec.eagle.said import OTHERS, biases_of, check_kind, config_of, layers_of, unsupported
-from tokenswift.types import InputError
+from tokenswift.loader.rope import Rotary, merged, rotary_of_config
+from tokenswift.spec.files import Entry, tensors_in
+from tokenswift.types import InputError, OnProgress
 
-#: maps of vocabularies, which are no weights
-MAPS = ("d2t", "t2d")
-#: canonical names by those of the two forms in safetensors files
-OUTER = {
-    "embed_tokens.weight": "embed",
-    "fc.weight": "fc",
-    "norm.weight": "norm",
-    "lm_head.weight": "lm_head",
-    "input_norm.weight": "features_norm",
-    **{f"fc_norm.{part}.weight": f"fc_norm.{part}" for part in range(3)},
-    **{name: name for name in MAPS},
+#: layers of the target that features are taken of
+FEATURES = 3
+#: the window of a drafter whose checkpoint names none
+WINDOW = 2048
+#: what the target gives where a checkpoint lacks it
+SHARED = ("embed", "lm_head")
+AT_ONCE = 4096  # rows that are looked at together
+VALID = "valid: an EAGLE-3 drafter of one layer"
+#: numbers of the layer by transformers' names
+NUMBERS = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+NUMBERS += ("head_dim", "max_position_embeddings", "rms_norm_eps", "sliding_window")
+#: parts that not all drafters have, and that are said in so many words
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+#: tensors by canonical names: what safetensors files call them (``midlayer.`` may be ``layers.0.``) and what
+#: GGUF files do, each with ``.weight`` behind; shapes by the sizes of :meth:`EagleConfig.shapes`; and which
+#: field of the config says that it is there, where not all drafters have it
+NAMES = {
+    "embed": ("embed_tokens", "token_embd", "VH", ""),
+    "fc": ("fc", "fc", "HF", ""),
+    "features_norm": ("input_norm", "enc.output_norm", "F", "norm_before_fc"),
+    "fc_norm.0": ("fc_norm.0", "fc_norm.0", "T", "fc_norm"),
+    "fc_norm.1": ("fc_norm.1", "fc_norm.1", "T", "fc_norm"),
+    "fc_norm.2": ("fc_norm.2", "fc_norm.2", "T", "fc_norm"),
+    "input_norm": ("midlayer.input_layernorm", "blk.0.attn_norm", "H", ""),
+    "hidden_norm": ("midlayer.hidden_norm", "blk.0.attn_norm_2", "H", ""),
+    "q": ("midlayer.self_attn.q_proj", "blk.0.attn_q", "QW", ""),
+    "k": ("midlayer.self_attn.k_proj", "blk.0.attn_k", "KW", ""),
+    "v": ("midlayer.self_attn.v_proj", "blk.0.attn_v", "KW", ""),
+    "o": ("midlayer.self_attn.o_proj", "blk.0.attn_output", "HQ", ""),
+    "q_norm": ("midlayer.self_attn.q_norm", "", "d", "qk_norm"),
+    "k_norm": ("midlayer.self_attn.k_norm", "", "d", "qk_norm"),
+    "post_norm": ("midlayer.post_attention_layernorm", "blk.0.ffn_norm", "H", ""),
+    "gate": ("midlayer.mlp.gate_proj", "blk.0.ffn_gate", "IH", ""),
+    "up": ("midlayer.mlp.up_proj", "blk.0.ffn_up", "IH", ""),
+    "down": ("midlayer.mlp.down_proj", "blk.0.ffn_down", "HI", ""),
+    "norm": ("norm", "output_norm", "H", ""),
+    "lm_head": ("lm_head", "output", "DH", ""),
 }
-_PROJECTIONS = {
-    "self_attn.q_proj": "q",
-    "self_attn.k_proj": "k",
-    "self_attn.v_proj": "v",
-    "self_attn.o_proj": "o",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
-}
-INNER = {
-    "input_layernorm.weight": "input_norm",
-    "hidden_norm.weight": "hidden_norm",
-    "post_attention_layernorm.weight": "post_norm",
-    "self_attn.q_norm.weight": "q_norm",
-    "self_attn.k_norm.weight": "k_norm",
-    **{f"{name}.weight": ours for name, ours in _PROJECTIONS.items()},
-    **{f"{name}.bias": f"{ours}_bias" for name, ours in _PROJECTIONS.items()},
-}
+#: projections that may have biases, canonically ``q_bias`` and so on, by the field of the config that says so
+BIASES = {"qkv_bias": ("q", "k", "v"), "o_bias": ("o",), "mlp_bias": ("gate", "up", "down")}
+IN_FOLDERS = {f"{theirs}.weight": ours for ours, (theirs, *_) in NAMES.items()} | {"d2t": "d2t", "t2d": "t2d"}
+IN_FOLDERS |= {f"{NAMES[one][0]}.bias": f"{one}_bias" for group in BIASES.values() for one in group}
+IN_GGUF = {f"{theirs}.weight": ours for ours, (_, theirs, *_) in NAMES.items() if theirs}
+IN_GGUF |= {"d2t.weight": "d2t", "d2t": "d2t"}
 #: what training leaves in some files and no drafting reads
-ASIDE = re.compile(r"(.*rotary_emb\.inv_freq|verifier_.*)")
-#: and by those of GGUF files
-IN_GGUF = {
-    "token_embd.weight": "embed",
-    "fc.weight": "fc",
-    "output_norm.weight": "norm",
-    "output.weight": "lm_head",
-    "enc.output_norm.weight": "features_norm",
-    "blk.0.attn_norm.weight": "input_norm",
-    "blk.0.attn_norm_2.weight": "hidden_norm",
-    "blk.0.ffn_norm.weight": "post_norm",
-    **{f"blk.0.{name}.weight": ours for name, ours in (("attn_output", "o"), ("ffn_gate", "gate"))},
-    **{f"blk.0.attn_{name}.weight": name for name in ("q", "k", "v")},
-    **{f"blk.0.ffn_{name}.weight": name for name in ("up", "down")},
-    **{f"fc_norm.{part}.weight": f"fc_norm.{part}" for part in range(3)},
-    "d2t": "d2t",
-    "d2t.weight": "d2t",
-}
-IN_GGUF_ASIDE = ("rope_freqs.weight", "blk.0.rope_freqs.weight")
-#: types of weights, and of maps, by their names in safetensors files
-WEIGHTS, INTEGERS, SWITCHES = ("F32", "BF16", "F16"), ("I64", "I32"), ("BOOL", "U8", "I64", "I32")
+ASIDE = re.compile(r".*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freqs\.weight")
+#: types of weights, and of maps of vocabularies, by their names in safetensors files
+TYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8", "I64", "I32")}
+WEIGHTS = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """A checkpoint, opened.
+class EagleConfig:
+    """A drafter of one layer, and the target that it was trained for.
+
+    Attributes:
+        hidden: H, the width of the drafter's rows; its layer reads rows of 2 H.
+        target_hidden: Ht, the target's width; features of a token are three rows of it.
+        heads, kv_heads, head_dim, intermediate: of the layer.
+        eps: of the norms.
+        rope: ``rope_parameters`` of the drafter's positions.
+        vocab: V, tokens of the target.
+        draft_vocab: Vd, tokens that the drafter can name.
+        feature_layers: the target's layers whose input is a feature, in the order of `fc`'s columns; the
+            number of its layers stands for what leaves the last one.
+        trained: positions of the texts that it was trained with, as its config says.
+        norm_before_residual: the layer's residual is the normed feature.
+        norm_before_fc: a norm of all 3 Ht features before `fc`.
+        fc_norm: a norm of each layer's features before `fc`.
+        norm_output: what is fed back is the normed output (EAGLE 3.1).
+        window: newest keys that a token sees, itself included, as it was trained; None is all.
+        qkv_bias, o_bias, mlp_bias: whether these projections have biases.
+        qk_norm: whether heads of queries and keys have norms.
+    """
+
+    hidden: int
+    target_hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    rope: Mapping[str, Any] = field(hash=False)
+    vocab: int
+    draft_vocab: int
+    feature_layers: tuple[int, int, int]
+    trained: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def default_window(self) -> int:
+        """Newest keys that a token sees where nobody says how many."""
+        return min(self.window or WINDOW, self.trained)
+
+    def rotary(self) -> Rotary:
+        """The drafter's own rotary positions.
+
+        Raises:
+            InputError: a kind that depends on the text's length.
+        """
+        said = {"rope_parameters": dict(self.rope), "head_dim": self.head_dim}
+        return rotary_of_config(SimpleNamespace(**said, max_position_embeddings=None))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors, those of :data:`SHARED` included."""
+        sizes = {"V": self.vocab, "D": self.draft_vocab, "T": self.target_hidden}
+        sizes |= {"F": FEATURES * self.target_hidden, "H": self.hidden, "W": 2 * self.hidden}
+        sizes |= {"Q": self.heads * self.head_dim, "K": self.kv_heads * self.head_dim}
+        sizes |= {"d": self.head_dim, "I": self.intermediate}
+        found = {
+            name: tuple(sizes[size] for size in shape)
+            for name, (_, _, shape, part) in NAMES.items()
+            if not part or getattr(self, part)
+        }
+        for part, names in BIASES.items():
+            found |= {f"{name}_bias": found[name][:1] for name in names if getattr(self, part)}
+        return found
+
+
+def default_layers(layers: int) -> tuple[int, int, int]:
+    """The layers that features are taken of where a checkpoint names none, of a target with so many."""
+    return 2, layers // 2, layers - 3
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """A drafter's weights by canonical names.
+
+    Attributes:
+        config: of the drafter.
+        tensors: ``fc`` (H, 3 Ht); ``input_norm`` (H) of embeddings and ``hidden_norm`` (H) of features;
+            ``q`` (heads · d, 2 H), ``k`` and ``v`` (kv heads · d, 2 H), ``o`` (H, heads · d);
+            ``post_norm`` (H); ``gate`` and ``up`` (I, H), ``down`` (H, I); ``norm`` (H). Those that not all
+            have: ``embed`` (V, H) and ``lm_head`` (Vd, H), without which the target's are used (of the LM
+            head the rows of `d2t`); ``features_norm`` (3 Ht) with ``norm_before_fc``; ``fc_norm.0`` to
+            ``fc_norm.2`` (Ht) with ``fc_norm``; ``q_norm`` and ``k_norm`` (d) with ``qk_norm``; biases
+            ``q_bias`` and so on. Types are those of the files; matrices of GGUF files may be `Stored`.
+        d2t: the target's ids of the drafter's tokens, (Vd,) int64, rising; None: they are the same.
+        name: what the checkpoint was asked for by.
+    """
+
+    config: EagleConfig
+    tensors: Mapping[str, Tensor | Stored]
+    d2t: Tensor | None
+    name: str
+
+
+class _Opened(NamedTuple):
+    """A checkpoint whose weights are not read yet.
 
     Attributes:
         where: it is, for messages.
-        found: shape and type of each tensor by its canonical name.
-        names: what the file calls it.
-        get: reads one by its canonical name.
-        config: of the drafter, for a target's config.
-        tokens: of the tokenizer that the file holds, if any.
-        absolute: whether d2t is rather ids than offsets.
-        stored: formats of quantized weights, by canonical names.
+        found: its tensors by canonical names; what has none keeps its own, in brackets.
+        layer: :data:`NUMBERS` of the layer, checked.
+        rope: ``rope_parameters`` of its positions.
+        more: what the checkpoint says besides, by the names of Speculators.
+        tokens: of the tokenizer that a GGUF file holds, if any.
+        ids: whether d2t may hold ids, which rise then; otherwise offsets.
     """
 
     where: str
-    found: dict[str, tuple[tuple[int, ...], str]]
-    names: dict[str, str]
-    get: Callable[[str], Tensor | Stored]
-    config: Callable[[Any], EagleConfig]
-    tokens: list[str] | None
-    absolute: bool
-    stored: Mapping[str, str] = field(default_factory=dict)
+    found: dict[str, Entry]
+    layer: Mapping[str, Any]
+    rope: Mapping[str, Any]
+    more: Mapping[str, Any]
+    tokens: Any = None
+    ids: bool = False
 
 
-def open_files(path: Path) -> Files:
-    """A checkpoint's files; no weight is read yet.
+def load_eagle(path: str | Path, target: Any, tokens: Sequence[str] | None = None) -> EagleWeights:
+    """A drafter's weights for a target.
 
+    Args:
+        path: a folder with config.json and weights, or a GGUF file.
+        target: the target's config (`loader.config.NativeConfig` or transformers').
+        tokens: of the target's tokenizer, by their ids; those of a GGUF drafter must be the same.
     Raises:
-        InputError: they cannot be read, or are no drafter's.
+        InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the target.
     """
-    if (file := gguf_in(path)) is not None:
-        return _gguf(GgufFile(file))
+    for name in ("hidden_size", "vocab_size", "num_hidden_layers"):
+        if not isinstance(getattr(target, name, None), int):
+            kind = getattr(target, "model_type", "?")
+            raise InputError(
+                f"the target is of the kind {kind}, whose config has no {name}: its layers cannot be tapped; "
+                "valid: a causal language model of text"
+            )
+    path = Path(path).expanduser()
+    file = gguf_in(path)
+    opened = _folder(path, target) if file is None else _gguf(GgufFile(file), target)
+    where, found = opened.where, opened.found
+    config = _config(opened, target)
+    _check_fit(opened, config, target, tokens)
+    _check_table(opened, config)
+    d2t = _vocabulary(opened, config)
+    read = {name: _finite(found[name], where) for name in config.shapes() if name in found}
+    if d2t is not None and not _rising(d2t):
+        d2t, order = d2t.sort()
+        if "lm_head" in read:
+            head = read["lm_head"]
+            read["lm_head"] = head.take(order) if isinstance(head, Stored) else head[order]
+    return EagleWeights(config, read, d2t, str(path))
+
+
+# ---- the three forms ---------------------------------------------------------------------------------------
+
+
+def _folder(path: Path, target: Any) -> _Opened:
+    """A folder of either safetensors form."""
     where = f"eagle {path}"
-    if not path.is_dir() or not (path / "config.json").is_file():
+    if not (path / "config.json").is_file():
         raise InputError(
             f"{where} has no config.json and is not a GGUF file; valid: a drafter's folder or file"
         )
     said = object_in(path / "config.json", MOST_CONFIG, where)
-    check_kind(said, where)  # what another kind says of itself is clearer than what its tensors lack
-    read: dict[str, tuple[str, Callable[[], Tensor]]] = {}
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
-    for name, shape, kind, get in _tensors(path, where):
-        if (ours := _canonical(name)) is None:
-            if ASIDE.fullmatch(name.removeprefix("model.")):
-                continue
-            read.setdefault(f"?{name}", (name, get))
-            ours = f"?{name}"
-        elif ours in read:
-            raise InputError(f"{where} has two tensors {name}; valid: one of each")
-        read[ours], found[ours] = (name, get), (shape, kind)
-
-    def config(target: Any) -> EagleConfig:
-        return config_of(said, found, target, where)
-
-    names = {ours: name for ours, (name, _) in read.items()}
-    return Files(where, found, names, lambda ours: read[ours][1](), config, None, False)
-
-
-def _canonical(name: str) -> str | None:
-    """The canonical name of a tensor of either form."""
-    name = name.removeprefix("model.")
-    for prefix in ("midlayer.", "layers.0."):
-        if name.startswith(prefix):
-            return INNER.get(name.removeprefix(prefix))
-    return OUTER.get(name)
+    kind, inner = said.get("speculators_model_type"), said.get("eagle_config")
+    more = dict(inner) if isinstance(inner, Mapping) else {}
+    more |= {name: value for name, value in said.items() if value is not None}
+    if kind not in (None, "eagle3"):
+        raise refusal(where, "speculators_model_type", kind, "eagle3")
+    if more.get("use_aux_hidden_state") is False:
+        raise refusal(where, "use_aux_hidden_state", False, "true, a drafter that reads three layers")
+    layer: Any = said if kind is None else said.get("transformer_layer_config")
+    if not isinstance(layer, Mapping):
+        raise refusal(where, "transformer_layer_config", layer, "an object")
+    found = dict[str, Entry]()
+    for entry in tensors_in(path, where):
+        plain = entry.name.removeprefix("model.")
+        if ASIDE.fullmatch(plain):
+            continue
+        name = IN_FOLDERS.get(re.sub(r"^layers\.0\.", "midlayer.", plain), f"({entry.name})")
+        if name in found:
+            raise InputError(f"{where} has two tensors {entry.name}; valid: one of each")
+        found[name] = entry
+    _check_fc(found, where)  # before numbers, which a model has as well
+    layer = merged(layer, f"config.json of {where}")
+    numbers = _numbers(layer, where)
+    rope = _rope(layer, numbers["max_position_embeddings"], target, where)
+    return _Opened(where, found, numbers, rope, more)
 
 
-_Named = tuple[str, tuple[int, ...], str, Callable[[], Tensor]]
+def _numbers(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a config.json says of the layer, with what its family leaves out."""
+    kind = "qwen3" if said.get("model_type") == "qwen3" else "llama"
+    given = {name: value for name, value in said.items() if value is not None}
+    fields = COMMON | OWN[kind] | {"num_hidden_layers": 1} | given
+    made = {name: fields.get(name) for name in NUMBERS}
+    rope = {"rope_parameters": said.get("rope_scaling") or said.get("rope_parameters")}
+    check_numbers({**made, **rope, "rope_theta": said.get("rope_theta")}, f"config.json of {where}")
+    for name, valid in (("num_hidden_layers", 1), ("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
+        if fields.get(name, valid) != valid:
+            raise refusal(where, name, fields[name], str(valid))
+    kinds = said.get("layer_types")
+    full = isinstance(kinds, list) and kinds and kinds[0] != "sliding_attention"
+    window = said.get("sliding_window") if said.get("use_sliding_window", True) and not full else None
+    return made | {"sliding_window": window}
 
 
-def _tensors(path: Path, where: str) -> Iterator[_Named]:
-    """Name, shape, type and reader of each tensor of a folder."""
-    single = path / "pytorch_model.bin"
-    if not any(path.glob("*.safetensors")) and single.is_file():
-        yield from _pickled(single, where)
-        return
-    for file in weight_files(path):
-        opened = open_weights(file, f"{where}: file")
-        for name in opened.keys():  # noqa: SIM118
-            part = opened.get_slice(name)
-            yield name, tuple(part.get_shape()), part.get_dtype(), _reader(opened, name)
+def _rope(said: Mapping[str, Any], limit: int, target: Any, where: str) -> Mapping[str, Any]:
+    """The layer's positions; those of the target where the base is null."""
+    scaling = said.get("rope_scaling") or said.get("rope_parameters")
+    if "rope_theta" in said and said["rope_theta"] is None:
+        if scaling is None:
+            return dict(target.rope_parameters)
+        said = {**said, "rope_theta": target.rope_parameters["rope_theta"]}
+    found = positions_said(said, limit)
+    if found is None:
+        raise refusal(where, "rope_scaling", scaling, "positions of the kinds default, linear, llama3, yarn")
+    return found
 
 
-def _reader(opened: Any, name: str) -> Callable[[], Tensor]:
-    return lambda: opened.get_tensor(name)
-
-
-#: names of types in safetensors files
-_KINDS = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-}
-
-
-def _pickled(file: Path, where: str) -> Iterator[_Named]:
-    """Plain tensors of a bin file, mapped; anything else in it is refused by torch."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # unpickling fails in many ways
-        raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
-    for name, tensor in content.items() if isinstance(content, dict) else ():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not isinstance(name, str):
-            raise InputError(
-                f"{where}: file {file.name} holds more than plain weights; valid: tensors by name"
-            )
-        kind = _KINDS.get(tensor.dtype, str(tensor.dtype))
-        yield name, tuple(tensor.shape), kind, tensor.clone
-
-
-# ---- GGUF --------------------------------------------------------------------------------------------------
-
-
-def _gguf(file: GgufFile) -> Files:
-    """A GGUF file of the architecture eagle3; queries and keys get the order of transformers' rows."""
-    where, kind = f"eagle {file.path}", architecture(file)
-    if kind != "eagle3":
-        other = next((what for part, what in OTHERS.items() if part in kind.lower().replace("-", "")), None)
-        if other is not None or kind == "eagle":
-            raise unsupported(where, other or "an EAGLE-1 or EAGLE-2")
-        raise InputError(f"{where} has the architecture {kind!r}; valid: eagle3")
-    names = {IN_GGUF.get(name, f"?{name}"): name for name in file.tensors if name not in IN_GGUF_ASIDE}
-    found = {}
-    for ours, name in names.items():
-        entry = file.tensors[name]
-        fits = entry.kind in INTEGERS if ours in MAPS else entry.kind not in INTEGERS
-        found[ours] = (entry.shape, entry.kind if ours in MAPS or not fits else "F32")
-    heads = {"q": number_of(file, "attention.head_count")}
-    heads["k"] = number_of(file, "attention.head_count_kv", heads["q"])
-
-    def get(ours: str) -> Tensor | Stored:
-        read = file[names[ours]]
-        if ours not in heads:
-            return read
-        rows = straight(len(read), heads[ours])
-        return read.take(rows) if isinstance(read, Stored) else read[rows]
-
-    def config(target: Any) -> EagleConfig:
-        return _gguf_config(file, found, target, where)
-
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    formats = {ours: BY_CODE.get(file.tensors[name].code) for ours, name in names.items()}
-    stored = {ours: form.name for ours, form in formats.items() if form is not None}
-    return Files(where, found, names, get, config, tokens if isinstance(tokens, list) else None, True, stored)
-
-
-def _gguf_config(file: GgufFile, found: dict[str, Any], target: Any, where: str) -> EagleConfig:
-    said, heads = file.metadata, number_of(file, "attention.head_count")
+def _gguf(file: GgufFile, target: Any) -> _Opened:
+    """A GGUF file; queries and keys get the order of transformers' rows."""
+    where, said = f"eagle {file.path}", file.metadata
+    if architecture(file) != "eagle3":
+        raise InputError(f"{where} has the architecture {architecture(file)!r}; valid: eagle3")
+    heads, tokens = number_of(file, "attention.head_count"), said.get("tokenizer.ggml.tokens")
     numbers = {
         "hidden_size": number_of(file, "embedding_length"),
         "intermediate_size": number_of(file, "feed_forward_length"),
-        "num_hidden_layers": number_of(file, "block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": number_of(file, "attention.head_count_kv", heads),
         "head_dim": said.get("eagle3.attention.key_length") or None,
         "max_position_embeddings": number_of(file, "context_length"),
         "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
-        "vocab_size": number_of(file, "vocab_size", len(said.get("tokenizer.ggml.tokens") or ())),
+        "vocab_size": number_of(file, "vocab_size", len(tokens or ())),
         "sliding_window": said.get("eagle3.attention.sliding_window") or None,
     }
     check_numbers(numbers, where, called(file))
-    if numbers["num_hidden_layers"] != 1:
-        raise InputError(f"{where}: eagle3.block_count is {numbers['num_hidden_layers']}; valid: 1")
-    width, vocab = numbers["head_dim"] or numbers["hidden_size"] // heads, numbers["vocab_size"]
-    wide = number_of(file, "target_hidden_size", target.hidden_size)
-    check_numbers({"hidden_size": wide}, where, {"hidden_size": "eagle3.target_hidden_size"})
-    ids = said.get("eagle3.target_layers", said.get("eagle3.extract_layers"))
-    shape = found.get("d2t", found.get("lm_head", ((vocab,), "")))[0]
+    if (blocks := number_of(file, "block_count")) != 1:
+        raise refusal(where, "eagle3.block_count", blocks, "1")
+    turned = {"q": heads, "k": numbers["num_key_value_heads"]}
+    found = dict[str, Entry]()
+    for name, entry in file.tensors.items():
+        if not ASIDE.fullmatch(name):
+            ours = IN_GGUF.get(name, f"({name})")
+            kind = entry.kind if entry.kind in TYPES["d2t"] else "F32"  # quantized ones, too
+            found[ours] = Entry(name, entry.shape, kind, partial(_of_gguf, file, name, turned.get(ours)))
+    _check_fc(found, where)
+    listed = next((found[name] for name in ("d2t", "lm_head") if name in found), None)
+    more = {"target_hidden_size": target.hidden_size}
+    more |= {name.removeprefix("eagle3."): value for name, value in said.items()}
+    more["eagle_aux_hidden_state_layer_ids"] = more.get("target_layers", more.get("extract_layers"))
+    more["draft_vocab_size"] = numbers["vocab_size"] if listed is None else (*listed.shape, 0)[0]
+    width = numbers["head_dim"] or numbers["hidden_size"] // heads
+    rope = positions(file, width, numbers["max_position_embeddings"])
+    return _Opened(where, found, numbers, rope, more, tokens, ids=True)
+
+
+def _of_gguf(file: GgufFile, name: str, heads: int | None) -> Tensor | Stored:
+    read = file[name]
+    if heads is None:
+        return read
+    rows = straight(len(read), heads)
+    return read.take(rows) if isinstance(read, Stored) else read[rows]
+
+
+# ---- what a checkpoint must be -----------------------------------------------------------------------------
+
+
+def _check_fc(found: Mapping[str, Entry], where: str) -> None:
+    if "fc" not in found or len(found["fc"].shape) != 2:
+        raise InputError(f"{where} has no tensor fc.weight, a matrix: it is not an EAGLE-3 drafter; {VALID}")
+
+
+def _config(opened: _Opened, target: Any) -> EagleConfig:
+    """The drafter that a checkpoint describes."""
+    where, found, layer, more = opened.where, opened.found, opened.layer, opened.more
+    heads, hidden, vocab = layer["num_attention_heads"], layer["hidden_size"], layer["vocab_size"]
+    wide = _whole(more, "target_hidden_size", found["fc"].shape[1] // FEATURES, 1 << 20, where)
+    flags = {name: more.get(name, False) for name in FLAGS}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise refusal(where, name, value, "true or false")
+    flags["norm_before_fc"] |= "features_norm" in found
+    flags["fc_norm"] |= "fc_norm.0" in found
     return EagleConfig(
-        hidden=numbers["hidden_size"],
+        hidden=hidden,
         target_hidden=wide,
         heads=heads,
-        kv_heads=numbers["num_key_value_heads"],
-        head_dim=width,
-        intermediate=numbers["intermediate_size"],
-        eps=numbers["rms_norm_eps"],
-        rope=positions(file, width, numbers["max_position_embeddings"]),
+        kv_heads=layer["num_key_value_heads"] or heads,
+        head_dim=layer["head_dim"] or hidden // heads,
+        intermediate=layer["intermediate_size"],
+        eps=float(layer["rms_norm_eps"]),
+        rope=opened.rope,
         vocab=vocab,
-        draft_vocab=shape[0],
-        feature_layers=layers_of(ids, target, where),
-        trained=numbers["max_position_embeddings"],
-        norm_before_residual=said.get("eagle3.norm_before_residual") is True,
-        norm_before_fc=said.get("eagle3.norm_before_fc") is True,
-        fc_norm=said.get("eagle3.fc_norm") is True or "fc_norm.0" in found,
-        norm_output=said.get("eagle3.norm_output") is True,
-        window=numbers["sliding_window"],
-        **biases_of(found),
+        draft_vocab=_whole(more, "draft_vocab_size", vocab, vocab, where),
+        feature_layers=_layers(more.get("eagle_aux_hidden_state_layer_ids"), target, where),
+        trained=layer["max_position_embeddings"],
+        window=layer["sliding_window"],
+        qkv_bias="q_bias" in found,
+        o_bias="o_bias" in found,
+        mlp_bias="gate_bias" in found,
+        qk_norm="q_norm" in found,
+        **flags,
     )
+
+
+def _whole(said: Mapping[str, Any], name: str, usual: int, most: int, where: str) -> int:
+    number = usual if said.get(name) is None else integer_of(said[name])
+    if number is None or not 1 <= number <= most:
+        raise refusal(where, name, said.get(name, usual), f"an integer from 1 to {most:,}")
+    return number
+
+
+def _layers(ids: object, target: Any, where: str) -> tuple[int, int, int]:
+    """The target's layers whose input is a feature.
+
+    Most checkpoints name those; some of them, which begin with 1, name the layers before, whose output it is.
+    """
+    layers = target.num_hidden_layers
+    if ids is None:
+        found = default_layers(layers)
+        if len({*found}) < FEATURES or min(found) < 0:
+            raise InputError(
+                f"{where} names no layers and the target has {layers}; valid: a target with 7 layers or "
+                "more, or a checkpoint with eagle_aux_hidden_state_layer_ids"
+            )
+        return found
+    numbers = [integer_of(one) for one in ids] if isinstance(ids, list | tuple) else []
+    numbers = [one + 1 if numbers[0] == 1 else one for one in numbers if one is not None]
+    if not (len({*numbers}) == len(numbers) == FEATURES and 0 <= min(numbers) <= max(numbers) <= layers):
+        valid = f"{FEATURES} different layers, from 0 to {layers}, those that the target has"
+        raise refusal(where, "eagle_aux_hidden_state_layer_ids", ids, valid)
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _check_fit(opened: _Opened, config: EagleConfig, target: Any, tokens: Sequence[str] | None) -> None:
+    """Refuse a drafter of another target's sizes or tokens."""
+    where = opened.where
+    for what, mine, theirs in (
+        ("hidden size", config.target_hidden, target.hidden_size),
+        ("vocabulary", config.vocab, target.vocab_size),
+    ):
+        if mine != theirs:
+            raise InputError(
+                f"{where} was made for a target with {what} {mine:,}, the model has {theirs:,}; valid: a "
+                "drafter of this model"
+            )
+    own = opened.tokens if isinstance(opened.tokens, list) else []
+    for number, (mine, theirs) in enumerate(zip(own, tokens or (), strict=False)):
+        if mine != theirs and not str(mine).startswith("[PAD"):
+            raise InputError(
+                f"{where} has another tokenizer: its token {number} is {shown(mine)}, the model's is "
+                f"{shown(theirs)}; valid: a drafter of this model"
+            )
+
+
+def _check_table(opened: _Opened, config: EagleConfig) -> None:
+    """Hold all tensors against the drafter's table, before any is read."""
+    table, where = config.shapes(), opened.where
+    shared = SHARED if config.hidden == config.target_hidden else ()
+    missing = next((name for name in table if name not in opened.found and name not in shared), None)
+    if missing is not None:
+        theirs = {ours: name for name, ours in IN_FOLDERS.items()}
+        raise InputError(f"{where} lacks the tensor {theirs[missing]}; {VALID}")
+    shapes = {**table, "d2t": (config.draft_vocab,), "t2d": (config.vocab,)}
+    for name, entry in opened.found.items():
+        if name not in shapes:
+            raise InputError(f"{where}: the tensor {entry.name} is not part of an EAGLE-3 drafter; {VALID}")
+        if entry.shape != shapes[name]:
+            raise InputError(f"{where}: tensor {entry.name} has shape {entry.shape}; valid: {shapes[name]}")
+        if entry.kind not in (valid := TYPES.get(name, WEIGHTS)):
+            raise InputError(
+                f"{where}: tensor {entry.name} has the type {entry.kind}; valid: {', '.join(valid)}"
+            )
+
+
+def _vocabulary(opened: _Opened, config: EagleConfig) -> Tensor | None:
+    """The target's ids of the drafter's tokens, of whichever map the files have; None: they are the same."""
+    where, vocab, size, found = opened.where, config.vocab, config.draft_vocab, opened.found
+    listed = found["t2d"].get().bool().nonzero().flatten() if "t2d" in found else torch.zeros(0)
+    if "d2t" in found:
+        ids = found["d2t"].get().long()
+        if not (opened.ids and _rising(ids)):
+            ids = ids + torch.arange(size)
+    elif len(listed) or size == vocab:
+        ids = listed if len(listed) else torch.arange(size)
+    else:
+        raise InputError(
+            f"{where} does not say which {size:,} of {vocab:,} tokens it drafts; valid: a checkpoint with "
+            "d2t or t2d"
+        )
+    if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise InputError(
+            f"{where}: d2t or t2d does not give {size:,} different tokens from 0 to {vocab - 1:,}; valid: as "
+            "many as draft_vocab_size"
+        )
+    if len(listed) and not torch.equal(ids.sort().values, listed):  # one that was never filled says nothing
+        raise InputError(f"{where}: d2t and t2d name different tokens; valid: the same")
+    return None if size == vocab and _rising(ids) else ids
+
+
+def _rising(ids: Tensor) -> bool:
+    return bool((ids[1:] > ids[:-1]).all())
+
+
+def _finite(entry: Entry, where: str) -> Tensor | Stored:
+    """Read weights, and refuse them where they are not finite; some rows are looked at at a time."""
+    read: Any = entry.get()
+    for start in range(0, len(read), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        part = Stored(read.format, read.blocks[rows]).decode() if isinstance(read, Stored) else read[rows]
+        if not bool(torch.isfinite(torch.stack(part.aminmax())).all()):
+            raise InputError(f"{where}: tensor {entry.name} holds values that are not finite")
+    return read
+
+
+def place_of(name: str, on_progress: OnProgress | None = None) -> Path:
+    """A checkpoint's folder or file, fetched where it is the hub's.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    check_eagle(name)
+    if name == SHIPPED:
+        return Path(str(weights(".eagle.gguf")[0]))
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    try:
+        return Path(locate(name, on_progress)[0])
+    except InputError as error:
+        raise InputError(re.sub("^model", "eagle", str(error)), "eagle") from error

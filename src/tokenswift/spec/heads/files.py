@@ -295,7 +295,13 @@ def published_heads(folder: Path, host: HeadsHost) -> Heads:
     if not found:
         raise InputError(f"{source}: no tensor is named as heads are, model.medusa_layers.* or 0.0.linear.*")
     if EMBEDDING in there and (middle := there.get(_middle(config, source))) is not None:
-        vocab, width = (*there[EMBEDDING].shape, 0, 0)[:2]
+        for entry in (there[EMBEDDING], middle):
+            if entry.kind not in TYPES or len(entry.shape) != 2 or 0 in entry.shape:
+                shape = shown(list(entry.shape))
+                raise InputError(
+                    f"{source}: tensor {entry.name} is {entry.kind} of shape {shape}; valid: a matrix"
+                )
+        vocab, width = there[EMBEDDING].shape
         sample = torch.cat((sample_of(there[EMBEDDING].get()), sample_of(middle.get())))
         name = str(config.get("_name_or_path") or folder.resolve().name).rstrip("/").rpartition("/")[2]
         check_base(f"in {folder}", BaseIdentity(name[:MOST_NAME], width, vocab, sample), host.base)
@@ -336,7 +342,7 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 
 def _middle(config: Mapping[str, Any], source: str) -> str:
-    """The weight of the middle layer that identifies a base, "" where the config is none of a base."""
+    """The weight of the middle layer that identifies a base."""
     layers = check_integer(f"{source}: num_hidden_layers", config.get("num_hidden_layers", 0), 0)
     return f"model.layers.{layers // 2}.self_attn.q_proj.weight"
 
@@ -384,54 +390,41 @@ def load_heads(path: str | Path, model: Any) -> Heads:
         path: of the heads.
         model: the loaded transformers causal LM that they are to draft for, or its :class:`HeadsHost`.
     Raises:
-        InputError: they cannot be read, were made for another model, or are beyond the type's range.
+        InputError: they cannot be read, or were made for another model.
     """
     host, place = host_of(model), _fetched(str(path))
     if place.is_dir():
-        return _fitted(published_heads(place, host), host)
-    heads, base, _ = read_heads(place)
-    check_base(str(path), base, host.base)
-    return _fitted(heads, host)
-
-
-def _fitted(heads: Heads, host: HeadsHost) -> Heads:
-    heads = heads.to(dtype=host.dtype, device=host.device)
-    for name, tensor in heads.state_dict().items():
-        if not bool(torch.isfinite(tensor).all()):
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise InputError(
-                f"heads in {heads.source}: tensor {name} holds values beyond the range of {kind}"
-            )
-    return heads
+        heads = published_heads(place, host)
+    else:
+        heads, base, _ = read_heads(place)
+        check_base(str(path), base, host.base)
+    return heads.to(dtype=host.dtype, device=host.device)
 
 
 def packaged_kinds(model: Any) -> dict[str, Traversable]:
     """The files of the shipped heads that were made for this model, or for its weights quantized, by kind, in
-    the order of their names. Only headers and samples are read, and those only where the sizes fit."""
+    the order of their names."""
     base, found = host_of(model).base, dict[str, Traversable]()
-    for entry, header in _of_sizes(base.hidden_size, base.vocab_size):
-        with resources.as_file(entry) as path:
-            sample = open_weights(path).get_tensor(SAMPLE).float()
-        made_for = BaseIdentity(str(header.get("base")), base.hidden_size, base.vocab_size, sample)
-        if made_for.distance(base) <= ROUNDED:
-            found.setdefault(header["heads"]["kind"], entry)
+    for entry, kind, sample in _shipped(base.hidden_size, base.vocab_size):
+        if BaseIdentity("", base.hidden_size, base.vocab_size, sample).distance(base) <= ROUNDED:
+            found.setdefault(kind, entry)
     return found
 
 
 def may_have_heads(hidden: int, vocab: int) -> bool:
-    """Whether shipped heads are of a model's sizes, D and V; only headers are read."""
-    return bool(_of_sizes(hidden, vocab))
+    """Whether shipped heads are of a model's sizes, D and V."""
+    return bool(_shipped(hidden, vocab))
 
 
-def _of_sizes(hidden: int, vocab: int) -> list[tuple[Traversable, dict[str, Any]]]:
-    """The files of shipped heads for a model of these sizes, and their headers."""
+def _shipped(hidden: int, vocab: int) -> list[tuple[Traversable, str, Tensor]]:
+    """The files of shipped heads for a model of these sizes, their kinds and their bases' samples; only
+    headers and samples are read."""
     found = []
     for entry in weights(".heads.safetensors"):
         with resources.as_file(entry) as path:
-            header = json.loads((open_weights(path).metadata() or {}).get(METADATA_KEY, "{}"))
-        config = header.get("heads", {})
-        if (config.get("hidden_size"), config.get("vocab_size")) == (hidden, vocab):
-            found.append((entry, header))
+            config = _header(path).heads
+            if (config.hidden_size, config.vocab_size) == (hidden, vocab):
+                found.append((entry, config.kind, open_weights(path).get_tensor(SAMPLE).float()))
     return found
 
 
@@ -441,7 +434,7 @@ def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
     host = host_of(model)
     found = packaged_kinds(host)
     entry = next(iter(found.values()), None) if kind is None else found.get(kind)
-    return None if entry is None else _fitted(read_packaged(entry, host.base), host)
+    return None if entry is None else read_packaged(entry, host.base).to(dtype=host.dtype, device=host.device)
 
 
 def read_packaged(entry: Traversable, model: BaseIdentity | None = None) -> Heads:
@@ -501,10 +494,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
 def _heads_beside(host: HeadsHost) -> Heads | None:
     """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
     a hub id's."""
-    folder: Path | None = Path(host.place)
-    if not Path(host.place).is_dir() or not host.place:
-        config = cached_file(host.place, "config.json") if HUB_ID.fullmatch(host.place) else None
-        folder = None if config is None else Path(config).parent
-    if folder is None or not holds_heads(folder):
-        return None
-    return _fitted(published_heads(folder, host), host)
+    place = host.place
+    if place and not Path(place).is_dir():
+        config = cached_file(place, "config.json") if HUB_ID.fullmatch(place) else None
+        place = str(Path(config).parent) if config else ""
+    return load_heads(place, host) if place and holds_heads(place) else None

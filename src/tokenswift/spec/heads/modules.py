@@ -4,16 +4,12 @@ All states are hidden states *before* the base model's final norm, (m, D). From 
 position t the base model predicts token t+1, and head i (counted from 0) predicts token t+2+i.
 A head's state comes from :meth:`Heads.advance`; the base model's own LM head, applied by the
 caller to :meth:`Heads.normed` of it, gives the head's logits.
-
-Each kind is a file of its own beside this one, with a class that names its kind and implements
-:meth:`Heads.step` and what else differs; ``Heads(config)`` makes the right one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,8 +17,7 @@ from torch import Tensor, nn
 
 from tokenswift.checks import check_choice, check_integer
 from tokenswift.config import HEAD_KINDS, check_flag, check_number
-
-KINDS = HEAD_KINDS
+from tokenswift.types import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +45,12 @@ class HeadsConfig:
     blocks: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("kind of heads", self.kind, KINDS)
+        check_choice("kind of heads", self.kind, HEAD_KINDS)
         for name in ("count", "hidden_size", "vocab_size", "blocks"):
             check_integer(f"heads' {name}", getattr(self, name), 1)
         check_integer("heads' inner", self.inner, 0)
-        check_flag("heads' own_lm_heads", self.own_lm_heads)
+        if check_flag("heads' own_lm_heads", self.own_lm_heads) and self.kind != "medusa":
+            raise InputError(f"heads' own_lm_heads is True for {self.kind} heads; valid: medusa ones alone")
         eps = self.eps if type(self.eps) in (int, float) else -1.0
         check_number("heads' eps", self.eps, "0 to 1", 0 <= eps <= 1)
 
@@ -78,26 +74,88 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(self.weight.dtype)
 
 
+class ConditionedStep(nn.Module):
+    """All conditioned heads: one step that they share.
+
+    The state it makes lives where the LM head reads (after the final norm), so no norm follows and
+    its length can say how sure the head is.
+    """
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.first_norm = RMSNorm(width, config.eps)  # of the base model's own state, as `previous`
+        self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
+        self.base_norm = RMSNorm(width, config.eps)
+        self.embed_norm = RMSNorm(width, config.eps)
+        self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
+        self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
+        self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
+        if self.outer is not None:
+            nn.init.zeros_(self.outer.weight)
+
+    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
+        """The step's input x, (m, 3 D)."""
+        state = self.first_norm(previous) if first else self.state_norm(previous)
+        return torch.cat((state, self.base_norm(base), self.embed_norm(embeds)), dim=-1)
+
+    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
+        x = self.inputs(previous, base, embeds, first)
+        state = self.linear(x)
+        if self.inner is not None and self.outer is not None:
+            state = state + self.outer(torch.relu(self.inner(x)))
+        return state
+
+
+class LinearHead(nn.Module):
+    """One head of the paper; the names are those of the published checkpoints."""
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, previous: Tensor) -> Tensor:
+        return previous + self.linear(self.input_layernorm(previous))
+
+
+class MedusaHead(nn.Module):
+    """One Medusa-1 head: ``x + SiLU(Linear(x))`` blocks on the final-normed base state."""
+
+    def __init__(self, config: HeadsConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.final_norm = RMSNorm(width, config.eps)
+        self.blocks = nn.ModuleList(
+            nn.Linear(width, width, dtype=torch.float32) for _ in range(config.blocks)
+        )
+        self.lm_head = (
+            nn.Linear(width, config.vocab_size, bias=False, dtype=torch.float32)
+            if config.own_lm_heads
+            else None
+        )
+
+    def forward(self, base: Tensor) -> Tensor:
+        state = self.final_norm(base)
+        for block in self.blocks:
+            state = state + nn.functional.silu(block(state))
+        return state
+
+
+LAYERS = {"conditioned": ConditionedStep, "linear": LinearHead, "medusa": MedusaHead}
+
+
 class Heads(nn.Module):
-    """A set of draft heads for one base model; ``Heads(config)`` makes the class of the config's kind.
+    """A set of draft heads for one base model: conditioned ones share a step, others have a layer each.
 
     Attributes:
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
         calibration: weights of `spec.chances` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         notes: how they were trained, from their file: tokens, steps and the like.
-        conditioned: a head needs the embedding of the token drafted before its own.
     """
-
-    conditioned: ClassVar[bool] = False
-    _kinds: ClassVar[dict[str, type[Heads]]] = {}
-
-    def __init_subclass__(cls, kind: str, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        Heads._kinds[kind] = cls
-
-    def __new__(cls, config: HeadsConfig) -> Heads:
-        return super().__new__(Heads._kinds[config.kind])  # type: ignore[arg-type]
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
@@ -106,23 +164,18 @@ class Heads(nn.Module):
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
         self.notes: dict[str, Any] = {}
-        self.layers = nn.ModuleList(self.made(config))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return (_bare, (type(self), self.config), self.__dict__)
-
-    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
-        """The modules, one a head unless they share one."""
-        raise NotImplementedError
-
-    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Float[Tensor, "m D"]:
-        """:meth:`advance` with everything in the heads' type."""
-        raise NotImplementedError
+        count = 1 if self.conditioned else config.count
+        self.layers = nn.ModuleList(LAYERS[config.kind](config) for _ in range(count))
 
     @property
     def kind(self) -> str:
         """ "linear", "conditioned" or "medusa"."""
         return self.config.kind
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether a head needs the embedding of the token drafted before its own."""
+        return self.config.kind == "conditioned"
 
     @property
     def count(self) -> int:
@@ -155,139 +208,21 @@ class Heads(nn.Module):
             embeds: input embedding of the token just before the one that head i predicts
                 (conditioned heads only; others ignore it).
         """
-        dtype = self.dtype
-        if self.conditioned and embeds is None:
+        previous, base = previous.to(self.dtype), base.to(self.dtype)
+        if not self.conditioned:  # Medusa's stand side by side: none looks at another
+            return self.layers[i](base if self.kind == "medusa" else previous)
+        if embeds is None:
             raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-        return self.step(i, previous.to(dtype), base.to(dtype), None if embeds is None else embeds.to(dtype))
+        return self.layers[0](previous, base, embeds.to(self.dtype), i == 0)
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
-        """What the base model's LM head reads to give head i's logits."""
-        return states
+        """What the base model's LM head reads to give head i's logits: linear ones have a norm each."""
+        layer = self.layers[i] if self.kind == "linear" else None
+        return layer.post_layernorm(states) if isinstance(layer, LinearHead) else states
 
     def own_logits(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m V"]:
         """Head i's logits by its own LM head, float32; only where :attr:`own_lm_heads`."""
-        raise ValueError(f"head {i} has no LM head of its own; use the base model's on normed()")
-
-
-def _bare(cls: type[Heads], config: HeadsConfig) -> Heads:
-    """An instance to be filled by a copy's or a pickle's state."""
-    return cls.__new__(cls, config)
-
-
-class ConditionedStep(nn.Module):
-    """One conditioned head, or all of them when they share it.
-
-    The state it makes lives where the LM head reads (after the final norm), so no norm follows and
-    its length can say how sure the head is.
-    """
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.first_norm = RMSNorm(width, config.eps)  # of the base model's own state, as `previous`
-        self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
-        self.base_norm = RMSNorm(width, config.eps)
-        self.embed_norm = RMSNorm(width, config.eps)
-        self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
-        self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
-        self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
-        if self.outer is not None:
-            nn.init.zeros_(self.outer.weight)
-
-    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        """The step's input x, (m, 3 D)."""
-        state = self.first_norm(previous) if first else self.state_norm(previous)
-        return torch.cat((state, self.base_norm(base), self.embed_norm(embeds)), dim=-1)
-
-    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        x = self.inputs(previous, base, embeds, first)
-        state = self.linear(x)
-        if self.inner is not None and self.outer is not None:
-            state = state + self.outer(torch.relu(self.inner(x)))
-        return state
-
-
-class ConditionedHeads(Heads, kind="conditioned"):
-    """One step, shared by all heads."""
-
-    conditioned = True
-
-    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
-        """The step."""
-        yield ConditionedStep(config)
-
-    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
-        """The first head's `previous` is the base state, which has a norm of its own."""
-        return self.layers[0](previous, base, embeds, i == 0)
-
-
-class LinearHead(nn.Module):
-    """One head of the paper; the names are those of the published checkpoints."""
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
-        self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
-        nn.init.zeros_(self.linear.weight)
-
-    def forward(self, previous: Tensor) -> Tensor:
-        return previous + self.linear(self.input_layernorm(previous))
-
-
-class LinearHeads(Heads, kind="linear"):
-    """One linear layer a head, one after the other."""
-
-    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
-        """A layer each."""
-        return (LinearHead(config) for _ in range(config.count))
-
-    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
-        """Looks at the state of the head before alone."""
-        return self.layers[i](previous)
-
-    def normed(self, i: int, states: Tensor) -> Tensor:
-        """Each head has a final norm of its own."""
-        return self.layers[i].post_layernorm(states)  # type: ignore[operator]
-
-
-class MedusaHead(nn.Module):
-    """One Medusa-1 head: ``x + SiLU(Linear(x))`` blocks on the final-normed base state."""
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.final_norm = RMSNorm(width, config.eps)
-        self.blocks = nn.ModuleList(
-            nn.Linear(width, width, dtype=torch.float32) for _ in range(config.blocks)
-        )
-        self.lm_head = (
-            nn.Linear(width, config.vocab_size, bias=False, dtype=torch.float32)
-            if config.own_lm_heads
-            else None
-        )
-
-    def forward(self, base: Tensor) -> Tensor:
-        state = self.final_norm(base)
-        for block in self.blocks:
-            state = state + nn.functional.silu(block(state))
-        return state
-
-
-class MedusaHeads(Heads, kind="medusa"):
-    """Heads side by side: none looks at another."""
-
-    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
-        """A head each."""
-        return (MedusaHead(config) for _ in range(config.count))
-
-    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
-        """Looks at the base state alone."""
-        return self.layers[i](base)
-
-    def own_logits(self, i: int, states: Tensor) -> Tensor:
-        """By the head's own LM head, where it has one."""
-        lm_head = self.layers[i].lm_head
+        lm_head = getattr(self.layers[i], "lm_head", None)
         if not isinstance(lm_head, nn.Linear):
-            return super().own_logits(i, states)
+            raise ValueError(f"head {i} has no LM head of its own; use the base model's on normed()")
         return lm_head(states).float()

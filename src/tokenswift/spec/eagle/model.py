@@ -1,4 +1,4 @@
-"""An EAGLE-3 drafter on its target's kernels: the arithmetic of `reference`, with packed weights.
+"""An EAGLE-3 drafter on its target's kernels, with packed weights, and the features that it reads.
 
 Its layer is one of a decoder's but for its input: queries, keys and values are made of the normed embedding
 and the normed feature side by side, which is a sum of two products.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.checks import shown
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import row_paths
@@ -22,9 +24,10 @@ from tokenswift.kv.full import FullCache
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
 from tokenswift.models.base import BaseTarget
+from tokenswift.models.target import Target
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.features import Features
+from tokenswift.spec.eagle.files import SHIPPED, EagleWeights, load_eagle, place_of
+from tokenswift.types import InputError, OnProgress
 
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
@@ -49,6 +52,46 @@ def _nbytes(weights: Any) -> int:
     return weights.nbytes if isinstance(weights, Packed | Tensor) else 0
 
 
+class Features:
+    """A `interfaces.FeatureStore` of committed tokens that a drafter has not read yet.
+
+    Args:
+        most: tokens that are worth keeping, the newest; up to a pass more are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._parts: list[Tensor] = []
+        self._at = self._end = 0  # positions of the first one, and behind the last one
+
+    def __len__(self) -> int:
+        return self._end - self._at
+
+    def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
+        """See `interfaces.FeatureStore.take`; what lies before a gap is dropped."""
+        if at != self._end:
+            self._parts, self._at = [], at
+        self._parts.append(features)
+        self._end = at + features.shape[1]
+        while len(self) - (first := self._parts[0].shape[1]) >= self.most:
+            del self._parts[0]
+            self._at += first
+
+    def drain(self) -> tuple[int, Float[Tensor, "k n D"]] | None:
+        """The position of the first of them, and all of them, which are gone then; None without any."""
+        if not self._parts:
+            return None
+        found = self._at, self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1)
+        self._parts, self._at = [], self._end
+        return found
+
+    def copy(self) -> Features:
+        """Another store of the same."""
+        made = Features(self.most)
+        made._parts, made._at, made._end = list(self._parts), self._at, self._end
+        return made
+
+
 class EagleModel:
     """A drafter, packed for a target. Threads may share it.
 
@@ -61,7 +104,6 @@ class EagleModel:
         window: newest keys that a token sees, itself included.
         subset: tokens that the columns of logits stand for; None: token ids.
         weight_bytes: bytes of weights that a pass over features reads.
-        level_bytes: bytes that a pass over drafted rows reads, those of a head of the target's included.
         held_bytes: bytes of weights that it holds beside the target's.
     """
 
@@ -119,8 +161,6 @@ class EagleModel:
         )
         self._body = self.backend.body(self.shape, [layer])
         self.weight_bytes = sum(weight.nbytes for weight in packed)
-        whole = getattr(target, "head", None) if self._head is None and self._rows is None else None
-        self.level_bytes = self.weight_bytes - self._fc.nbytes + _nbytes(self._rows) + _nbytes(whole)
         self.held_bytes = self.weight_bytes + _nbytes(self._embedding) + _nbytes(self._rows)
         self._wrong, self._said = 0, False
         del self._given
@@ -257,3 +297,42 @@ class EagleModel:
                 self.name,
                 self._wrong,
             )
+
+
+def eagle_of(
+    wanted: str | Path | EagleWeights, target: Target, codec: Any, on_progress: OnProgress | None = None
+) -> EagleModel:
+    """A drafter for a target, whose passes give features from now on.
+
+    Args:
+        wanted: folder, GGUF file or hub id of a checkpoint, "shipped", or the weights themselves.
+        codec: the target's tokenizer, or None.
+        on_progress: told of the stage "fetch", in bytes.
+    Raises:
+        InputError: there is none of that name, or it is none of this target.
+    """
+    if isinstance(wanted, EagleWeights):
+        found = wanted
+    elif isinstance(wanted, str | Path):
+        try:
+            found = load_eagle(place_of(str(wanted), on_progress), target.config, _tokens(codec))
+        except InputError as error:
+            if wanted != SHIPPED:
+                raise
+            told = "that drafter is the default model's, and does not fit this one"
+            raise InputError(f"eagle is 'shipped': {told}; valid: one of this model", "eagle") from error
+    else:
+        raise InputError(
+            f"eagle is {shown(wanted)}; valid: a folder, a GGUF file, a hub id or shipped", "eagle"
+        )
+    made = EagleModel(found, target)
+    target.tap(found.config.feature_layers)
+    return made
+
+
+def _tokens(codec: Any) -> Sequence[str] | None:
+    """A tokenizer's tokens by their ids; those that it does not name are padding."""
+    if codec is None:
+        return None
+    named = {number: token for token, number in codec.get_vocab().items()}
+    return [named.get(number, f"[PAD{number}]") for number in range(max(named, default=-1) + 1)]

@@ -1,4 +1,4 @@
-"""The forward pass of an EAGLE-3 drafter in torch: what kernels are held against, and what training runs.
+"""Drafting with an EAGLE-3 drafter in torch, row by row: what kernels and training are held against.
 
 The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One layer reads
 both side by side, normed; what it makes stands for the feature at the next depth.
@@ -6,86 +6,15 @@ both side by side, normed; what it makes stands for the feature at the next dept
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from tokenswift.loader.rope import Rotary
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.config import FEATURES, EagleConfig
-
-
-def normed(x: Float[Tensor, "*m w"], weight: Float[Tensor, " w"], eps: float) -> Float[Tensor, "*m w"]:
-    """RMS norm."""
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-
-
-def turned(
-    x: Float[Tensor, "*m n h d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
-) -> Float[Tensor, "*m n h d"]:
-    """Rows at their positions: halves of a head are pairs."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-class EagleLayer:
-    """The parts of the forward pass before and after attention, of rows with any leading dimensions.
-
-    Args:
-        config: of the drafter.
-        tensors: its float weights by canonical names; gradients reach them.
-    """
-
-    def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor]) -> None:
-        self.config, self.tensors = config, tensors
-
-    def fuse(self, features: Float[Tensor, "*m F"]) -> Float[Tensor, "*m H"]:
-        """What the layer takes for a feature, of three rows of the target."""
-        config, t = self.config, self.tensors
-        if config.norm_before_fc:
-            features = normed(features, t["features_norm"], config.eps)
-        if config.fc_norm:
-            parts = features.chunk(FEATURES, dim=-1)
-            made = [normed(part, t[f"fc_norm.{n}"], config.eps) for n, part in enumerate(parts)]
-            features = torch.cat(made, dim=-1)
-        return F.linear(features, t["fc"])
-
-    def enter(
-        self,
-        embeds: Float[Tensor, "*m n H"],
-        g: Float[Tensor, "*m n H"],
-        rotary: Rotary,
-        positions: Int[Tensor, " n"],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries (*m, n, heads, d), keys and values (*m, n, kv heads, d), and the residual (*m, n, H)."""
-        config, t = self.config, self.tensors
-        hidden = normed(g, t["hidden_norm"], config.eps)
-        x = torch.cat((normed(embeds, t["input_norm"], config.eps), hidden), dim=-1)
-        q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in ("q", "k", "v"))
-        q, k, v = (rows.unflatten(-1, (-1, config.head_dim)) for rows in (q, k, v))
-        if config.qk_norm:
-            q, k = normed(q, t["q_norm"], config.eps), normed(k, t["k_norm"], config.eps)
-        cos, sin = rotary.angles(positions)
-        residual = hidden if config.norm_before_residual else g
-        return turned(q, cos, sin), turned(k, cos, sin), v, residual
-
-    def leave(
-        self, attended: Float[Tensor, "*m n heads d"], residual: Float[Tensor, "*m n H"]
-    ) -> tuple[Float[Tensor, "*m n H"], Float[Tensor, "*m n H"]]:
-        """What the next depth takes for a feature, and what the LM head reads."""
-        config, t = self.config, self.tensors
-        rows = residual + F.linear(attended.flatten(-2), t["o"], t.get("o_bias"))
-        x = normed(rows, t["post_norm"], config.eps)
-        gate, up = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in ("gate", "up"))
-        rows = rows + F.linear(F.silu(gate) * up, t["down"], t.get("down_bias"))
-        read = normed(rows, t["norm"], config.eps)
-        return read if config.norm_output else rows, read
+from tokenswift.spec.eagle.files import EagleWeights
+from tokenswift.train.eagle import EagleStudent
 
 
 @dataclass(slots=True)
@@ -122,7 +51,7 @@ class EagleReference:
     """A drafter in float32.
 
     Args:
-        weights: of `checkpoint.load_eagle`.
+        weights: of `files.load_eagle`.
         embedding: the target's, (V, Ht); used where the drafter has none.
         lm_head: the target's, (V, Ht); its rows are used where the drafter has none.
         window: newest keys that a row sees, itself included, by their positions; None: as the drafter was
@@ -141,7 +70,8 @@ class EagleReference:
         self.embedding = tensors.get("embed", embedding.float())
         own = lm_head if weights.d2t is None else lm_head[weights.d2t]
         self.lm_head = tensors.get("lm_head", own.float())
-        self.layer, self.rotary = EagleLayer(weights.config, tensors), weights.config.rotary()
+        self.layer, self.rotary = EagleStudent(weights.config, tensors, 1), weights.config.rotary()
+        self.layer.requires_grad_(False)
         self.window = window or weights.config.window
 
     def fuse(self, features: Float[Tensor, "n F"]) -> Float[Tensor, "n H"]:
@@ -169,7 +99,8 @@ class EagleReference:
         Returns:
             What stands for features at the next depth, and logits over the drafter's tokens.
         """
-        q, k, v, residual = self.layer.enter(self.embedding[tokens], features, self.rotary, positions)
+        angles = self.rotary.angles(positions)
+        q, k, v, residual = self.layer.enter(self.embedding[tokens], features, *angles)
         keys, values = cache.add(k, v, positions)
         seen = cache.positions[None] <= positions[:, None]
         if self.window:

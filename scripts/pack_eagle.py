@@ -1,7 +1,13 @@
-"""A trained EAGLE-3 drafter as one small GGUF file: matrices in int8, without its target's weights."""
+"""A trained EAGLE-3 drafter as one small GGUF file: matrices in int8, without its target's weights.
+
+python scripts/pack_eagle.py MODEL FOLDER FILE.gguf
+
+MODEL is the target, FOLDER what `tokenswift train-eagle` wrote for it.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +17,16 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from tokenswift.files import line_of, replacing
+from tokenswift.files import replacing
 from tokenswift.loader.gguf import straight
-from tokenswift.spec.eagle.checkpoint import load_eagle
-from tokenswift.spec.eagle.config import SHARED, EagleConfig
-from tokenswift.spec.eagle.files import IN_GGUF
-from tokenswift.types import InputError, RunError
+from tokenswift.loader.load import load
+from tokenswift.spec.eagle.files import FLAGS, NAMES, SHARED, EagleConfig, load_eagle
+from tokenswift.types import InputError
 
 BLOCK = 32  # numbers that have a scale in common
 
 
-def packed(folder: Path, target: Any, file: Path) -> None:
+def write(folder: Path, target: Any, file: Path) -> None:
     """Write what a training has made as a GGUF file of the architecture eagle3.
 
     Args:
@@ -30,28 +35,24 @@ def packed(folder: Path, target: Any, file: Path) -> None:
         file: the file to write; one that is there is replaced.
     Raises:
         InputError: the folder holds no drafter of this target.
-        RunError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     weights = load_eagle(folder, target)
-    config, named = weights.config, {ours: theirs for theirs, ours in reversed(IN_GGUF.items())}
-    unknown = [name for name in weights.tensors if name not in named]
-    if unknown:
-        raise InputError(f"{folder} has the tensor {unknown[0]}, which GGUF files of drafters do not hold")
-    try:
-        with replacing(file) as part:
-            writer = gguf.GGUFWriter(part, "eagle3")
-            _say(writer, config)
-            for name, tensor in weights.tensors.items():
-                if name not in SHARED and isinstance(tensor, Tensor):
-                    _add(writer, named[name], _in_file_order(name, tensor.float(), config))
-            if weights.d2t is not None:
-                writer.add_tensor(named["d2t"], weights.d2t.numpy())
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
-    except OSError as error:
-        raise RunError(f"cannot write the drafter to {file}: {line_of(error)}") from error
+    config = weights.config
+    with replacing(file) as part:
+        writer = gguf.GGUFWriter(part, "eagle3")
+        _say(writer, config)
+        for name, tensor in weights.tensors.items():
+            if name not in SHARED and isinstance(tensor, Tensor):
+                if not NAMES.get(name, ("", ""))[1]:
+                    raise InputError(f"{folder} has the tensor {name}, which is in no GGUF file")
+                _add(writer, f"{NAMES[name][1]}.weight", _in_file_order(name, tensor.float(), config))
+        if weights.d2t is not None:
+            writer.add_tensor("d2t", weights.d2t.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def _say(writer: Any, config: EagleConfig) -> None:
@@ -71,7 +72,7 @@ def _say(writer: Any, config: EagleConfig) -> None:
         writer.add_uint32(f"eagle3.{name}", number)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.eps)
     writer.add_float32("eagle3.rope.freq_base", config.rope["rope_theta"])
-    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+    for name in FLAGS:
         writer.add_bool(f"eagle3.{name}", getattr(config, name))
     writer.add_array("eagle3.target_layers", list(config.feature_layers))
 
@@ -91,3 +92,8 @@ def _add(writer: Any, name: str, tensor: Tensor) -> None:
         writer.add_tensor(name, values)
         return
     writer.add_tensor(name, gguf.quants.quantize(values, Kind.Q8_0), raw_dtype=Kind.Q8_0)
+
+
+if __name__ == "__main__":
+    model, folder, file = sys.argv[1:]
+    write(Path(folder), load(model, device="cpu").model.config, Path(file))
