@@ -33,7 +33,7 @@ heads() { # NAME OPTIONS…
 heads paper --kind linear --batch 2 --window 256 --accumulate 4 &
 paper=$!
 heads medusa --kind medusa --num-heads 4 --steps 800
-tokenswift train-draft --states "$work/store-0" "$work/store-1" --layers 2 --steps 400 --out "$work/draft" \
-    --pack "$work/draft.safetensors"
+tokenswift train-draft --states "$work/store-0" "$work/store-1" --layers 2 --steps 400 --out "$work/draft"
+python scripts/pack_draft.py "$work/draft" "$work/draft.safetensors"
 heads conditioned --kind conditioned --steps 800 # ours on the same store: what the kind of heads alone brings
 wait $paper

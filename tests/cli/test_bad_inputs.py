@@ -162,9 +162,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data self --out prompt.txt", "--out prompt.txt"),
         ("--data self --out full", "--out full"),
         ("--data self --out model", "--out model"),
-        ("--data self --out new --pack full", "--pack full"),
-        ("--data self --out new --pack null", "--pack null"),
-        ("--data prompt.txt --out new --pack link.txt", "--pack link.txt … --data"),
         ("--data self --out new --layers 0", "--layers is 0"),
     ],
     "train-eagle": [

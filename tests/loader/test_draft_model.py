@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scripts import pack_draft
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tests.gguf_files import small as small_model
 from tests.gguf_files import write
@@ -17,14 +18,7 @@ from tests.train.test_train import filled, frozen, options, small, words
 from tokenswift.config import SamplingParams
 from tokenswift.loader import default_model
 from tokenswift.loader.load import load
-from tokenswift.train.draft import (
-    DraftStudent,
-    make_student,
-    train_draft,
-)
-from tokenswift.train.draft import (
-    packed as write_packed,
-)
+from tokenswift.train.draft import DraftStudent, make_student, train_draft
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import Job
 from tokenswift.train.states import Windows, chances
@@ -43,10 +37,9 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
         "work": folder / "work",
         "name": "tiny",
     }
-    pack = changes.pop("pack", None)
     job = Job(**{**values, **changes})
     ignored: Any = lambda *told: None  # noqa: E731
-    return train_draft(model, tiny_tokenizer(), job, ignored, ignored, layers=layers, pack=pack)
+    return train_draft(model, tiny_tokenizer(), job, ignored, ignored, layers=layers)
 
 
 @torch.no_grad()
@@ -125,7 +118,8 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cache").mkdir()
     target = write(tmp_path / "cache" / default_model.GGUF, small_model(tie_word_embeddings=True))
     file = tmp_path / "package" / f"{default_model.NAME}.draft.safetensors"
-    draft_run(target, tmp_path, 2, pack=file)
+    draft_run(target, tmp_path, 2)
+    pack_draft.write(tmp_path / "draft", file)
     monkeypatch.setattr(default_model, "RIVALS", tmp_path / "package")
     monkeypatch.setattr(default_model, "ensure", lambda cache, on_progress=None: tmp_path / "cache")
     return file
@@ -150,5 +144,5 @@ def test_it_fits_its_own_target_only(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be built"):
         load(default_model.DRAFT, device="cpu")
     with pytest.raises(InputError, match="is not a draft model"):
-        write_packed(tmp_path / "cache", tmp_path / "x")
+        pack_draft.write(tmp_path / "cache", tmp_path / "x")
     assert not (tmp_path / "x").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.output import check_folder, check_writable
+from tokenswift.cli.output import check_folder
 from tokenswift.cli.train_heads import Base, add_training_options, trained
 
 logger = logging.getLogger("tokenswift")
@@ -22,12 +22,10 @@ class Draft:
     Attributes:
         out: model folder to write, with the target's tokenizer: good for --draft-model and --model
         layers: layers of the draft model
-        pack: also write the trained weights alone to a file
     """
 
     out: Path = option(metavar="DIR")
     layers: int = option(2, least=1)
-    pack: Path | None = option(None)
 
 
 #: what is not as in the training of heads
@@ -54,12 +52,11 @@ def run(args: argparse.Namespace) -> int:
     check_options(args, Draft)
     check_folder("--out", args.out)
     check_out(args.out)
-    check_writable("--pack", args.pack, renamed=True)
 
     def train(*given: Any) -> dict[str, Any]:
         from tokenswift.train.draft import train_draft
 
-        return train_draft(*given, layers=args.layers, pack=args.pack)
+        return train_draft(*given, layers=args.layers)
 
     trained(args, RECIPE, train)
     return 0

@@ -124,7 +124,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
     if args.data is not None:
         check_source(args.data)
-    outputs = {"--out": args.out, "--work": work, "--pack": getattr(args, "pack", None)}
+    outputs = {"--out": args.out, "--work": work}
     check_apart(outputs, options.inputs_of(args))
     given = {name: value for name, value in vars(args).items() if value is not None}
 

@@ -3,8 +3,7 @@
 The student has the target's config with fewer layers. Embeddings and LM head are the target's and stay
 as they are; the layers and the final norm train. The data are a store's tokens and hidden states (the
 same that heads are trained from), so the target itself is not run again: its distribution at every position
-comes from the stored state. The outcome is an ordinary transformers folder, and, by :func:`packed`, a
-small file with the trained weights alone.
+comes from the stored state. The outcome is an ordinary transformers folder.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tokenswift.files import line_of, replacing
-from tokenswift.loader import default_model as packed_draft
-from tokenswift.loader.default_model import RECORD
-from tokenswift.loader.identity import sample_of
+from tokenswift.files import line_of
+from tokenswift.loader.default_model import RECORD, check_out
 from tokenswift.loader.load import quiet_transformers
 from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
@@ -90,27 +85,23 @@ def train_draft(
     on_progress: OnProgress,
     *,
     layers: int,
-    pack: Path | None = None,
 ) -> dict[str, Any]:
     """The whole way to a model folder; returns the notes that are also written to its ``tokenswift.json``.
 
     Args:
         model, tokenizer, job, report, on_progress: see :class:`Recipe`.
         layers: of the student, from 1 to the target's.
-        pack: a file for the trained weights alone; see :func:`packed`.
     Raises:
         InputError: layers out of range, too little data, ``job.out`` is something else, foreign states.
         RunError: the loss is not finite, the disk is full.
     """
     student = make_student(model, layers)
-    packed_draft.check_out(job.out)
+    check_out(job.out)
     recipe = Recipe(model, tokenizer, job, report, on_progress, layers=layers)
     notes = {"layers": layers, **recipe.distil(DraftStudent(student))}
     if first_process():
         record = {"name": job.out.name, "target": recipe.base.name, "notes": notes}
         save_draft(student, tokenizer, job.out, record, model.dtype)
-        if pack is not None:
-            packed(job.out, pack)
     return notes
 
 
@@ -131,7 +122,7 @@ def save_draft(student: Any, tokenizer: Any, out: Path, record: dict[str, Any], 
         (part / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         for path in part.iterdir():  # the weights come out readable by their owner only
             path.chmod(0o644)
-        packed_draft.check_out(out)
+        check_out(out)
         if out.exists():
             out.rename(old)
         part.rename(out)
@@ -139,31 +130,3 @@ def save_draft(student: Any, tokenizer: Any, out: Path, record: dict[str, Any], 
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise RunError(f"cannot write the draft model to {out}: {line_of(error)}") from error
-
-
-def packed(folder: Path, file: Path) -> None:
-    """Write a small file with the trained weights of a draft model's folder, bfloat16.
-
-    Args:
-        folder: a folder from :func:`train_draft`.
-        file: the safetensors file; see :func:`tokenswift.loader.load.packed_draft` for the way back.
-    Raises:
-        InputError: the folder is no draft model, or the file cannot be written.
-    """
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        with safe_open(folder / "model.safetensors", framework="pt") as source:
-            tensors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
-        embedding = next(t for n, t in tensors.items() if n.endswith(packed_draft.SHARED[0]))
-        header = {"version": packed_draft.VERSION, "target": record["target"], "notes": record["notes"]}
-    except (OSError, ValueError, KeyError, SafetensorError, StopIteration) as error:
-        raise InputError(f"{folder} is not a draft model of train-draft ({error})") from error
-    header["config"] = {k: v for k, v in config.items() if not re.match("_|transformers_version", k)}
-    weights = {n: t.bfloat16() for n, t in tensors.items() if not n.endswith(packed_draft.SHARED)}
-    weights[packed_draft.SAMPLE] = sample_of(embedding)
-    try:
-        with replacing(file) as part:
-            save_file(weights, part, metadata={packed_draft.METADATA_KEY: json.dumps(header)})
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"pack {file} cannot be written: {line_of(error)}") from error
