@@ -81,7 +81,8 @@ def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     found = plan(run, True)
     assert [one.max_new_tokens for one in made] == [SHORT] and made[0].strategy == "tokenswift"
     assert found.speed is not None and found.speed.at == 3 and 1.0 <= found.speed.rate <= 7
-    assert found.seconds == found.speed.expected(3, 2000) and found.range is not None
+    assert found.range is not None and found.seconds is not None
+    assert found.seconds == found.speed.expected(3, 2000)
     assert 0 < found.range[0] < found.seconds < found.range[1]
     assert llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids == before
 

@@ -195,7 +195,12 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert done.code == 0 and done.out == "" and "60 tokens" in done.err
     page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
-    assert "1; never resumed" in page
+    assert "1; never resumed" in page and '<th scope="row">sampling seed</th><td>4</td>' in page
+    shown = cli("runs")
+    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run  finished (length)")
+    assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
+    text = cli("text", "run")
+    assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()
     assert cli("resume", "run", "--max-new-tokens", "61", "--quiet").code == 0
     assert cli("report", "run", "--quiet").code == 0
     assert "2; resumed at token 60" in (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")

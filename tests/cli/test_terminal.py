@@ -151,6 +151,19 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
     assert done.stderr.count("\n") == 1
 
 
+def test_a_pipe_that_is_closed(tiny: Path, tmp_path: Path) -> None:
+    """It ends the run, which is kept; one line says how to go on."""
+    argv = ["generate", "hello", "--model", str(tiny), "-n", "240", "--raw", "--ignore-eos", "--quiet"]
+    command = [sys.executable, "-m", "tokenswift", *argv, "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        words = "error: standard output was closed; nothing more was generated; continue with: tokenswift "
+        assert process.stderr.read().decode() == f"{words}resume {tmp_path / 'run'}\n"
+    assert process.returncode == 1
+
+
 def test_a_log_line_in_the_middle_of_the_text_begins_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ COMMANDS = (
     "eval_heads",
 )
 #: commands that another's module has
-MODULES = dict.fromkeys(("resume", "text", "report"), "runs")
+MODULES: dict[str, str] = dict.fromkeys(("resume", "text", "report"), "runs")
 
 
 EXAMPLES = """examples:

@@ -77,7 +77,7 @@ class About:
         family: the architecture, by transformers' name or the GGUF file's.
         stored: types or formats of the matrices.
         native: whether the native decoder runs it.
-        hidden, vocab: D and V.
+        vocab: how many tokens it knows.
         heads: kinds of shipped heads.
         drafts: cached models that may be its ``draft_model``: native ones with as large a vocabulary, and at
             most half of its parameters.
@@ -88,7 +88,6 @@ class About:
     family: str = ""
     stored: str = ""
     native: bool = False
-    hidden: int = 0
     vocab: int = 0
     heads: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
@@ -158,8 +157,8 @@ def _gguf(path: Path) -> About:
     file = GgufFile(path)
     count = sum(math.prod(entry.shape) for entry in file.tensors.values())
     embedding = file.tensors.get(gguf_name(EMBEDDING))
-    vocab, hidden = embedding.shape if embedding is not None and len(embedding.shape) == 2 else (0, 0)
-    return About(count, architecture(file), formats(file), is_native(file), hidden, vocab)
+    vocab = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
+    return About(count, architecture(file), formats(file), is_native(file), vocab)
 
 
 def _folder(name: str, path: Path) -> About:
@@ -170,10 +169,8 @@ def _folder(name: str, path: Path) -> About:
     shapes = headers(path)
     count = sum(math.prod(shape) for shape, _ in shapes.values())
     stored = "+".join(sorted({kind.lower() for shape, kind in shapes.values() if len(shape) > 1}))
-    sizes = [said.get(field) for field in ("hidden_size", "vocab_size")]
-    hidden, vocab = (size if isinstance(size, int) else 0 for size in sizes)
-    family = said.get("model_type")
-    return About(count, str(family), stored, family in FAMILIES, hidden, vocab)
+    vocab, family = said.get("vocab_size"), said.get("model_type")
+    return About(count, str(family), stored, family in FAMILIES, vocab if isinstance(vocab, int) else 0)
 
 
 def _known() -> tuple[dict[str, Any], str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from tokenswift.cli.terminal import one_place, say, shown_on
-from tokenswift.types import Generation, InputError, Loop, RunError
+from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
 #: what ``--json -`` stands for
@@ -48,6 +47,16 @@ def add_json_option(parser: Any, text: str = "write one JSON record to this file
     )
 
 
+@contextmanager
+def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
+    """Have what fails while entered said as a refusal."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable {what}") from error
+
+
 def check_writable(option: str, name: str | Path | None, renamed: bool = False) -> Path | None:
     """The path behind ``name``, after making sure that a file can be written there (nothing is left).
 
@@ -60,7 +69,7 @@ def check_writable(option: str, name: str | Path | None, renamed: bool = False) 
     if name is None:
         return None
     path = Path(name).expanduser()
-    try:
+    with _tried(option, name, "file"):
         kind = kind_of(path)
         if kind == "folder" or not path.name or str(name).endswith("/"):
             raise IsADirectoryError(0, "it is a folder")
@@ -74,9 +83,6 @@ def check_writable(option: str, name: str | Path | None, renamed: bool = False) 
             raise FileNotFoundError(0, f"there is no folder {folder}")
         if kind in ("", "file"):
             _try_to_write(place)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable file") from error
     return path
 
 
@@ -87,16 +93,13 @@ def check_folder(option: str, name: str | Path) -> Path:
         InputError: naming the option, the path and the reason.
     """
     path = Path(name).expanduser()
-    try:
+    with _tried(option, name, "folder"):
         place = Path(os.path.realpath(path))
         while not place.exists() and place != place.parent:
             place = place.parent
         if not str(name) or not place.is_dir():
             raise NotADirectoryError(0, f"{place} is not a folder" if str(name) else "it is empty")
         _try_to_write(place)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable folder") from error
     return path
 
 
@@ -107,20 +110,18 @@ def _try_to_write(folder: Path) -> None:
         trial.flush()
 
 
+KINDS = {
+    "file": Path.is_file,
+    "folder": Path.is_dir,
+    "pipe": Path.is_fifo,
+    "device": Path.is_char_device,
+    "block device": Path.is_block_device,
+}
+
+
 def kind_of(path: Path) -> str:
-    """ "file", "folder", "pipe", "device" (by characters), "block device", "socket"; "" for nothing."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return ""
-    kinds = {
-        stat.S_IFREG: "file",
-        stat.S_IFDIR: "folder",
-        stat.S_IFIFO: "pipe",
-        stat.S_IFCHR: "device",
-        stat.S_IFBLK: "block device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "socket")
+    """One of :data:`KINDS` ("device": by characters), or "socket"; "" for nothing."""
+    return next((kind for kind, test in KINDS.items() if test(path)), "socket" if path.exists() else "")
 
 
 def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
@@ -315,14 +316,6 @@ def write_text(path: Path, text: str) -> None:
         ) from error
 
 
-def loop_words(loop: Loop) -> str:
-    """Where a text repeats itself."""
-    if loop.sign == "pattern":
-        pattern = counted(loop.size, "token")
-        return f"the text repeats itself from token {loop.start} on ({pattern} again and again)"
-    return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
-
-
 def drafted(result: Generation) -> str:
     """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
     were some; "" where no draft was accepted."""
@@ -339,7 +332,7 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
 
     Args:
-        verbose: passes, acceptance and why it was drafted so, too.
+        verbose: prefill, passes, acceptance and why it was drafted so, too.
         at_length: what is said of an end at the length; None: that it was asked for.
     """
     m = result.metrics
@@ -348,15 +341,14 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
     if verbose or m.prefill_seconds >= READING_SECONDS:
         text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
     endings = ENDINGS | ({} if at_length is None else {"length": at_length})
-    text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
-    text += drafted(result)
+    text += f"; {endings.get(result.finish_reason, result.finish_reason)}{drafted(result)}"
     if verbose:
-        text += (
-            f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
-            f"(n-grams {m.ngram_acceptance_rate:.2f})"
-        )
+        text += f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
+        text += f"(n-grams {m.ngram_acceptance_rate:.2f})"
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"
     if m.loop is not None:
-        text += f"; {loop_words(m.loop)}"
+        pattern = f"{counted(m.loop.size, 'token')} again and again"
+        how = pattern if m.loop.sign == "pattern" else "its n-grams are nearly always accepted"
+        text += f"; the text repeats itself from token {m.loop.start} on ({how})"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

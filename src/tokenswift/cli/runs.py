@@ -10,30 +10,20 @@ import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options
+from tokenswift.cli import options, output
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.generate import Text, stream
-from tokenswift.cli.output import (
-    ENDINGS,
-    STDOUT,
-    TextSink,
-    add_json_option,
-    check_apart,
-    check_record,
-    check_writable,
-    files_of_run,
-    summary,
-    write_json,
-    write_text,
-)
 from tokenswift.cli.terminal import Progress, Stages, say, table
 from tokenswift.config import LoadConfig
 from tokenswift.engine.request import record_of
 from tokenswift.files import is_address
 from tokenswift.types import InputError
 from tokenswift.words import counted
+
+if TYPE_CHECKING:
+    from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
@@ -71,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
     add_options(parser, LoadConfig, ("threads", "device_map"), texts={"device_map": PLACED})
-    add_json_option(parser, "write one JSON record to this file, as generate does")
+    output.add_json_option(parser, "write one JSON record to this file, as generate does")
     add_options(parser, options.Shown)
 
     parser = subparsers.add_parser(
@@ -88,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
         help="a run's folder, one that has such folders in it, or an address that generate --ray wrote to; "
         "default: the current folder",
     )
-    add_json_option(parser, "write one JSON record per run to this file, a line each")
+    output.add_json_option(parser, "write one JSON record per run to this file, a line each")
 
     parser = subparsers.add_parser(
         "text",
@@ -127,14 +117,16 @@ def resume(args: argparse.Namespace) -> int:
     check_options(args, Longer)
     device_map = options.device_map_from(args)
     LoadConfig(threads=args.threads, device_map=device_map)
-    record = check_record(args.json, files_of_run(args.run_dir))
+    record = output.check_record(args.json, output.files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
     if not args.drop_damaged:
         folders.check_whole(folder, contents, state)
     longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
     if state.end is not None and record is None and not (longer and state.end.reason == "length"):
-        how = f"{counted(len(state.tokens), 'token')}, {ENDINGS.get(state.end.reason, state.end.reason)}"
+        how = (
+            f"{counted(len(state.tokens), 'token')}, {output.ENDINGS.get(state.end.reason, state.end.reason)}"
+        )
         more = "; --max-new-tokens makes it longer" if state.end.reason == "length" else ""
         logger.info("%s is finished (%s): tokenswift text %s prints it%s", folder, how, folder, more)
         return 0
@@ -150,12 +142,12 @@ def resume(args: argparse.Namespace) -> int:
             torch.set_num_threads(args.threads)
         llm = reload(state, stages, device_map)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
-    sink = TextSink(None, record != STDOUT, args.raw_output)
+    sink = output.TextSink(None, record != output.STDOUT, args.raw_output)
     progress = Progress(request.max_new_tokens, args.quiet, len(state.tokens))
     result = stream(llm, request, sink, progress, state)
-    logger.info("%s", summary(result, args.verbose))
+    logger.info("%s", output.summary(result, args.verbose))
     if record is not None:
-        write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
+        output.write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
     return 0
 
 
@@ -166,11 +158,11 @@ def list_runs(args: argparse.Namespace) -> int:
     """Read the journals; nothing is loaded, nothing is locked."""
     from tokenswift.runs.report import cells
 
-    record = check_record(args.json)
+    record = output.check_record(args.json)
     rows = summaries(args.folder)
     if record is not None:
-        write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    if record != STDOUT:
+        output.write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if record != output.STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
         say((table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}") + "\n")
     return 0
@@ -201,21 +193,18 @@ def summaries(name: str) -> list[dict[str, Any]]:
 
 def text(args: argparse.Namespace) -> int:
     """Read the journal and write the text."""
-    from tokenswift.runs import folder as folders
-
-    contents, state = folders.load(Path(args.run_dir).expanduser())
-    path = None if args.output in (None, str(STDOUT)) else check_writable("--output", args.output)
-    check_apart({"--output": path}, files_of_run(args.run_dir))
-    if contents.damaged:
-        logger.warning("the journal is damaged at byte %d; the text is what is before it", contents.good)
+    file = args.output not in (None, str(output.STDOUT))
+    state = _state(Path(args.run_dir).expanduser())
+    path = output.check_writable("--output", args.output) if file else None
+    output.check_apart({"--output": path}, output.files_of_run(args.run_dir))
     whole = _utf8(state.text + state.tail)
     if path is None:
-        sink = TextSink(None)
+        sink = output.TextSink(None)
         sink.write(whole)
         if sys.stdout.isatty():
             sink.close()  # ends the last line
     else:
-        write_text(path, whole)
+        output.write_text(path, whole)
         logger.info("%s, %s", path, counted(len(state.tokens), "token"))
     return 0
 
@@ -229,22 +218,29 @@ def report(args: argparse.Namespace) -> int:
     if remote and args.output is None:
         raise InputError(f"--output is not given, and {args.run_dir} is an address; valid: a file here")
     several = remote or (folder.is_dir() and not folders.has_run(folder) and bool(find(folder)))
-    contents, state = (None, None) if several else folders.load(folder)
-    path = check_writable("--output", folder / "report.html" if args.output is None else args.output)
-    check_apart({"--output": path}, {} if several else files_of_run(args.run_dir))
-    if contents is None or state is None:
+    state = None if several else _state(folder)
+    path = folder / "report.html" if args.output is None else Path(args.output)
+    output.check_writable("--output", path)
+    output.check_apart({"--output": path}, {} if several else output.files_of_run(args.run_dir))
+    if state is None:
         rows = summaries(args.run_dir)
-        html = page_of_all(rows, args.run_dir if remote else folder.resolve().name)
-        told = counted(len(rows), "run")
+        html, told = page_of_all(rows, args.run_dir if remote else folder.resolve().name), "run"
     else:
-        if contents.damaged:
-            what = "the journal is damaged at byte %d; the page shows what is before it"
-            logger.warning(what, contents.good)
-        html = page(state, folder.resolve().name, folders.is_locked(folder))
-        told = counted(len(state.tokens), "token")
-    write_text(path or folder, _utf8(html))
-    logger.info("%s, %s", path, told)
+        rows = state.tokens
+        html, told = page(state, folder.resolve().name, folders.is_locked(folder)), "token"
+    output.write_text(path.expanduser(), _utf8(html))
+    logger.info("%s, %s", path, counted(len(rows), told))
     return 0
+
+
+def _state(folder: Path) -> RunState:
+    """A run as its journal has it, up to where that is damaged."""
+    from tokenswift.runs import folder as folders
+
+    contents, state = folders.load(folder)
+    if contents.damaged:
+        logger.warning("the journal is damaged at byte %d; what is before it is taken", contents.good)
+    return state
 
 
 def _utf8(text: str) -> str:

@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tokenswift.metrics import PREFILL, decoding, distinct
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
@@ -34,6 +36,8 @@ ELEMENTS = {"t": "", "h": "i", "n": "b", "c": "u"}
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "sessions", "loop from", "last written")
 #: figures (see :func:`summary_of`) whose sums are told of many runs
 TOTALS = ("finished", "tokens", "max_new_tokens", "prompt_tokens", "sessions", "seconds")
+#: of a journal: what says nothing about its run
+INNER = ("kind", "time", "pid", "number", "start")
 Rows = list[tuple[str, ...]]
 
 # ---- figures of runs ---------------------------------------------------------------------------------------
@@ -292,25 +296,14 @@ def _cost(state: RunState) -> Rows:
 
 
 def _settings(state: RunState) -> Rows:
-    identity, session = state.header.identity, state.session
-    numerics, adapter = session.numerics, identity.adapter
-    return [
-        ("model", state.header.name),
-        ("weights, config (digests)", f"{identity.weights}, {identity.config}"),
-        ("adapter", "none" if adapter is None else f"{', '.join(adapter.names)} ({adapter.digest})"),
-        ("dtype, device", f"{identity.dtype}, {numerics['device']}, {counted(session.threads, 'thread')}"),
-        ("computed by", f"{numerics['how']}" + ("" if numerics["equal_bits"] else " (bits not equal)")),
-        ("positions", identity.rope),
-        ("strategy", session.strategy),
-        *((f"option {key}", str(value)) for key, value in session.options.items()),
-        *((key.replace("_", " "), str(value)) for key, value in identity.sampling.items()),
-        ("acceptance", identity.acceptance),
-        ("stop", ", ".join(map(repr, identity.stop)) or "none"),
-        ("end-of-text tokens", ", ".join(map(str, identity.eos)) or "ignored"),
-        ("on a loop", session.on_loop),
-        ("begun", time.strftime("%Y-%m-%d %H:%M", time.localtime(state.header.made))),
-        *session.versions.items(),
-    ]
+    """What the journal says of the run, by its names."""
+    header = state.header
+    rows = [("model", header.name), ("begun", time.strftime("%Y-%m-%d %H:%M", time.localtime(header.made)))]
+    for part in (header.identity, state.session):
+        for key, value in msgspec.to_builtins(part).items():
+            several = value.items() if isinstance(value, dict) else [("", value)]
+            rows += [(f"{key} {name}".strip().replace("_", " "), str(one)) for name, one in several]
+    return [row for row in rows if row[0] not in INNER]
 
 
 def _blocks(state: RunState, marked: Sequence[bool], starts: range) -> list[dict[str, Any]]:
