@@ -138,7 +138,7 @@ def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str)
         (("hi", "--prompts", "p", "--out", "d"), "--prompts and PROMPT given"),
         (("--prompts", "p", "--out", "d", "--run-dir", "r"), "--prompts and --run-dir given"),
         (("--prompts", "missing", "--out", "d"), "--prompts missing cannot be read"),
-        (("--prompts", "p", "--out", "d", "--max-num-seqs", "0"), "--max-num-seqs is 0; valid: "),
+        (("--prompts", "p", "--out", "d", "--max-num-seqs", "0"), "--max-num-seqs is '0'; valid: "),
         (("--prompts", "p", "--out", "d", "--at-once", "some"), "--max-num-seqs is 'some'; valid: "),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, chatty_model
-from tokenswift.cli import inputs
+from tokenswift.cli import prompting
 from tokenswift.cli.main import main
 
 
@@ -29,7 +29,7 @@ def prompt_of(
     seen: list[Any] = []
 
     def keep(args: Any) -> Any:
-        seen.append(inputs.prompt_from(args))
+        seen.append(prompting.prompt_from(args))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tokenswift.cli.generate.call_from", keep)
@@ -84,7 +84,7 @@ def test_what_is_no_pipe_is_not_waited_for(
 def test_a_pipe_that_stays_open_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inputs, "PATIENCE", 0.01)
+    monkeypatch.setattr(prompting, "PATIENCE", 0.01)
     read, write = os.pipe()
 
     def end() -> None:

@@ -197,7 +197,7 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
     assert "1; never resumed" in page and '<th scope="row">sampling seed</th><td>4</td>' in page
     shown = cli("runs")
-    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run  finished (length)")
+    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run   finished (length) ")
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
     text = cli("text", "run")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()

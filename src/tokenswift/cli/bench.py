@@ -16,8 +16,8 @@ from typing import Any
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.inputs import read_named, token_ids
 from tokenswift.cli.output import add_json_option, check_record, give
+from tokenswift.cli.prompting import read_named, token_ids
 from tokenswift.cli.terminal import table
 from tokenswift.config import SamplingParams
 from tokenswift.types import InputError

@@ -140,7 +140,7 @@ def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, A
     llm = options.load_model(args)
     prompting.check_template(llm, "chat")
     sampling = options.model_sampling(args, sampling, llm)
-    call["sampling"] = prompting.answer_sampling(args, sampling, llm)
+    call["sampling"] = options.answer_sampling(args, sampling, llm)
     if args.seed is None:  # a chat need not begin like the one before
         call["sampling"] = replace(call["sampling"], seed=secrets.randbits(31))
     logger.info("/help lists the commands")

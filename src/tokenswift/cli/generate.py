@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice
-from tokenswift.cli import inputs, many, options, prompting
+from tokenswift.cli import many, options, prompting
 from tokenswift.cli.declare import RARE, Parser, add_options, check_options, option
 from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
@@ -53,7 +53,7 @@ class Prompt:
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
     prompt_file: str | None = option(None, "F")
-    prompt_ids: list[int] | None = option(None, "1,2,3", type=inputs.token_ids, level=RARE)
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=prompting.token_ids, level=RARE)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Text:
     regex: str | None = option(None, "TEXT", level=RARE)
     grammar: str | None = option(None, "FILE", level=RARE)
     stop: list[str] = option((), "TEXT", action="append", level=RARE)
-    stop_ids: list[list[int]] = option((), "1,2,3", type=inputs.token_ids, action="append", level=RARE)
+    stop_ids: list[list[int]] = option((), "1,2,3", type=prompting.token_ids, action="append", level=RARE)
     ignore_eos: bool = option(False, level=RARE)
     on_loop: str = option("report", "W", level=RARE)
     loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
@@ -151,7 +151,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     """The prompt as given, and what else a request needs; everything that needs no model is checked.
     :func:`with_model` makes the request."""
     prompting.check_chat_options(args)
-    return inputs.prompt_from(args), settings_from(args)
+    return prompting.prompt_from(args), settings_from(args)
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     text = getattr(args, given[0])
     if given[0] == "regex":
         return Grammar.regex(text)
-    content = inputs.read_named(text, names[0])
+    content = prompting.read_named(text, names[0])
     try:
         return made[given[0]](content)
     except InputError as error:
@@ -222,7 +222,7 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
     if is_chat(prompt):  # without a length, one that loops would go on to the last position
         if args.max_new_tokens is None and args.on_loop == Text.on_loop:
             call = {**call, "on_loop": "stop"}
-        sampling = prompting.answer_sampling(args, sampling, llm)
+        sampling = options.answer_sampling(args, sampling, llm)
         told += f", {options.sampling_words(sampling)}"
     logger.info("%s", told)
     return Request(prompt, **{**call, "sampling": sampling})
@@ -272,6 +272,7 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
     with suppress(OSError):  # a cache that cannot be written is no reason to fail, nor to say it again
         if name in (advised.read_text(encoding="utf-8").splitlines() if advised.exists() else ()):
             return
+        advised.parent.mkdir(parents=True, exist_ok=True)
         with advised.open("a", encoding="utf-8") as file:
             file.write(name + "\n")
         tokens = DataOptions("self").tokens

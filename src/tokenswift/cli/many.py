@@ -14,9 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.checks import check_integer
-from tokenswift.cli import inputs, options, prompting
-from tokenswift.cli.declare import RARE, check_options, option
+from tokenswift.cli import options, prompting
+from tokenswift.cli.declare import RARE, check_options, option, reader
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import CONTINUED_LENGTH, SamplingParams
@@ -30,6 +29,17 @@ if TYPE_CHECKING:
     from tokenswift.engine.request import Request
 
 logger = logging.getLogger("tokenswift")
+
+
+def _at_once(text: str) -> int | str:
+    number = text if text == "auto" else int(text)
+    if isinstance(number, int) and number < 1:
+        raise ValueError
+    return number
+
+
+#: an argparse type: the value of --max-num-seqs
+at_once = reader(_at_once, "auto, or an integer of at least 1")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Several:
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
-    at_once: str = option("auto", "N", shown="--max-num-seqs")
+    at_once: Any = option("auto", "N", shown="--max-num-seqs", type=at_once)
     ray: str | None = option(None, "ADDRESS", level=RARE)
     actors: int | None = option(None, least=1, level=RARE)
     actor_cores: int | None = option(None, least=1, level=RARE)
@@ -87,21 +97,6 @@ def check_alone(args: argparse.Namespace) -> None:
             raise InputError(f"--prompts and {shown} given; valid: one of them")
 
 
-def at_once(text: str) -> Any:
-    """The value of --max-num-seqs.
-
-    Raises:
-        InputError: neither auto nor an integer from 1 on.
-    """
-    if text == "auto":
-        return text
-    try:
-        number = int(text)
-    except ValueError:
-        raise InputError(f"at_once is {text!r}; valid: auto, or an integer of at least 1") from None
-    return check_integer("at_once", number, 1)
-
-
 def read(args: argparse.Namespace) -> list[Asked]:
     """The prompts of --prompts; text that is to be answered becomes messages.
 
@@ -110,7 +105,7 @@ def read(args: argparse.Namespace) -> list[Asked]:
     """
     name, found = args.prompts, list[Asked]()
     names: dict[str, int] = {}
-    for number, line in enumerate(inputs.read_named(name, "--prompts").split("\n"), 1):
+    for number, line in enumerate(prompting.read_named(name, "--prompts").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -147,10 +142,10 @@ def request_of(
     """The request of a line: the command's settings, its own over them."""
     if is_chat(one.prompt):
         prompting.check_template(llm, "--chat" if args.chat or args.system is not None else "messages")
-        sampling = prompting.answer_sampling(args, sampling, llm)
+        sampling = options.answer_sampling(args, sampling, llm)
         if args.raw:
-            options = call["template_options"] or {}
-            call = {**call, "template_options": {**options, "continue_final_message": True}}
+            given = call["template_options"] or {}
+            call = {**call, "template_options": {**given, "continue_final_message": True}}
     return one.request(call, sampling, folder)
 
 
@@ -236,11 +231,11 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         RunError: some of them failed; it names them.
         Interrupted: a signal came; what was written is kept.
     """
-    side_by_side, prompts = at_once(args.at_once), read(args)
+    prompts = read(args)
     record = check_record(args.json, options.inputs_of(args))
     check_options(args, Several)
     if args.ray is not None:
-        return _on_ray(args, call, side_by_side, prompts, record)
+        return _on_ray(args, call, prompts, record)
     if is_address(args.out):
         raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
     folder = check_out(args.out)
@@ -257,7 +252,7 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         texts.tokens += len(step.token_ids)
         texts.show(texts.tokens)
 
-    with texts.writing(), Scheduler(llm, side_by_side) as scheduler:
+    with texts.writing(), Scheduler(llm, args.at_once) as scheduler:
         for number, result in run_all(scheduler, requests, on_step):
             name, request = names[number], requests[number]
             if not isinstance(result, Generation):
@@ -292,9 +287,7 @@ def check_out(name: str) -> Path:
 # ---- on a Ray cluster --------------------------------------------------------------------------------------
 
 
-def _on_ray(
-    args: argparse.Namespace, call: dict[str, Any], at_once: Any, prompts: list[Asked], record: Path | None
-) -> int:
+def _on_ray(args: argparse.Namespace, call: dict[str, Any], prompts: list[Asked], record: Path | None) -> int:
     """As :func:`run`, by the actors of a cluster."""
     for name in ("ray", "pyarrow", "fsspec"):
         if find_spec(name) is None:
@@ -314,7 +307,7 @@ def _on_ray(
     lengths = [one.more.get("max_new_tokens", args.max_new_tokens) for one in prompts]
     texts, rows = Texts(args, list(requests), lengths), list[dict[str, Any]]()
     with texts.writing(), cluster.connected(args.ray):
-        each = at_once if isinstance(at_once, int) else None
+        each = None if args.at_once == "auto" else args.at_once
         how = cluster.laid_out(len(prompts), args.actors, args.actor_cores, args.actor_gpus, each)
         nodes = len(cluster.nodes())
         logger.info(

@@ -15,6 +15,10 @@ from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import table
+from tokenswift.loader import cached
+from tokenswift.loader.config import EMBEDDING, FAMILIES, head_width, read_config
+from tokenswift.loader.default_model import KNOWN
+from tokenswift.loader.find import cache_dir, check_name, gguf_in, header_of
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
@@ -95,10 +99,6 @@ class About:
 
 
 def _list() -> tuple[dict[str, Any], str]:
-    from tokenswift.loader import cached
-    from tokenswift.loader.default_model import KNOWN
-    from tokenswift.loader.find import cache_dir
-
     logger.info("reading %s and %s", cache_dir(), cached.hub_dir())
     found, faults = cached.models()
     said = {one.name: about(one.name, one.path) for one in found}
@@ -141,7 +141,6 @@ def about(name: str, path: Path) -> About:
     Args:
         name, path: see `loader.cached.Cached`.
     """
-    from tokenswift.loader.find import gguf_in
 
     try:
         file = gguf_in(path)
@@ -151,7 +150,6 @@ def about(name: str, path: Path) -> About:
 
 
 def _gguf(path: Path) -> About:
-    from tokenswift.loader.config import EMBEDDING
     from tokenswift.loader.gguf import GgufFile, architecture, formats, gguf_name, is_native
 
     file = GgufFile(path)
@@ -162,7 +160,6 @@ def _gguf(path: Path) -> About:
 
 
 def _folder(name: str, path: Path) -> About:
-    from tokenswift.loader.config import FAMILIES, read_config
     from tokenswift.loader.weights import headers
 
     said = read_config(name, path / "config.json")
@@ -174,8 +171,6 @@ def _folder(name: str, path: Path) -> About:
 
 
 def _known() -> tuple[dict[str, Any], str]:
-    from tokenswift.loader.default_model import KNOWN
-
     lines = [
         (
             one.name,
@@ -193,31 +188,14 @@ def _known() -> tuple[dict[str, Any], str]:
 # ---- show --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a model takes.
-
-    Attributes:
-        weight_bytes: of its weights as they are stored.
-        types: that they are stored as.
-        token_bytes: of keys and values of a token, of all layers, in bfloat16.
-        limit: positions; None: no limit.
-    """
-
-    weight_bytes: int
-    types: tuple[str, ...]
-    token_bytes: int
-    limit: int | None
-
-
-def sizes_of(name: str) -> Sizes:
-    """The sizes of a model by its name, from its config.json or the header of its GGUF file alone.
+def sizes_of(name: str) -> dict[str, Any]:
+    """What a model takes by its name, from its config.json or the header of its GGUF file alone: bytes of its
+    weights and types as they are stored, bytes of keys and values of a token in bfloat16 (of all layers), and
+    positions (None: no limit).
 
     Raises:
         InputError: there is no such model, or its config does not say enough.
     """
-    from tokenswift.loader.config import head_width
-    from tokenswift.loader.find import gguf_in, header_of
     from tokenswift.loader.gguf import FACTORS, GgufFile, config_of
     from tokenswift.loader.load import load_config, numbers_of
     from tokenswift.loader.rope import context_limit
@@ -236,33 +214,27 @@ def sizes_of(name: str) -> Sizes:
             weights, types = numbers_of(name, config) * (4 if kind == "float32" else 2), [kind]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     each = 2 * 2 * config.num_hidden_layers * heads * head_width(config)
-    return Sizes(weights, tuple(types), each, context_limit(config))
+    limit = context_limit(config)
+    return {"weight_bytes": weights, "types": types, "token_bytes": each, "limit": limit}
 
 
 def _show(name: str) -> tuple[dict[str, Any], str]:
-    from tokenswift.loader.find import check_name
-
     check_name(name)
     logger.info("reading %s", name)
-    from tokenswift.loader.default_model import KNOWN
     from tokenswift.memory import host_memory
 
     sizes = sizes_of(name)
     known = next((one for one in KNOWN if one.name == name), None)
-    limit = sizes.limit
+    weights, types, each, limit = sizes.values()
     lengths = [n for n in LENGTHS if limit is None or n <= limit] or [limit or LENGTHS[0]]
-    contexts = [{"context": n, "nbytes": sizes.weight_bytes + n * sizes.token_bytes} for n in lengths]
-    made = {
-        "model": name,
-        "known": None if known is None else asdict(known),
-        "sizes": asdict(sizes),
-        "contexts": contexts,
-    }
+    contexts = [{"context": n, "nbytes": weights + n * each} for n in lengths]
+    said = None if known is None else asdict(known)
+    made = {"model": name, "known": said, "sizes": sizes, "contexts": contexts}
     rows = [(f"{one['context']:,}", f"{one['nbytes'] / GIGA:.2f}") for one in contexts]
     most = "no limit" if limit is None else counted(limit, "token")
     text = [
-        f"{name}: {sizes.weight_bytes / GIGA:.3f} GB of weights ({', '.join(sizes.types)}), "
-        f"{sizes.token_bytes / 1e3:.1f} KB of keys and values a token in bfloat16; context: {most}",
+        f"{name}: {weights / GIGA:.3f} GB of weights ({', '.join(types)}), "
+        f"{each / 1e3:.1f} KB of keys and values a token in bfloat16; context: {most}",
         *([f"licence: {known.licence}"] if known is not None else []),
         "",
         table(rows, ("context", "GB"), right=range(2)),
@@ -276,8 +248,6 @@ def _show(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _remove(name: str, yes: bool, record: Path | None) -> int:
-    from tokenswift.loader import cached
-
     cached.check_removable(name)
     if not yes and not _agreed(name):
         print("nothing was removed", file=sys.stderr, flush=True)

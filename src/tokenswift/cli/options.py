@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli.declare import RARE, Parser, add_option, add_options, option, shown, texts_of
-from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
+from tokenswift.cli.prompting import read_named
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import (
     ADJUSTING,
@@ -230,6 +230,18 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     words = words or "nothing (all of it is given)"
     logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
     return replace(sampling_by(taken, given), grammar=made.grammar)
+
+
+def answer_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:
+    """The sampling parameters of an answer: what is usual for one, and what the command line names over it.
+
+    Args:
+        made: from the command line, with --sampling model the model's own included.
+    """
+    if args.sampling != "default":
+        return made
+    usual = llm.default_sampling([{"role": "user", "content": ""}])
+    return replace(sampling_over(usual, given_sampling(args)), grammar=made.grammar)
 
 
 def sampling_words(sampling: SamplingParams) -> str:

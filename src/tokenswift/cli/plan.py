@@ -46,7 +46,7 @@ class Several:
 
     prompts: str | None = option(None, "FILE")
     nodes: int = option(1, least=1)
-    at_once: str = option("auto", "N", shown="--max-num-seqs")
+    at_once: Any = option("auto", "N", shown="--max-num-seqs", type=many.at_once)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
             if getattr(args, name) != usual:
                 raise InputError(f"{name} is given without --prompts; valid: both")
         prompt, call = call_from(args)
-        side_by_side, prompts = None, []
+        prompts = []
     else:
         many.check_alone(args)
         prompting.check_chat_options(args)
         call = settings_from(args)
-        side_by_side, prompts = many.at_once(args.at_once), many.read(args)
+        prompts = many.read(args)
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args)
 
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         sampling = options.model_sampling(args, call["sampling"], llm)
         requests = [many.request_of(args, llm, one, call, sampling, None) for one in prompts]
-        found = plan_many(llm, requests, args.nodes, side_by_side, not args.no_measure)
+        found = plan_many(llm, requests, args.nodes, args.at_once, not args.no_measure)
     give(record, asdict(found), text_of(found, args.prompts is not None))
     return 0
 

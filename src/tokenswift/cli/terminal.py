@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import RLock
 from types import FrameType
 from typing import IO, Any
 
@@ -224,7 +225,7 @@ class Stages:
 
     def __init__(self, quiet: bool = False, doing: str = "working") -> None:
         self._shown, self._doing = not quiet and is_live(sys.stderr), doing
-        self._stage, self._line = "", None
+        self._stage, self._line, self._lock = "", None, RLock()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         what, unit, size = STAGES.get(stage, (stage, "", 1))
@@ -236,17 +237,18 @@ class Stages:
     def _show(self, stage: str, text: str, done: int, total: int | None) -> None:
         if not self._shown:
             return
-        if stage != self._stage or self._line is None:
-            self.end()
-            self._stage, self._line = stage, _moving_line(text, total)
-            self._line.start()
-        self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
+        with self._lock:  # files of a model are read in several threads
+            if stage != self._stage or self._line is None:
+                self.end()
+                self._stage, self._line = stage, _moving_line(text, total)
+                self._line.start()
+            self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
 
     def end(self) -> None:
         """Take the line away; what is told next is a new stage."""
-        line, self._line = self._line, None
-        if line is not None:
-            with suppress(OSError):  # the terminal may be gone
+        with self._lock, suppress(OSError):  # the terminal may be gone
+            line, self._line = self._line, None
+            if line is not None:
                 line.stop()
 
     def __enter__(self) -> Stages:
