@@ -1,7 +1,10 @@
-"""The numbers that a model's files may say, in one schema for config.json and GGUF metadata.
+"""What a model's files say of it: numbers within ranges, the config of a native family, the weights it needs.
 
 Files come from anybody. Every number that becomes a size, divides another or scales positions is held against
-this schema before anything is made of it: by its transformers' name, and named in messages as its file does.
+one schema (:func:`check_numbers`), of config.json and of GGUF metadata, before anything is made of it: by its
+transformers' name, and named in messages as its file does. :func:`completed` fills in what a config leaves
+out as its family has it; whatever is not known to be taken as it stands (a field, a value of another type,
+positions of another kind) is left to transformers. A :class:`Layout` says which weights there must be.
 """
 
 from __future__ import annotations

@@ -4,7 +4,12 @@ The `gguf` package reads the same, but takes seconds for a tokenizer's texts; he
 types and for tensors in formats that are not ours, and no more.
 
 Files come from anybody: what a header says is held against what the file can hold before anything is made of
-it, and no two tensors share a byte.
+it, and no two tensors share a byte. What would make another model of the same numbers is refused, not passed
+over.
+
+A file names its tensors and numbers in its own way, and Llama's converter turns the rows of queries and keys
+round, for positions that pair neighbours. Here all of it gets the names and the order of transformers'
+checkpoints; weights stay in the format of the file, whose rows are moved whole.
 """
 
 from __future__ import annotations
@@ -571,62 +576,62 @@ def own_dtype(file: GgufFile, place: str = "cpu") -> str:
 # ---- what the file says of the model -----------------------------------------------------------------------
 
 
+#: fields that say whether a model has biases, and tensors that say so in files
+BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
+
+
 def config_of(file: GgufFile) -> NativeConfig:
     """The config of a native family's model.
 
     Raises:
         InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
-    said, where = file.metadata, f"model file {file.path}"
-    window = said.get(f"{architecture(file)}.attention.sliding_window") or None
+    said, numbers = file.metadata, _numbers(file)
+    window = numbers.pop("sliding_window")
     kind = ARCHITECTURES[architecture(file)]
     kind = "mistral" if kind == "llama" and window is not None else kind
-    embedding = file.tensors.get(OUTER[EMBEDDING])
+    check_meant(file, numbers["hidden_size"], numbers["head_dim"])
+    has = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
+    own = {"llama": has, "mistral": {"sliding_window": window}}
+    own["qwen3"] = {"attention_bias": has["attention_bias"]}
+    ends = gguf_ends(said)
+    others = {
+        "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
+        "rope_parameters": positions(file, numbers["head_dim"], numbers["max_position_embeddings"]),
+        "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
+        "dtype": own_dtype(file),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+    }
+    made = completed(kind, numbers | own.get(kind, {}) | others)
+    if made is None:  # of Llama, a width that its heads do not divide
+        raise InputError(
+            f"model file {file.path}: its sizes are not those of a {kind} model; valid: a sound file"
+        )
+    return made
+
+
+def _numbers(file: GgufFile) -> dict[str, Any]:
+    """The sizes of a model by transformers' names, within their ranges."""
+    where, embedding = f"model file {file.path}", file.tensors.get(OUTER[EMBEDDING])
     if embedding is None or len(embedding.shape) != 2:
         raise InputError(f"{where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file")
     rows, hidden = embedding.shape
-    check_words(said, rows, file.path)
+    check_words(file.metadata, rows, file.path)
     heads = number_of(file, "attention.head_count")
-    numbers: dict[str, Any] = {
+    numbers = {
         "vocab_size": rows,
         "hidden_size": hidden,
         "intermediate_size": number_of(file, "feed_forward_length"),
         "num_hidden_layers": number_of(file, "block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": number_of(file, "attention.head_count_kv", heads),
-        "head_dim": said.get(f"{architecture(file)}.attention.key_length") or None,
+        "head_dim": file.metadata.get(f"{architecture(file)}.attention.key_length") or None,
         "max_position_embeddings": number_of(file, "context_length"),
         "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
+        "sliding_window": file.metadata.get(f"{architecture(file)}.attention.sliding_window") or None,
     }
-    check_numbers(numbers | {"sliding_window": window}, where, called(file))
-    numbers["head_dim"] = width = numbers["head_dim"] or hidden // heads
-    check_meant(file, hidden, width)
-    has = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
-    own = {
-        "llama": has,
-        "mistral": {"sliding_window": window},
-        "qwen3": {"attention_bias": has["attention_bias"]},
-    }
-    ends = gguf_ends(said)
-    made = completed(
-        kind,
-        numbers
-        | own.get(kind, {})
-        | {
-            "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
-            "rope_parameters": positions(file, width, numbers["max_position_embeddings"]),
-            "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
-            "dtype": own_dtype(file),
-            "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        },
-    )
-    if made is None:  # of Llama, a width that its heads do not divide
-        raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
-    return made
-
-
-#: fields that say whether a model has biases, and tensors that say so in files
-BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
+    check_numbers(numbers, where, called(file))
+    return numbers | {"head_dim": numbers["head_dim"] or hidden // heads}
 
 
 # ---- weights -----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""transformers' own model and tokenizer of a name, a folder or a GGUF file.
+"""transformers' own model and tokenizer of a name, a folder or a GGUF file, kept off the user's terminal.
 
 Every way in which this can fail is one line that says what to do instead. transformers' own modelling
-code runs the model; nothing is forked here.
+code runs the model; nothing is forked here. GGUF files are unpacked in memory: those of families that the
+native decoder runs from the very weights that it reads, others by transformers' reader of such files.
 """
 
 from __future__ import annotations

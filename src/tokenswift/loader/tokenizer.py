@@ -3,6 +3,11 @@
 transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it where that
 is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Everything
 else is left to transformers.
+
+:func:`gguf_tokenizer` makes the one that a GGUF file describes. Two kinds are known. Byte-level BPE ("gpt2")
+comes with its merges, and the name of the rule by which a text is cut before (``tokenizer.ggml.pre``). BPE as
+sentencepiece has it ("llama") comes with scores instead: of two neighbours those are joined first whose union
+scores best. Whatever else a file asks for is refused: a rule that is nearly right gives texts that are.
 """
 
 from __future__ import annotations
@@ -91,7 +96,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def read(folder: Path, family: str) -> PlainTokenizer | None:
-    """The tokenizer of a model folder whose files were checked (`folder_checks.check_tokenizer_files`).
+    """The tokenizer of a model folder whose files were checked (`config.check_small_files`).
 
     Args:
         family: the model type of its config.json.

@@ -1,5 +1,13 @@
-"""Conversations as a chat template can write them: templates refuse, or drop without a word, roles and orders
-that they were not written for. What a template does is seen by a probe of the same roles."""
+"""Conversations as a chat template can write them, and control tokens that come from the template alone.
+
+Templates refuse, or drop without a word, roles and orders that they were not written for; what a template
+does is seen by a probe of the same roles (:func:`fitted`).
+
+What messages and tools say is encoded as text. The first character of each control token's text in what a
+client wrote is replaced by a character that nobody uses, before the template runs (:func:`set_apart`). The
+places where these come out are encoded without added tokens (:func:`encoded`); all else is encoded as ever,
+so that a chat without such text has the ids that it always had.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Where the native decoder's weights come from: modules of a loaded transformers model, or a model's files.
 
-Both give tensors by the names that checkpoints use, and a :class:`Layout` that says which there are.
+Both give tensors by the names that checkpoints use, and a `config.Layout` that says which there are. Names,
+shapes and types of a file's tensors are held against its table before anything is read
+(:func:`check_tensors`).
 """
 
 from __future__ import annotations
