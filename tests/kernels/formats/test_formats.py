@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenswift.kernels.formats import BY_CODE, FORMATS, Format, Stored, scales
+from tokenswift.kernels.formats import BY_CODE, FORMATS, Format, Stored
 
 HALVES = {  # where a block holds float16 numbers
     "q8_0": (0,),
@@ -56,21 +56,6 @@ def test_values_are_those_of_the_gguf_package(name: str) -> None:
         expected = torch.from_numpy(gguf.dequantize(blocks.numpy(), kind(format)))
         assert stored.shape == expected.shape and len(stored) == len(expected)
         assert torch.equal(stored.decode(), expected)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_weight_is_scale_times_number_plus_least(name: str) -> None:
-    format = FORMATS[name]
-    blocks = random_blocks(format, 20, 2)
-    numbers = format.split(blocks)
-    scale, least = scales(format, numbers)
-    assert int(numbers.u.max()) < 1 << format.bits and numbers.u.dtype == torch.uint8
-    u = format.meant(numbers.u).double().unflatten(1, (-1, format.group))
-    product = scale.double()[..., None] * u
-    assert torch.equal(product.float().double(), product)  # exact: one rounding in all
-    assert torch.equal(
-        (product + least.double()[..., None]).float().flatten(1), Stored(format, blocks).decode()
-    )
 
 
 @pytest.mark.parametrize("name", WRITTEN)

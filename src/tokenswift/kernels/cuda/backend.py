@@ -96,11 +96,9 @@ class CudaBackend(TorchBackend):
         """See :meth:`Backend.pack_for_drafts`; whether rows keep their bits is not asked."""
         return Packed([self._here(weight)])
 
-    def _here(self, part: Tensor | Stored) -> Tensor | Stored:
+    def _here(self, part: Tensor | Stored) -> Tensor:
         """A weight on the device."""
-        if isinstance(part, Stored):
-            return Stored(part.format, part.blocks.to(self.device))
-        return part.detach().to(self.device)
+        return (part.decode() if isinstance(part, Stored) else part.detach()).to(self.device)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> CudaBody:
         """See :meth:`Backend.body`."""
