@@ -3,8 +3,8 @@
 All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign of a
 few bits, or what a table says for it; ``scale`` and ``least`` belong to a group of neighbours in a row. Scale
 times number has at most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very
-value of the unpacked checkpoint. The gguf package makes and unpacks blocks; `ts_pack` of the CPU kernels takes
-them apart for products (cpu_pack.h).
+value of the unpacked checkpoint. The gguf package makes and unpacks blocks; `ts_pack` of the CPU kernels
+takes them apart for products (cpu_pack.h).
 """
 
 from __future__ import annotations

@@ -125,9 +125,9 @@ class Packed:
             raise ValueError(
                 "rows are taken of a weight of which a part is quantized; valid: all or none of it"
             )
-        at = ids.numpy()
-        rows = _numbers(self.data, self.data.shape[-1])[at // PANEL, :, at % PANEL, 0]
-        return torch.from_numpy(rows).view(self.data.dtype).to(self.dtype)
+        at, words = ids.numpy(), _words(self.data, self.data.shape[-1]).numpy()
+        rows = torch.from_numpy(words[at // PANEL, :, at % PANEL, 0])
+        return rows.view(self.data.dtype).to(self.dtype)
 
     def unpack(self) -> Float[Tensor, "N K"]:
         """A weight without a quantized format as it was, of the type of products."""
@@ -142,33 +142,29 @@ def _runs(parts: Sequence[Tensor | Stored]) -> list[Any]:
 
 
 def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> Tensor:
-    """The panels of weights that stand one below the other; nothing is copied twice."""
-    pairs = 2 if parts[0].dtype == torch.bfloat16 else 1
+    """The panels of weights that stand one below the other."""
+    pairs, at = 2 if parts[0].dtype == torch.bfloat16 else 1, 0
     made = room(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
-    panels, at = _numbers(made, pairs)[..., 0], 0
+    panels = _words(made, pairs)[..., 0]
+    if any(len(part) % PANEL for part in parts[:-1]):
+        parts = [torch.cat(list(parts))]
     for part in parts:
-        given = _numbers(part.unflatten(1, (-1, pairs)), pairs)[..., 0]
-        while len(given):
-            panel, row = divmod(at, PANEL)
-            if row or len(given) < PANEL:  # a part of a panel
-                taken = min(PANEL - row, len(given))
-                panels[panel, :, row : row + taken] = given[:taken].T
-            else:
-                whole, taken = len(given) // PANEL, len(given) // PANEL * PANEL
-                blocks = given[:taken].reshape(whole, PANEL, -1)
-                panels[panel : panel + whole] = blocks.transpose(0, 2, 1)
-            given, at = given[taken:], at + taken
-    if rows % PANEL:
-        panels[-1, :, rows % PANEL :] = 0
+        whole, rest = divmod(len(part), PANEL)
+        words = _words(part, pairs)
+        panels[at : at + whole] = words[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
+        at += whole
+        if rest:
+            panels[at, :, rest:] = 0
+            panels[at, :, :rest] = words[whole * PANEL :].T
     return made
 
 
-def _numbers(pairs: Tensor, count: int) -> Any:
-    """A tensor whose last dimension is what stays together, 1 or 2 numbers, as numpy takes it (…, 1)."""
-    pairs = pairs.contiguous()
-    if count == 1:
-        return pairs.numpy()
-    return (pairs if pairs.storage_offset() % 2 == 0 else pairs.clone()).view(torch.int32).numpy()
+def _words(numbers: Tensor, pairs: int) -> Tensor:
+    """Two numbers of bfloat16 as one word; others as they are."""
+    if pairs == 1:
+        return numbers
+    numbers = numbers.contiguous()
+    return (numbers.clone() if numbers.storage_offset() % 2 else numbers).view(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
