@@ -7,33 +7,22 @@ layers, whose last positions run alone, all at once, in trees with wrong branche
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tokenswift.interfaces import KVCache, Segment
+from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.full import FullCache
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
-
-
-@dataclass
-class Keys:
-    """What the kernels need of a cache."""
-
-    data: Tensor
-    length: int = BEFORE
-    ordered: bool = True
-    work: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.uint8))
 
 
 class Case:
@@ -82,19 +71,22 @@ class Case:
             )
             for layer in range(LAYERS)
         ]
-        self.keys = Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, width).to(dtype))
+        self.keys = FullCache(LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL, dtype, backend.device)
+        self.keys.data.copy_(random(*self.keys.data.shape))
+        self.keys.commit(tuple(range(BEFORE)))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
         angles = random(TAIL, width // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def run(self, backend: Backend, passes: Sequence[list[int]]) -> Tensor:
         """States of all positions, (TAIL, D), by passes of consecutive ones."""
-        self.keys.length, found = BEFORE, []
+        found = []
+        self.keys.rewind(BEFORE)
         for rows in passes:
             at = slice(rows[0], rows[-1] + 1)
             segments = [_segment(len(rows), self.keys)]
             found.append(self._layers(backend, self.states[at], self.cos[at], self.sin[at], segments))
-            self.keys.length += len(rows)
+            self.keys.commit(tuple(range(len(rows))))
         return torch.cat(found)
 
     def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:
@@ -106,8 +98,8 @@ class Case:
             states += [self.wrong[step], self.states[step]]
             places += [step, step]
             last = len(parents) - 1
-        self.keys.length = BEFORE
-        other = Keys(self.keys.data.clone())
+        self.keys.rewind(BEFORE)
+        other = self.keys.fork(self.keys.capacity)
         at, count = [*places, *range(steps)], len(parents)
         made = self._layers(
             backend,
@@ -130,10 +122,10 @@ class Case:
         return states[:count]
 
 
-def _segment(rows: int, keys: Keys, parents: Sequence[int] | None = None) -> Segment:
+def _segment(rows: int, keys: FullCache, parents: Sequence[int] | None = None) -> Segment:
     """Rows of a text; the kernels do not look at tokens and positions."""
     numbers = torch.arange(rows)
-    return Segment(numbers, numbers, cast(KVCache, keys), parents)
+    return Segment(numbers, numbers, keys, parents)
 
 
 @torch.inference_mode()

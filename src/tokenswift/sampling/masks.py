@@ -166,12 +166,10 @@ class Grammars:
             InputError: it cannot.
         """
         try:
-            text = _source(grammar, special_tokens(self._codec))
+            special = special_tokens(self._codec)
+            text = _source(grammar, special)
+            (wrong,) = trial((text,), tuple(special), self._vocab_size)
         except Exception as error:  # what converts GBNF raises plain ones
-            raise _refused(grammar, _line(error)) from error
-        try:
-            (wrong,) = trial((text,), tuple(special_tokens(self._codec)), self._vocab_size)
-        except TrialError as error:
             raise _refused(grammar, _line(error)) from error
         if wrong:
             raise _refused(grammar, _line(wrong))

@@ -1,5 +1,5 @@
 /* What is added to a row's scores by what its text holds: biases, presence and frequency penalties, DRY, and
- * tokens that may not come. Same order and same bits as sampling/adjust.py, which says what each is.
+ * tokens that may not come. Same order and same bits as sampling/penalties.py, which says what each is.
  */
 #pragma once
 #include <math.h>
