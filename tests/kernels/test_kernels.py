@@ -144,6 +144,14 @@ def test_the_torch_path_equals_torchs_attention() -> None:
         expected = F.scaled_dot_product_attention(query[None], keys, values, seen, scale=0.25)
         found = TorchBackend().attend(query, 0, cache, parents, 0.25, window)
         torch.testing.assert_close(found, expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+        for softcap, sinks in ((2.0, None), (None, _random(6, seed=4)), (2.0, _random(6, seed=4))):
+            scores = query @ keys[0].mT * 0.25
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            own = torch.full((6,), -torch.inf) if sinks is None else sinks
+            every = torch.cat([scores.masked_fill(~seen, -torch.inf), own.expand(rows, 6).T[..., None]], -1)
+            capped = every.softmax(-1)[..., :-1] @ values[0]
+            found = TorchBackend().attend(query, 0, cache, parents, 0.25, window, softcap, sinks)
+            torch.testing.assert_close(found, capped.transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 def row_before(parents: list[int] | None, row: int) -> int:

@@ -147,8 +147,9 @@ def _capped(
     softcap: float | None,
     sinks: Float[Tensor, " H"] | None,
 ) -> Float[Tensor, "1 K m d"]:
-    """Attention with a cap of the scores, or with sinks, which torch's own does not have."""
-    scores = query @ key.mT * scale
+    """Attention with a cap of the scores or with sinks, which torch's own lacks; in float32 at least."""
+    kind = torch.promote_types(key.dtype, torch.float32)
+    scores = query.to(kind) @ key.to(kind).mT * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores if bias is None else scores + bias
@@ -156,7 +157,7 @@ def _capped(
         kv_heads, rows = query.shape[1:3]
         own = sinks.to(scores.dtype).view(kv_heads, -1, 1).expand(-1, -1, rows * kv_heads // len(sinks))
         scores = torch.cat([scores, own.reshape(1, kv_heads, rows, 1)], -1)
-    return scores.softmax(-1)[..., : key.shape[2]] @ value
+    return scores.softmax(-1)[..., : key.shape[2]] @ value.to(kind)
 
 
 def _bias(
