@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.spec.drafters.vocabulary import draft_vocabulary
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
+from tokenswift.spec.drafters.candidates import draft_vocabulary
 
 
 def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
