@@ -162,7 +162,7 @@ def versions(rows: Rows, device: torch.device) -> None:
         found["seconds"] = round(time.monotonic() - begun, 1)
         found["found"] = made if isinstance(made, str) else "works"
         if isinstance(made, CudaBackend):
-            found |= {"equal_bits": made.equal_bits, "records": made.records, "key": made.key}
+            found |= {"equal_bits": made.equal_bits, "records": made.records, "build": made.build}
 
 
 def copying(rows: Rows, device: torch.device) -> float:

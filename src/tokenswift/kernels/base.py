@@ -112,22 +112,20 @@ class Backend(ABC):
         prefill_keeps_bits: whether chains without parents, by which a prompt is read, have those bits, too.
             Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
             model wrote is decoded again where a text goes on.
-        key: names it in what is kept of models that ran on it; None: nothing is kept.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
         prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
         kind: of the device, "cpu" or "cuda".
-        on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
-        walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
+        on_host: whether tensors are in the host's memory, where looking at one waits for nobody, so that rows
+            are chosen one by one; otherwise for all at once.
     """
 
     name: str
     build: str | None = None
     equal_bits = False
     prefill_keeps_bits = True
-    key: str | None = None
     decodes = True
     fused = False
     formats: tuple[str, ...] = ()
@@ -137,7 +135,7 @@ class Backend(ABC):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.kind = self.device.type
-        self.on_host = self.walks = self.kind == "cpu"
+        self.on_host = self.kind == "cpu"
 
     # ---- memory ---------------------------------------------------------------------------------
 

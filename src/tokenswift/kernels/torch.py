@@ -28,7 +28,6 @@ class TorchBackend(Backend):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
         self.decodes = self.kind == "cpu"
-        self.key = "torch" if self.decodes else None
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`."""
@@ -102,7 +101,7 @@ class TorchBackend(Backend):
         end = cache.length + rows
         key, value = (cache.data[2 * layer + part, None, :, :end] for part in (0, 1))
         kind = key.dtype
-        if self.walks and kind != torch.float64:
+        if self.on_host and kind != torch.float64:
             kind, key, value = active_type(kind), key.float(), value.float()
         groups = heads // key.shape[1]
         packed = query.to(kind).to(key.dtype).reshape(1, -1, groups * rows, width)

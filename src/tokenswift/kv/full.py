@@ -95,10 +95,6 @@ class FullCache(Entries):
         """Bytes allocated."""
         return self.data.numel() * self.data.element_size()
 
-    def clear(self) -> None:
-        """Zeros everywhere."""
-        self.data.zero_()
-
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
         start = self._length

@@ -368,8 +368,8 @@ def started(folder: Path) -> CpuBackend | str:
     if isinstance(found, str):
         return f"CPU kernels are not available ({found})"
     made = CpuBackend(found)
-    made.key = key_of(found)
-    mark = None if made.key is None else folder / f"{made.key}.passed"
+    key = key_of(found)
+    mark = None if key is None else folder / f"{key}.passed"
     if mark is not None and mark.exists():
         return made
     if (wrong := fault_of(found)) is not None:

@@ -59,7 +59,7 @@ class CudaBackend(TorchBackend):
         self, device: torch.device | str = "cuda", ops: Any = None, product: Product = cublas
     ) -> None:
         super().__init__(device)
-        self.decodes, self.walks, self.on_host, self.key = True, False, False, None
+        self.decodes, self.on_host = True, False
         if ops is None:
             from tokenswift.kernels.cuda.launch import Kernels
 

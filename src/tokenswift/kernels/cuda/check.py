@@ -45,7 +45,6 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
         logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
     backend.records = graphs and found is None
     backend.build = f"triton {version('triton')}"
-    backend.key = f"{backend.build}, {backend.processor()}"
     return backend
 
 
