@@ -205,7 +205,7 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
         ),
         (b"/sytem Hi\n", "; did you mean /system?"),
         (b"/redo\n", "; did you mean /undo?"),
-        (b"/retry\n", "/retry has no message to answer again; valid: after a message"),
+        (b"/retry\n", "/retry has no answer to replace; valid: after an answer"),
         (b"/undo\n", "/undo has no answer to take back; valid: after an answer"),
         (b"/undo 2\n", "/undo is followed by '2'; valid: /undo alone"),
         (b"/set top-p 2\n", "/set top-p is 2.0; valid: in (0, 1]"),

@@ -288,7 +288,6 @@ class Chat:
         self._begun = (self.settings, system)
         self._saved: set[Path] = set()
         self.turns: list[Turn] = []
-        self._unanswered: str | None = None
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -338,7 +337,6 @@ class Chat:
         most, sampling = self._room(len(ids)), self.settings.sampling
         sink, answer, stages = TextSink(None, raw=self._raw), "", Stages(self._quiet)
         request = Request(ids, most, sampling=sampling, **self._call, on_loop="stop", on_progress=stages)
-        self._unanswered = text
         with Signals(leave=_leave) as signals:
             try:
                 with self._llm.start(request, self._prefixes) as steps:
@@ -355,8 +353,7 @@ class Chat:
                 stages.end()
                 sink.close()
         if answer:
-            self.turns.append(Turn(text, answer, how))
-            self._unanswered = None
+            self.turns = [*self.turns, Turn(text, answer, how)]
         logger.info("(%s)", ended)
 
     def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
@@ -384,12 +381,9 @@ class Chat:
 
     def do_retry(self) -> None:
         """Answer the last message again, with the next seed."""
-        if self._unanswered is None and not self.turns:
-            raise InputError("/retry has no message to answer again; valid: after a message")
-        before, replaced = self.turns, self._unanswered is None
-        question = self._unanswered or self.turns[-1].question
-        self.turns = self.turns[: len(before) - replaced]
-        kept = len(self.turns)
+        if not self.turns:
+            raise InputError("/retry has no answer to replace; valid: after an answer")
+        before, self.turns = self.turns, self.turns[:-1]
         self.settings = self.settings.next_seed()
         if self.settings.sampling.greedy:
             usual = ANSWERS.temperature
@@ -397,22 +391,22 @@ class Chat:
         else:
             logger.info("another answer, with seed %d", self.settings.sampling.seed)
         try:
-            self.answer(question)
+            self.answer(before[-1].question)
         finally:
-            if replaced and len(self.turns) == kept:  # there is no other answer
-                self.turns, self._unanswered = before, None
+            if len(self.turns) < len(before):  # there is no other answer
+                self.turns = before
 
     def do_undo(self) -> None:
         """Take the last turn back."""
         if not self.turns:
             raise InputError("/undo has no answer to take back; valid: after an answer")
-        self.turns, gone, self._unanswered = self.turns[:-1], self.turns[-1], None
+        self.turns, gone = self.turns[:-1], self.turns[-1]
         left = counted(2 * len(self.turns), "message")
         logger.info("taken back: %s and its answer; %s left", shown(gone.question), left)
 
     def do_clear(self) -> None:
         """Begin a new conversation with the same instructions and settings."""
-        self.turns, self.system, self._unanswered = [], self._usual, None
+        self.turns, self.system = [], self._usual
         logger.info("a new conversation")
 
     def do_system(self, text: str) -> None:
@@ -479,7 +473,6 @@ class Chat:
             self._room(len(self._encoded(messages)))
         texts = [message["content"] for message in messages if message["role"] != "system"]
         self.system = messages[0]["content"] if len(texts) < len(messages) else None
-        self._unanswered = None
         self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
         logger.info("%s read from %s", counted(len(messages), "message"), name)
 

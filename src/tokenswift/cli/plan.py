@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import time
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -285,37 +284,20 @@ def plan_many(llm: Any, requests: list[Any], nodes: int, at_once: Any, measured:
     if not isinstance(at_once, int):
         fit = MOST if longest.memory is None else longest.memory.free // max(1, run.nbytes)
         at_once = max(1, min(MOST, fit, -(-len(sizes) // nodes)))
-    beside = Part(f"caches of {at_once - 1} more texts", (at_once - 1) * run.nbytes)
-    parts = [*longest.parts, *([beside] if at_once > 1 else [])]
+    more = Part(f"caches of {at_once - 1} more texts", (at_once - 1) * run.nbytes)
+    parts = [*longest.parts, *([more] if at_once > 1 else [])]
     prompts, news = (sum(size[i] for size in sizes) for i in (0, 1))
-    peak, counts = longest.peak + beside.nbytes, {"texts": len(sizes), "nodes": nodes, "at_once": at_once}
+    peak, counts = longest.peak + more.nbytes, {"texts": len(sizes), "nodes": nodes, "at_once": at_once}
     made = replace(longest, prompt=prompts, new=news, parts=parts, peak=peak, most=None, **counts)
     if (speed := longest.speed) is None:
         return made
-    gain = beside_rate(llm, short_of(run), at_once) * speed.step / speed.rate  # over one text alone
+    few = short_of(run)
+    how = (few.max_new_tokens, few.strategy, few.strategy_options, few.sampling)
+    beside = llm.generate_many([few.prompt] * at_once, *how, at_once=at_once, ignore_eos=True)
+    gain = sum(one.metrics.tokens_per_second for one in beside) * speed.step / speed.rate  # over one alone
     each = [speed.expected(prompt, new) for prompt, new in sizes]
     seconds = max(sum(each) / gain / nodes, max(each) * max(1.0, at_once / gain))
     return replace(made, rate=news / (sum(each) / gain), seconds=seconds, range=speed.around(seconds))
-
-
-def beside_rate(llm: Any, request: Any, at_once: int) -> float:
-    """Tokens a second of so many copies of a request, while all of them are written."""
-    from tokenswift.engine.scheduler import Scheduler, run_all
-
-    steps: dict[int, list[tuple[float, int]]] = {}  # of each text: when, tokens
-
-    def on_step(number: int, step: Any) -> None:
-        steps.setdefault(number, []).append((time.perf_counter(), len(step.token_ids)))
-
-    with Scheduler(llm, at_once) as scheduler:
-        for _, result in run_all(scheduler, [request] * at_once, on_step):
-            if isinstance(result, Exception):
-                raise result
-    first, last = max(of[0][0] for of in steps.values()), min(of[-1][0] for of in steps.values())
-    every = [step for of in steps.values() for step in of]
-    if last <= first:  # too short to be concurrent
-        first, last = min(every)[0], max(every)[0]
-    return sum(tokens for when, tokens in every if first < when <= last) / max(last - first, 1e-9)
 
 
 def text_of(found: Plan, several: bool) -> str:

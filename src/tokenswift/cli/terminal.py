@@ -321,20 +321,16 @@ def duration(seconds: float) -> str:
 WIDE = 10_000  # columns of a table that no terminal folds
 
 
-def table(
-    rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Container[int] = (), indent: int = 0
-) -> str:
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Container[int] = ()) -> str:
     """Rows of cells as text, no wider than the terminal; what commands a terminal is made visible.
 
     Args:
         rows: cells, as many in each.
         head: of the columns; () for none.
         right: columns whose cells stand at the right, such as numbers.
-        indent: spaces before each line.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.padding import Padding
     from rich.table import Table
 
     cells = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
@@ -348,5 +344,5 @@ def table(
     width = None if sys.stdout.isatty() else WIDE
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as shown:
-        console.print(Padding(made, (0, 0, 0, indent), expand=False))
+        console.print(made)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
