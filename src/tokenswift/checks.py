@@ -198,7 +198,7 @@ def check_whole(
     options: object, name: str, least: int, valid: str | None = None, most: int = LARGEST
 ) -> None:
     """Check an integer field; it becomes Python's own integer."""
-    if most < LARGEST:
+    if valid is None and most < LARGEST:
         valid = f"an integer from {least} to {most:,}"
     number = check_integer(name, getattr(options, name), least, valid)
     if number > most:

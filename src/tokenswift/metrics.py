@@ -89,12 +89,8 @@ class Meter:
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
         """Count steps of an earlier part of the run, as journals have them (see `runs.state.Tokens`), and
         the seconds by phase of all."""
-        self.steps += len(steps)
         for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
-            self.drafted += drafted
-            self.accepted += accepted
-            self.ngram_accepted += ngram_accepted
-            self.gamma += gamma
+            self.add(Step((), drafted, accepted, ngram_accepted, gamma))
         for name, value in seconds.items():
             self.phase(name).seconds += value
 

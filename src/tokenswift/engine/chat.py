@@ -56,13 +56,17 @@ def bound(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
     return replace(sampling, grammar=None if given is None else replace(given, thought=calls.thought))
 
 
+def request_of_ids(
+    llm: Any, prompt: Prompt, ids: list[int], max_new_tokens: int | None = None, *how: Any, **options: Any
+) -> Request:
+    """The request of a prompt that has these ids: as long, and sampled, as is usual for the prompt."""
+    if max_new_tokens is None:
+        max_new_tokens = default_length(llm.target, is_chat(prompt), len(ids))
+    return Request.of(ids, lambda _: llm.default_sampling(prompt), max_new_tokens, *how, **options)
+
+
 def chat_request(
-    llm: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Tools | None,
-    max_new_tokens: int | None = None,
-    *how: Any,
-    **options: Any,
+    llm: Any, messages: Sequence[Mapping[str, Any]], tools: Tools | None, *how: Any, **options: Any
 ) -> tuple[Request, Calls | None]:
     """What a chat asks for, and how its calls are read.
 
@@ -70,8 +74,7 @@ def chat_request(
         llm: the ``LLM``.
         messages: the conversation.
         tools: that may be called.
-        max_new_tokens: None: as `memory.default_length` has it.
-        how, options: further arguments of `Request.of`.
+        how, options: further arguments of `Request.of`, from the most new tokens on.
     Raises:
         InputError: naming what is wrong.
     """
@@ -80,9 +83,7 @@ def chat_request(
     template = options.get("template_options")
     ids = encoded(llm, messages, tools, options=template)
     calls = calls_of(tools, llm.source.codec, thought_of(llm.source.codec, ids))
-    if max_new_tokens is None:
-        max_new_tokens = default_length(llm.target, True, len(ids))
-    made = Request.of(ids, lambda _: llm.default_sampling(messages), max_new_tokens, *how, **options)
+    made = request_of_ids(llm, messages, ids, *how, **options)
     asked = asked_of(messages, tools, template)
     return replace(made, sampling=bound(made.sampling, calls), asked=asked), calls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -16,7 +16,7 @@ from tokenswift.chat.calls import Reply
 from tokenswift.chat.tools import tools_of
 from tokenswift.checks import named_arguments
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.engine.chat import chat_request, reply_of
+from tokenswift.engine.chat import chat_request, reply_of, request_of_ids
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import (
     INSTEAD,
@@ -29,8 +29,7 @@ from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.source import Source, open_model, wrap_model
-from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
-from tokenswift.memory import default_length
+from tokenswift.loader.prompts import Prompt, has_template, prompt_ids, several_ids
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.heads.modules import Heads
@@ -411,13 +410,8 @@ class LLM(AbstractContextManager["LLM"]):
             check_prompt(prompt, f"prompts[{i}]")
         template = options.get("template_options")
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size, template)
-        made = [Request.of(prompt, self.default_sampling, *how, **options) for prompt in prompts]
-        requests = []
-        for request, own in zip(made, ids, strict=True):
-            new = request.max_new_tokens
-            if new is None:
-                new = default_length(self.target, is_chat(request.prompt), len(own))
-            requests.append(replace(request, prompt=own, max_new_tokens=new))
+        pairs = zip(prompts, ids, strict=True)
+        requests = [request_of_ids(self, prompt, own, *how, **options) for prompt, own in pairs]
         if requests:
             TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
         return requests

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tokenswift.checks import check_choice, check_integer, meant
+from tokenswift.checks import check_choice, check_whole, keep_field, meant
 from tokenswift.config import (
     ON_LOOP,
     OPTIONS,
@@ -23,7 +23,6 @@ from tokenswift.config import (
     check_strategy,
     check_texts,
     given_options,
-    integer_of,
     sampling_over,
     settings_of,
     shown,
@@ -47,6 +46,7 @@ EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
+NOT_WRITTEN = ("metrics", "logprobs", "prompt_logprobs")  # of a generation: the figures stand by themselves
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 
@@ -177,34 +177,31 @@ class Request:
     def __post_init__(self) -> None:
         least = 1 if self.prompt_logprobs is None else 0
         if self.max_new_tokens is not None:
-            self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, least))
+            check_whole(self, "max_new_tokens", least)
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_strategy(self.strategy)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
-            self._keep(name, check_flag(name, getattr(self, name)))
+            keep_field(self, name, check_flag(name, getattr(self, name)))
         if self.sampling.grammar is not None:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
                     raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
             if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
                 raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
-        self._keep("stop", check_texts("stop", self.stop))
+        keep_field(self, "stop", check_texts("stop", self.stop))
         check_template_options(self.template_options)
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
-            self._keep("run_dir", Path(self.run_dir))
+            keep_field(self, "run_dir", Path(self.run_dir))
         check_choice("logprobs_mode", self.logprobs_mode, words(LogprobsMode))
         for name in ("logprobs", "prompt_logprobs"):
-            given = getattr(self, name)
-            if (integer_of(given) or 0) > MOST_LOGPROBS:
-                raise InputError(f"{name} is {shown(given)}; valid: {LOGPROBS}", name)
-            if given is not None:
-                self._keep(name, check_integer(name, given, 0, LOGPROBS))
+            if getattr(self, name) is not None:
+                check_whole(self, name, 0, LOGPROBS, MOST_LOGPROBS)
         if self.logprobs is not None and self.run_dir is not None:
             raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
 
@@ -218,9 +215,6 @@ class Request:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
         return dict(values) if isinstance(values, Mapping) else given_options(values)
-
-    def _keep(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:
@@ -308,24 +302,16 @@ def record_of(
 
     from tokenswift.loader.identity import versions
 
-    metrics = asdict(result.metrics)
+    own = {one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN}
     return {
         "model": llm.name,
         "strategy": strategy,
         "strategy_options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         "seed": sampling.seed,
         "sampling": settings_of(sampling),
-        "lossless": result.lossless,
-        "prompt_tokens": result.prompt_tokens,
-        "token_ids": result.token_ids,
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        **metrics,
+        **own,
+        **asdict(result.metrics),
         "distinct": list(result.metrics.distinct),
-        "heads": result.heads,
-        "draft_source": result.draft_source,
-        "token_sources": result.token_sources,
-        "drafting": result.drafting,
         "device": llm.device,
         "dtype": llm.dtype,
         "threads": torch.get_num_threads(),

@@ -539,19 +539,8 @@ class Scheduler:
                 chunk = reader.sequence.chunk(self._pace.beside)
             else:  # nothing, or in the passes that it would have alone
                 self._read(reader, 1)
-        for ticket, sequence, made in zip(tickets, sequences, step(sequences, chunk), strict=True):
-            try:
-                if isinstance(made, Exception):
-                    raise made
-                one = sequence.take(made)
-                self._pass = one.times.get("verify", 0.0)
-                self._count(steps=1, tokens=len(one.token_ids), drafted=one.drafted, accepted=one.accepted)
-                ticket.tell(one)
-            except BaseException as error:
-                self._fail(ticket, error)
-                continue
-            if sequence.finish_reason is not None:
-                self._finish(ticket)
+        for ticket, made in zip(tickets, step(sequences, chunk), strict=True):
+            self._take(ticket, made)
         figures = self._figures
         figures.rows = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
@@ -570,6 +559,22 @@ class Scheduler:
         if self._last:
             figures.pause_seconds = max(figures.pause_seconds, now - self._last)
         self._last = now if self._running else 0.0
+
+    def _take(self, ticket: Ticket, made: Step | Exception) -> None:
+        """A text's part of a step; it may be the last one."""
+        sequence = ticket.sequence
+        try:
+            if isinstance(made, Exception):
+                raise made
+            made = sequence.take(made)
+            self._pass = made.times.get("verify", 0.0)
+            self._count(steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted)
+            ticket.tell(made)
+        except BaseException as error:
+            self._fail(ticket, error)
+            return
+        if sequence.finish_reason is not None:
+            self._finish(ticket)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
         """A text cannot go on; one that is not wanted leaves with the others of its kind (`_waits`)."""
