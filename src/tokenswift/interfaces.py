@@ -18,11 +18,13 @@ class Pass:
         hidden: hidden states *before* the final norm (what the draft heads start from).
         queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
         features: the states that enter the layers of the model's ``taps``; None where it has none.
+        logits: of a verify pass, by node, float32; None for others.
     """
 
     hidden: Float[Tensor, "n D"]
     queries: Sequence[Tensor] | Tensor
     features: Float[Tensor, "k n D"] | None = None
+    logits: Float[Tensor, "n V"] | None = None
 
 
 #: is told of a pass over a prompt: the position of its first row, and its hidden states (n, D)

@@ -67,6 +67,10 @@ class CandidateTree:
         self.given.append(min(_SURE, chance))
         return node
 
+    def child(self, parent: int, token: int) -> int | None:
+        """The node of ``token`` below ``parent``; None where there is none."""
+        return self._below.get((parent, token))
+
     def add_levels(self, levels: Sequence[Sequence[int]], nodes: Sequence[int] = (0,)) -> list[int]:
         """Add one level of candidates after another below ``nodes``: every node of a level gets all of the
         next's. An empty level ends the product. Returns the nodes of the last level."""

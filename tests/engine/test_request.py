@@ -166,7 +166,7 @@ def test_results_say_what_drafted(
     assert sum(done.token_sources.values()) == 24
     own = done.token_sources["target"]  # one a step, but for one that the length ended
     assert done.metrics.steps - 1 <= own <= done.metrics.steps
-    assert set(done.token_sources) == {"target", "head", "ngram", "chain", "grammar", "eagle"}
+    assert set(done.token_sources) == {"target", "head", "ngram", "chain", "grammar", "eagle", "recycle"}
     if strategy == "autoregressive":
         assert done.token_sources["target"] == 24
 

@@ -26,7 +26,13 @@ ENDINGS = {
     "loop": "stopped, it began to repeat itself",
 }
 #: source of tokens (`spec.drafters.registry`) → in words
-DRAFTERS = {"head": "heads", "ngram": "n-grams", "chain": "drafted chains", "eagle": "EAGLE-3"}
+DRAFTERS = {
+    "head": "heads",
+    "ngram": "n-grams",
+    "chain": "drafted chains",
+    "eagle": "EAGLE-3",
+    "recycle": "recycled rankings",
+}
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 logger = logging.getLogger("tokenswift")
 

@@ -159,6 +159,7 @@ def _accept_and_commit(sequence: TokenSequence, tree: DraftTree, result: Pass, l
     with meter.phase("commit"):
         _commit(sequence, result, kept)
         sequence.tokens.extend(new)
+        result.logits = logits
         sequence.newest, sequence.newest_row = result, kept[-1]
         if sequence.left is not None:
             sequence.left -= len(new)

@@ -18,6 +18,7 @@ float32 that is seen about once in 10^8 values.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -48,6 +49,12 @@ def mix64(word: int) -> int:
 def position_key(seed: int, position: int) -> int:
     """The 64-bit key of a position's noise, to which the token's multiple of the constant is added."""
     return mix64(mix64(seed + _GOLDEN) + position * _POSITION)
+
+
+def gumbel(key: int, token: int) -> float:
+    """The noise of one token by a position's key, in float64; on the host, for a few tokens."""
+    w = ((mix64(token * _GOLDEN + key) >> 11) + 0.5) * 2.0**-53
+    return -math.log(-math.log1p(-w)) if w < 1 else -math.inf
 
 
 def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:

@@ -66,6 +66,7 @@ class PricedCandidates(Candidates):
     ) -> None:
         super().__init__(sequence, sampler, coupled, most=CHAIN)
         self.calibration, self.control = calibration, control
+        self.least = 0.5 * control.rate * control.row
         self._rankings_made: list[_Ranking] = []
         self._told: list[tuple[int, int, float]] = []  # parent, token, chance of candidates with their own
 
@@ -166,9 +167,7 @@ class PricedCandidates(Candidates):
         if not any(below):
             return []
         self._led(below, 0, True)
-        row = (
-            known.cost * max(0.0, control.costs.verify(6) - 1) / 5
-        )  # of a pass what a row is of the target's
+        row = known.cost * (control.costs.verify(6) - 1) / 5  # of such a pass, as of the target's
         least = control.rate * (row + control.row)
         best, *others = _likeliest(below)
         kept = [best, *(other for other in others if other[0] * known.lead > least)]
@@ -280,9 +279,12 @@ class ByChance:
                 made.ask(self._priced[mode])
         sequence.draft_passes += made.passes
         self._leave_out(made)
-        for node in made.forbidden():
-            made.tree.given[node] = 0.0
-        nodes, expected = made.tree.select(control.prices(MOST_NODES), control.rate)
+        prices = control.prices(MOST_NODES)
+        nodes, expected = made.tree.select(prices, control.rate)
+        while out := made.forbidden(nodes):
+            for node in out:
+                made.tree.given[node] = 0.0
+            nodes, expected = made.tree.select(prices, control.rate)
         tree = self._tree = made.tree.build(nodes)
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         self._record = {"context": length, "mode": mode, "nodes": len(tree) - 1, "depth": tree.gamma}

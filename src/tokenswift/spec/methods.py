@@ -28,6 +28,7 @@ from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.spec.drafters.recycle import Recycle
 from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.resources import Resources
@@ -281,7 +282,7 @@ class Auto(ByChance):
         target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
         drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
         if options.ngrams != 0:
-            drafters.append(PromptLookup(sampler.params.window > 0))
+            drafters += [PromptLookup(sampler.params.window > 0), Recycle(sampler, coupled)]
         levels = None
         if heads is not None:
             depth = DEPTH if heads.conditioned else heads.count

@@ -108,7 +108,7 @@ def test_matches_of_the_text_are_accepted(free: None) -> None:
     made = list(steps)
     assert steps.result.drafting is not None and "gain" in steps.result.drafting
     late = [step for step in made[len(made) // 2 :] if step.drafted]
-    assert {source for step in late for source in step.sources} == {"ngram", "target"}
+    assert {source for step in late for source in step.sources} <= {"ngram", "recycle", "target"}
     assert sum(step.accepted for step in late) > 8 * len(late)
 
 

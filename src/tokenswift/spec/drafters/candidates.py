@@ -8,7 +8,7 @@ widths (`spec.adaptive`); drafters cannot tell the two apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,10 @@ class Candidates:
         passes, levels: made so far, by models and by draft heads.
         loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
         ranked: sources that were ranked from, by name.
+        least: chance of a node that may be worth its row; less likely ones need not be proposed.
     """
+
+    least = 0.0
 
     def __init__(
         self,
@@ -151,12 +154,17 @@ class Candidates:
                     f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
                 )
 
-    def forbidden(self) -> set[int]:
-        """Nodes that the text's grammar does not allow where they stand: no step follows them."""
+    def forbidden(self, among: Sequence[int] | None = None) -> set[int]:
+        """Nodes that the text's grammar does not allow where they stand: no step follows them.
+
+        Args:
+            among: nodes that are asked for; None: all.
+        """
         masks = self.sampler.masks
         if masks is None:
             return set()
         tree, told, known, found = self.tree, set(self._told_nodes), set[int](), set[int]()
+        told = told if among is None else told.intersection(among)
         for end in sorted(told, reverse=True):  # the last of a path first: one question for all of it
             if end in known:
                 continue

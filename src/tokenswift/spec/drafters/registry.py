@@ -18,7 +18,7 @@ from tokenswift.types import DraftSource, InputError
 
 GROUP = "tokenswift.drafters"
 #: the library's own: the target's choice, the draft heads and the target's own passes, n-grams of the text,
-#: a drafted chain, text that a grammar forces, an EAGLE-3 drafter
+#: a drafted chain, text that a grammar forces, an EAGLE-3 drafter, rankings of earlier passes
 OWN = (
     DraftSource("target", "t", "the model's own choice"),
     DraftSource("head", "h", "draft head"),
@@ -26,8 +26,9 @@ OWN = (
     DraftSource("chain", "c", "chain"),
     DraftSource("grammar", "g", "grammar"),
     DraftSource("eagle", "e", "EAGLE-3 drafter"),
+    DraftSource("recycle", "r", "recycled ranking"),
 )
-HEAD, NGRAM, CHAIN, GRAMMAR, EAGLE = OWN[1:]
+HEAD, NGRAM, CHAIN, GRAMMAR, EAGLE, RECYCLE = OWN[1:]
 #: names that are taken besides those of OWN
 _MODES = ("plain", "hidden", "partial", "model", "lookup", "ngrams", "checked")
 _NAME, _LETTER = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z"), re.compile(r"[A-Z]\Z")

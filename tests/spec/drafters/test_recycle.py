@@ -1,0 +1,70 @@
+"""Token recycling: what is kept of passes, and what is drafted from it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.spec.drafters.prices import fix_prices
+from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
+from tokenswift.sampling.noise import Noise, gumbel, position_key
+from tokenswift.spec.drafters import recycle
+from tokenswift.spec.drafters.lookup import PromptLookup
+from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of
+
+
+@pytest.mark.parametrize("size", [3, 40, 512, 1000, 4096])
+def test_the_best_tokens_of_rows(size: int) -> None:
+    logits = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
+    whole = logits if size < 512 else logits[:, : size // 128 * 128]
+    values, tokens = whole.topk(min(KEPT, size))
+    assert best_of(logits) == (tokens.tolist(), values.tolist())
+
+
+def test_rankings_are_found_by_the_longest_end() -> None:
+    table = Rankings()
+    table.put([1, 2, 3, 4], [9, 8, 7, 6], [4.0, 3.0, 2.0, 1.0])
+    table.put([5, 3, 4], [10, 11, 12, 13], [4.0, 3.0, 2.0, 1.0])
+
+    def found(*context: int) -> tuple[int, int] | None:
+        known = table.get([*context])
+        return None if known is None else (known[0], known[1][0])
+
+    assert found(0, 2, 3, 4) == (3, 9)
+    assert found(7, 3, 4) == (2, 10)  # the newer one
+    assert found(4) == (1, 10)
+    assert found(3) is None and found() is None
+
+
+def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recycle, "SLOTS", 64)
+    table = Rankings()
+    size = table.nbytes
+    for token in range(1000):
+        table.put([token, token + 1, token + 2], [token] * KEPT, [0.0] * KEPT)
+        known = table.get([token, token + 1, token + 2])
+        assert known is not None and known[0] >= 1 and known[1][0] == token
+    assert table.nbytes == size < 4000
+
+
+def test_the_noise_of_a_token_is_the_samplers() -> None:
+    tokens = [0, 1, 77, 999]
+    made = [gumbel(position_key(5, 1234), token) for token in tokens]
+    wanted = Noise(5, 1000).gather(1234, torch.tensor(tokens)).tolist()
+    assert made == pytest.approx(wanted, rel=1e-6) and all(map(math.isfinite, made))
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "noisy"])
+def test_earlier_rankings_are_accepted(monkeypatch: pytest.MonkeyPatch, sampling: str) -> None:
+    """With nothing else to draft from, of a text whose next token follows from the last two."""
+    fix_prices(monkeypatch, 0.01)
+    monkeypatch.setattr(PromptLookup, "propose", lambda *args: None)
+    params, llm = (GREEDY if sampling == "greedy" else NOISY), llm_of(None, sampling == "greedy")
+    steps = list(llm.stream(prompt(PROMPT), 400, strategy_options={"draft": "hidden"}, sampling=params))
+    late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
+    assert {source for step in late for source in step.sources} == {"recycle", "target"}
+    assert sum(step.accepted for step in late) > 3 * len(late)
+    plain = llm.generate(prompt(PROMPT), 400, "autoregressive", sampling=params)
+    assert [token for step in steps for token in step.token_ids] == plain.token_ids
