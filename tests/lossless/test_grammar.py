@@ -341,8 +341,8 @@ def test_drafts_stay_in_the_grammar(
             verified[0] += 1
         return accept_exact(tree, logits, history, *args, **more)
 
-    def forbidden(self: Candidates) -> set[int]:
-        out[0] += len(found := forbidden_nodes(self))
+    def forbidden(self: Candidates, *among: Any) -> set[int]:
+        out[0] += len(found := forbidden_nodes(self, *among))
         return found
 
     forbidden_nodes = Candidates.forbidden

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenswift.spec.control import PLAIN, Control, Drafted
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import PLAIN, Control, Costs, Drafted
 from tokenswift.spec.drafters.drafter import CostEstimate
 from tokenswift.spec.strategy import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree

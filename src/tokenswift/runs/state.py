@@ -167,7 +167,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     draft passes since the session began; the detokeniser's state behind them; the first loop seen."""
 
     ids: list[Token]
-    sources: Annotated[str, Meta(pattern=r"^[thncgeA-Z]*\Z")]
+    sources: Annotated[str, Meta(pattern=r"^[thncgerA-Z]*\Z")]
     chars: list[Count]
     text: str
     steps: list[tuple[Positive, Count, Count, Count, Count, Count]]

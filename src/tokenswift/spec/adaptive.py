@@ -21,9 +21,8 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import Control, Drafted, Gain
-from tokenswift.spec.costs import Costs
-from tokenswift.spec.drafters.candidates import Below, Candidates, Run, Source
+from tokenswift.spec.control import Control, Costs, Drafted, Gain
+from tokenswift.spec.drafters.candidates import Below, Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Drafter, Outcome
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, InputError, RunError, Step
@@ -66,7 +65,9 @@ class PricedCandidates(Candidates):
     ) -> None:
         super().__init__(sequence, sampler, coupled, most=CHAIN)
         self.calibration, self.control = calibration, control
-        self.least = 0.5 * control.rate * control.row
+        self.row = control.rate * control.row
+        self.least = 0.5 * self.row
+        self.speed = 1000 * control.rate / control.costs.unit if control.costs.unit else 0.0
         self._rankings_made: list[_Ranking] = []
         self._told: list[tuple[int, int, float]] = []  # parent, token, chance of candidates with their own
 
@@ -114,23 +115,6 @@ class PricedCandidates(Candidates):
             return [], []
         return [node for _, node, _ in kept], [row for _, _, row in kept]
 
-    def chain(
-        self, run: Run, subset: Subset | None = None, kind: str | None = None, most: int | None = None
-    ) -> list[int]:
-        """Candidates by one pass after another along the likeliest path, while it is likely enough; returns
-        its end where a level of heads promises more than it costs."""
-        control, known = self.control, self.control.passes[self.drafter.name]
-        node, chance = 0, 1.0
-        for follow in self._follow(run, subset, kind, most):
-            below = follow(node)
-            if not below:
-                return []
-            node, chance = below[0]
-            self._led([below], 0, True)
-            if chance * known.lead < control.rate * (known.cost + control.row):
-                break
-        return [node] if chance * control.lead(0) > control.rate * (control.level + control.row) else []
-
     def learn(self, new: list[int], rankings: bool) -> None:
         """Take in the tokens that came; ``rankings``: learn from rankings, too."""
         for node, kind, made, chances, tokens in self._rankings_made if rankings else ():
@@ -159,6 +143,16 @@ class PricedCandidates(Candidates):
             self.control.passes[self.drafter.name].led(sum(firsts) / len(firsts))
         elif firsts:
             self.control.led(level, sum(firsts) / len(firsts))
+
+    def _worth_pass(self, below: Below) -> bool:
+        control, known = self.control, self.control.passes[self.drafter.name]
+        self._led([below], 0, True)
+        return below[0][1] * known.lead >= control.rate * (known.cost + control.row)
+
+    def _worth_levels(self, nodes: list[int]) -> list[int]:
+        control = self.control
+        gain = self.tree.chance(nodes[0]) * control.lead(0)
+        return nodes[:1] if gain > control.rate * (control.level + control.row) else []
 
     def _worth_passes(self, below: list[Below]) -> list[int]:
         """Where the next pass promises more than it costs: the likeliest place, and others whose candidates
@@ -189,7 +183,7 @@ class ByChance:
         drafters: what may draft, in the order in which they are asked and named.
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
-        ratios: gives what is known of the costs of rows (see `costs.Costs`), when the run begins.
+        ratios: gives what is known of the costs of rows (see `control.Costs`), when the run begins.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
         explain: a file to write one line a decision to, as JSON; None for none.
@@ -308,7 +302,8 @@ class ByChance:
         control, new = self.control, list(step.token_ids)
         if not sequence.load.rows:
             self.gain.add(len(new), step.drafted, step.times)
-        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms)
+        learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
+        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
         self._steps += 1
         if self._candidates is not None:

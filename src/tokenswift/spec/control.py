@@ -12,14 +12,20 @@ bring their times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from tokenswift.spec.costs import FIRST, LEVEL, ROW, Costs
-from tokenswift.spec.drafters.drafter import CostEstimate
 from tokenswift.spec.strategy import ALONE, BatchLoad
+
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts that are told apart
+ROW = 0.1  # of a plain pass that a row takes, before any was seen
+LEVEL = 0.1  # plain passes that a level of heads takes, before any was made
+FIRST = 3  # plain steps at first, what the fastest takes is the unit
+_OFF = math.log(1.5)  # a step counts as no further off than this: a hiccup of the machine
+_UNIT, _RATIO = 1 / 8, 1 / 32  # least weights of a new figure
 
 PLAIN = "plain"
 _WORDS = "plain decoding with drafts from the text"
@@ -32,6 +38,87 @@ _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much 
 _LOADED = 512  # tokens to come for which it is worth to load a cache
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
 _LEVELS = 8  # levels of heads whose best candidates are told apart
+
+
+class Costs:
+    """What passes take, in plain passes; from their times the unit too, in milliseconds.
+
+    Args:
+        ratios: of each of :data:`KNOTS` what was learnt before, 0 where nothing was; it learns on.
+
+    Attributes:
+        unit: milliseconds of a plain pass; 0 before the first step.
+    """
+
+    def __init__(self, ratios: list[float] | None = None) -> None:
+        self.ratios = [0.0] * len(KNOTS) if ratios is None else ratios
+        self.unit = 0.0
+        self._seen = [0] * len(KNOTS)
+
+    def verify(self, rows: float) -> float:
+        """A pass over so many rows, with the choice of its tokens: between row counts that were seen by
+        interpolation, beyond them as steep as up to the last one."""
+        low, below, slope = 1.0, 1.0, ROW
+        for knot, ratio in zip(KNOTS, self.ratios, strict=True):
+            if not ratio or knot == 1:
+                continue
+            slope = (ratio - below) / (knot - low)
+            if knot >= rows:
+                return below + slope * (rows - low)
+            low, below, slope = float(knot), ratio, (ratio - 1) / (knot - 1)
+        return below + slope * (rows - low)
+
+    def level(self) -> float:
+        """A level of heads, before any was made."""
+        return LEVEL
+
+    def observe(self, rows: int, milliseconds: float) -> None:
+        """Take in a verify pass: part of what it is off is the machine's speed, part the row count's."""
+        at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
+        self._seen[at] += 1
+        if not self.unit or (not at and self._seen[0] <= FIRST):  # the first ones may have been slow
+            found = milliseconds / self.verify(rows)
+            self.unit = min(found, self.unit or found)
+            return
+        error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
+        error = min(_OFF, max(-_OFF, error))
+        share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
+        if at:
+            known = self.ratios[at] or self.verify(KNOTS[at])
+            self.ratios[at] = max(1.0, known * math.exp(share * error))
+        self.unit *= math.exp(_UNIT * (1 - share) * error)
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What a drafter expects of its steps, before there were any. Times are in plain passes: what a pass of
+    the target over one row takes.
+
+    Attributes:
+        words: what it does, for the summary ("heads from the verified state").
+        title: what it is, in words that begin with "the" ("the heads").
+        tokens: yield of a step, the target's own token included.
+        rows: of a step's verify pass.
+        price: time that drafting takes in a step; 0: it drafts in every step beside the others.
+        pass_cost, lead: of a drafter that makes one pass after another: time of one, and the chance of its
+            best candidate; 0 for others.
+        least: it drafts only over more cached tokens than these.
+        loads: it has to load a cache first, so it is tried only where much of the text is left.
+        given: the user asked for it, so the summary says when it did not pay.
+        priors: weights that its chances start from, by kind of ranking (see `spec.chances`).
+    """
+
+    words: str
+    title: str
+    tokens: float
+    rows: int
+    price: float
+    pass_cost: float = 0.0
+    lead: float = 0.0
+    least: int = 0
+    loads: bool = False
+    given: bool = False
+    priors: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -147,7 +234,8 @@ class Control:
 
     def __init__(self, costs: Costs, offers: Mapping[str, CostEstimate]) -> None:
         self.costs, self.offers = costs, offers
-        self.load, self.left = ALONE, None
+        self.load = ALONE
+        self.left: int | None = None
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
         self.passes: dict[str, Passes] = {}
         for at, (name, offer) in enumerate(offers.items()):

@@ -20,14 +20,13 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
 from tokenswift.spec.adaptive import ByChance
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.checked import CheckedDrafter
 from tokenswift.spec.drafters.drafter import Drafter, Outcome, Setting
 from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
-from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.spec.drafters.partial import CheckedDrafter, PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recycle import Recycle
 from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads

@@ -15,7 +15,7 @@ from tokenswift.loader.prompts import OwnSampling, unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
-from tokenswift.spec.costs import KNOTS
+from tokenswift.spec.control import KNOTS
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.eagle.model import Features, eagle_of
 from tokenswift.spec.heads.files import packaged_kinds, read_packaged, resolve_heads
@@ -98,6 +98,6 @@ class Resources:
         return None if self.heads is None else self.heads.frequent
 
     def ratios(self) -> list[float]:
-        """What runs of this model with as many threads have learnt of the costs of rows (see `spec.costs`);
+        """What runs of this model with as many threads have learnt of the costs of rows (see `spec.control`);
         each goes on learning in it."""
         return self._ratios.setdefault(torch.get_num_threads(), [0.0] * len(KNOTS))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenswift.spec.control import Control
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import Control, Costs
 from tokenswift.spec.strategy import ALONE, BatchLoad
 
 

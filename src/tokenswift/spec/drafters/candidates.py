@@ -8,8 +8,7 @@ widths (`spec.adaptive`); drafters cannot tell the two apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,9 +101,11 @@ class Candidates:
         loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
         ranked: sources that were ranked from, by name.
         least: chance of a node that may be worth its row; less likely ones need not be proposed.
+        row: tokens that a row of the verify pass has to yield; 0 where nobody counts.
+        speed: tokens that decoding yields in a second now; 0 where nobody counts.
     """
 
-    least = 0.0
+    least = row = speed = 0.0
 
     def __init__(
         self,
@@ -258,15 +259,21 @@ class Candidates:
             The nodes below which levels of heads may go on.
         """
         nodes = [0]
-        for follow in self._follow(run, subset, kind, most):
+        for level in range(self.most if most is None else min(most, self.most)):
             if self.drafter.refusals.dropped:
                 return []
-            below = follow(nodes[0])
+            if level and self.sequence.has_enough:
+                break
+            self.sequence.check()
+            self.passes += 1
+            below = self.rank(nodes[:1], run(self.path(nodes[0])), level, subset, kind)[0]
             if not below:
                 return []
             nodes = [node for node, _ in below]
             self.copies_from = self.copies_from or nodes[0]
-        return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
+            if not self._worth_pass(below):
+                break
+        return self._worth_levels(nodes)
 
     def spread(
         self,
@@ -294,21 +301,6 @@ class Candidates:
                 return
             left = None if left is None else left - len(nodes)
 
-    def _follow(
-        self, run: Run, subset: Subset | None, kind: str | None, most: int | None
-    ) -> Iterator[Callable[[int], Below]]:
-        """For each pass of a chain what makes candidates below a node of it."""
-
-        def follow(done: int, node: int) -> Below:
-            self.sequence.check()
-            self.passes += 1
-            return self.rank([node], run(self.path(node)), done, subset, kind)[0]
-
-        for done in range(self.most if most is None else min(most, self.most)):
-            if done and self.sequence.has_enough:
-                return
-            yield partial(follow, done)
-
     # ---- what forms of a tree differ in ---------------------------------------------------------
 
     shares = False  # whether the candidates' probabilities are wanted
@@ -316,6 +308,14 @@ class Candidates:
     def _width_at(self, depth: int) -> int:
         """Candidates wanted below a node of a depth."""
         return self.widths[depth]
+
+    def _worth_pass(self, below: Below) -> bool:
+        """Whether a chain goes on behind the best of a pass's candidates."""
+        return True
+
+    def _worth_levels(self, nodes: list[int]) -> list[int]:
+        """Of the candidates of a chain's last pass those below which levels of heads may go on."""
+        return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
     def _worth_passes(self, below: list[Below]) -> list[int]:
         """Which candidates of a pass the next one goes on at, the likeliest first."""

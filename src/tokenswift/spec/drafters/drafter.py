@@ -8,15 +8,15 @@ prices, and no token can depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource, DraftTree
@@ -33,38 +33,6 @@ __all__ = [
     "Setting",
     "Source",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class CostEstimate:
-    """What a drafter expects of its steps, before there were any. Times are in plain passes: what a pass of
-    the target over one row takes.
-
-    Attributes:
-        words: what it does, for the summary ("heads from the verified state").
-        title: what it is, in words that begin with "the" ("the heads").
-        tokens: yield of a step, the target's own token included.
-        rows: of a step's verify pass.
-        price: time that drafting takes in a step; 0: it drafts in every step beside the others.
-        pass_cost, lead: of a drafter that makes one pass after another: time of one, and the chance of its
-            best candidate; 0 for others.
-        least: it drafts only over more cached tokens than these.
-        loads: it has to load a cache first, so it is tried only where much of the text is left.
-        given: the user asked for it, so the summary says when it did not pay.
-        priors: weights that its chances start from, by kind of ranking (see `spec.chances`).
-    """
-
-    words: str
-    title: str
-    tokens: float
-    rows: int
-    price: float
-    pass_cost: float = 0.0
-    lead: float = 0.0
-    least: int = 0
-    loads: bool = False
-    given: bool = False
-    priors: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

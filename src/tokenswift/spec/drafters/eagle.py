@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Need
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import Costs
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import EAGLE

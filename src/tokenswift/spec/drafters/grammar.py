@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenswift.memory import Need
 from tokenswift.sampling.masks import Masks
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import Costs
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import GRAMMAR

@@ -16,7 +16,7 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import Costs
 from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
 from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import CHAIN

@@ -13,93 +13,88 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
+from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import gumbel, position_key
-from tokenswift.spec.costs import Costs
+from tokenswift.spec.control import Costs
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
 from tokenswift.spec.drafters.registry import RECYCLE
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.tree import CandidateTree
+from tokenswift.types import DraftTree
 
 KEPT = 4  # tokens of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # of a path
 EXPANDED = 16  # places of a step that get candidates
 SLOTS = 1 << 15  # contexts of a table
-_CHUNK = 128  # tokens of which the greatest logit is looked at first
+_SLOT = 250  # bytes that one takes, about
+_CLASS = 128  # tokens of which the greatest logit is looked at first
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # of shares that are told apart
 _PRIOR = (0.15, 0.4, 0.7)  # chance of a candidate over its share at first, by the length of the context
+_SLOW, _ENOUGH = 1 / 32, 32  # weight of a step, and steps, of what this gains
+_LOSS = 0.03  # tokens a step that its time may take without a gain
+_PAUSE, _LONG_PAUSE = 128, 1024  # steps that a rest takes, at first and at most
 _FIRST, _DECAY = 4.0, 0.99  # weight of that, and of older outcomes at each new one
 
 
 def best_of(logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
     """The first :data:`KEPT` tokens of each row of logits (n, V), and their logits.
 
-    By way of the maxima of chunks, several times as fast as a `topk` of whole rows; the tokens behind the
-    last whole chunk are left out.
+    By way of the maxima of classes of tokens, several times as fast as to sort whole rows; the tokens behind
+    the last whole class are left out. In numpy: threads of torch would go on spinning while the next pass
+    begins.
     """
-    count, size = logits.shape
-    if size < _CHUNK * KEPT:
-        values, tokens = logits.topk(min(KEPT, size))
-        return tokens.tolist(), values.tolist()
-    chunks = logits[:, : size // _CHUNK * _CHUNK].view(count, -1, _CHUNK)
-    at = chunks.amax(-1).topk(KEPT).indices
-    values, places = chunks.gather(1, at[..., None].expand(-1, -1, _CHUNK)).flatten(1).topk(KEPT)
-    return (at.gather(1, places // _CHUNK) * _CHUNK + places % _CHUNK).tolist(), values.tolist()
+    tokens, values = list[list[int]](), list[list[float]]()
+    for row in logits.cpu().numpy():
+        each = _CLASS if len(row) >= _CLASS * KEPT else 1
+        classes = row[: len(row) // each * each].reshape(each, -1)
+        at = _largest(classes.max(0))
+        some = classes[:, at].ravel()
+        places = _largest(some)
+        tokens.append((places // len(at) * classes.shape[1] + at[places % len(at)]).tolist())
+        values.append(some[places].tolist())
+    return tokens, values
+
+
+def _largest(values: np.ndarray) -> np.ndarray:
+    """Places of the :data:`KEPT` largest values, the largest first."""
+    some = values.argpartition(-min(KEPT, len(values)))[-KEPT:]
+    return some[values[some].argsort()[::-1]]
 
 
 class Rankings:
     """Rankings by the last tokens of their context, the newest of each; of two in one slot the newer."""
 
     def __init__(self) -> None:
-        self._keys = array("q", bytes(8 * SLOTS))
-        self._tokens = array("i", bytes(4 * KEPT * SLOTS))
-        self._values = array("f", bytes(4 * KEPT * SLOTS))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
-        return sum(len(part) * part.itemsize for part in (self._keys, self._tokens, self._values))
+        self._slots: list[tuple[tuple[int, ...], list[int], list[float]] | None] = [None] * SLOTS
 
     def put(self, context: list[int], tokens: list[int], values: list[float]) -> None:
         """Keep a ranking of what follows the last tokens of a context."""
-        found, logits = array("i", tokens), array("f", values)
-        for key in _keys(context):
-            at = key % SLOTS
-            self._keys[at] = key
-            self._tokens[KEPT * at : KEPT * (at + 1)] = found
-            self._values[KEPT * at : KEPT * (at + 1)] = logits
+        for length in range(1, min(LONGEST, len(context)) + 1):
+            end = tuple(context[-length:])
+            self._slots[hash(end) % SLOTS] = (end, tokens, values)
 
-    def get(self, context: list[int]) -> tuple[int, array[int], array[float]] | None:
+    def get(self, context: list[int]) -> tuple[int, list[int], list[float]] | None:
         """Of the longest known end of a context its length, and the ranking."""
-        for longer, key in reversed(list(enumerate(_keys(context)))):
-            at = key % SLOTS
-            if self._keys[at] == key:
-                part = slice(KEPT * at, KEPT * (at + 1))
-                return longer + 1, self._tokens[part], self._values[part]
+        for length in range(min(LONGEST, len(context)), 0, -1):
+            end = tuple(context[-length:])
+            slot = self._slots[hash(end) % SLOTS]
+            if slot is not None and slot[0] == end:
+                return length, slot[1], slot[2]
         return None
 
 
-def _keys(context: list[int]) -> list[int]:
-    """A number for each of the ends of a context, the shortest first; 0 stands for none."""
-    found, key = [], 0
-    for token in reversed(context[-LONGEST:]):
-        key = (key * 0x9E3779B97F4A7C15 + token + 1) % 0x7FFFFFFFFFFFFFE7  # a prime
-        found.append(key or 1)
-    return found
-
-
 class _Place(NamedTuple):
-    """A place whose candidates were proposed: tokens and keys of their chances."""
+    """A place whose candidates were proposed: tokens behind the root, candidates, keys of their chances."""
 
-    node: int
+    path: list[int]
     tokens: list[int]
     keys: list[tuple[int, int, int]]
 
@@ -120,14 +115,17 @@ class Recycle:
         self.refusals = Source("rankings of earlier passes")
         self._outcomes: dict[tuple[int, int, int], tuple[float, float]] = {}  # right ones, and all
         self._places: list[_Place] = []
-        self._tree: CandidateTree | None = None
+        self._spent = self._row = self._speed = 0.0  # of the step: seconds, and `Candidates` has the others
+        self._value = self._lost = 0.0  # running means of tokens a step: gained, and taken by its time
+        self._judged = self._rest = 0  # steps that it is a mean of; steps in which nothing is done
+        self._pause = _PAUSE
 
     def begin(self, sequence: TokenSequence) -> None:
         """Nothing to read: of a prompt there are no logits."""
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""
-        return [Need("recycle", "auto", self.rankings.nbytes)]
+        return [Need("recycle", "auto", SLOTS * _SLOT)]
 
     def offer(self, costs: Costs) -> CostEstimate:
         """It costs nothing."""
@@ -135,8 +133,16 @@ class Recycle:
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Candidates below the root and below the likeliest nodes, whoever proposed them."""
-        tree, text = candidates.tree, sequence.tokens
-        self._tree, self._places = tree, []
+        self._places, self._row, self._speed = [], candidates.row, candidates.speed
+        if self._rest:
+            return
+        begun = perf_counter()
+        self._grow(candidates, sequence.tokens)
+        self._spent = perf_counter() - begun
+
+    def _grow(self, candidates: Candidates, text: list[int]) -> None:
+        """The likeliest place first, as long as a candidate there may be worth its row."""
+        tree = candidates.tree
         below: dict[int, list[int]] = {}
         for node in range(1, len(tree)):
             below.setdefault(tree.parents[node], []).append(node)
@@ -174,7 +180,7 @@ class Recycle:
             elif above * chance >= candidates.least:
                 child = candidates.add(node, tokens[at], chance)
             found.update(() if child is None else (child,))
-        self._places.append(_Place(node, [tokens[at] for at in order], keys))
+        self._places.append(_Place(path, [tokens[at] for at in order], keys))
         return found
 
     def _first(self, key: tuple[int, int, int], share: float) -> tuple[float, float]:
@@ -182,34 +188,53 @@ class Recycle:
         made = self._outcomes[key] = (_FIRST * _PRIOR[key[0] - 1] * share, _FIRST)
         return made
 
-    def _scores(self, tokens: array[int], logits: array[float], position: int) -> list[float]:
+    def _scores(self, tokens: list[int], logits: list[float], position: int) -> list[float]:
         """By what candidates for a position are ranked."""
         if not self.coupled:
-            return list(logits)
+            return logits
         heat, key = self.params.temperature, position_key(self.params.seed, position)
         return [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Learn what was right, and keep the rankings of the pass."""
-        self._learn(outcome.tokens)
+        """Learn what was right, and keep the rankings of the pass; where that takes more than it brings, as
+        for small models, rest."""
         done, tree = sequence.newest, outcome.tree
-        if done is None or done.logits is None or tree is None:
+        if self._rest or done is None or done.logits is None or tree is None:
+            self._rest = max(0, self._rest - 1)
             return
-        before = sequence.tokens[: len(sequence.tokens) - len(outcome.tokens)]
-        end = before[-LONGEST:]
-        tokens, values = best_of(done.logits)
+        begun = perf_counter()
+        self._learn(outcome.tokens)
+        self._keep(sequence, outcome.tokens, tree, done.logits)
+        self._judge(tree, outcome.tokens, self._spent + perf_counter() - begun)
+
+    def _keep(self, sequence: TokenSequence, new: list[int], tree: DraftTree, logits: Tensor) -> None:
+        """The rankings of a pass over a tree, after which ``new`` came."""
+        known = len(sequence.tokens) - len(new)
+        end = sequence.tokens[max(0, known - LONGEST) : known]
+        tokens, values = best_of(logits)
         for node in range(len(tree)):
             if len(values[node]) < KEPT or not math.isfinite(sum(values[node])):
                 continue
             path = [tree.tokens[at] for at in tree.path(node)]
             self.rankings.put([*end, *path], tokens[node], values[node])
 
+    def _judge(self, tree: DraftTree, new: list[int], seconds: float) -> None:
+        """Take in what a step gained by this: tokens, less those that rows and time would have brought."""
+        own = [node for node in range(1, len(tree)) if tree.sources[node] == self.name]
+        came = sum([tree.tokens[at] for at in tree.path(node)] == new[: tree.depths[node]] for node in own)
+        lost = self._speed * seconds
+        self._lost += _SLOW * (lost - self._lost)
+        self._value += _SLOW * (came - self._row * len(own) - lost - self._value)
+        self._judged += 1
+        if self._judged >= _ENOUGH and self._lost > _LOSS and self._value < 0:
+            self._rest, self._pause = self._pause, min(_LONG_PAUSE, 2 * self._pause)
+            self._value, self._judged = 0.0, 0
+
     def _learn(self, new: list[int]) -> None:
         """Whether the candidates of places that the text has passed were right."""
-        tree = self._tree
-        for node, tokens, keys in self._places if tree is not None else ():
-            depth = tree.depths[node]
-            if depth >= len(new) or tree.path(node) != new[:depth]:
+        for path, tokens, keys in self._places:
+            depth = len(path)
+            if depth >= len(new) or path != new[:depth]:
                 continue
             for token, key in zip(tokens, keys, strict=True):
                 right, every = self._outcomes[key]
