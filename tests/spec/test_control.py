@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,15 @@ def test_rows_that_turn_out_dear_are_not_drafted() -> None:
     decoder = Decoder(lambda rows: 1 + 0.45 * (rows - 1))
     decoder.write(100, 0.3)
     assert sum(decoder.drafted[-40:]) < 10
+
+
+@pytest.mark.parametrize(("left", "tried"), [(300, False), (3000, True), (None, True)])
+def test_a_cache_is_loaded_only_where_much_is_to_come(left: int | None, tried: bool) -> None:
+    decoder = Decoder(heads=0.5)
+    decoder.control.offers = {"heads": replace(HEADS, loads=True)}
+    decoder.control.left = left
+    decoder.write(200, 0.02)
+    assert ("heads" in decoder.modes) == tried
 
 
 @pytest.mark.parametrize(("right", "least", "most"), [(0.05, 0.0, 0.02), (0.8, 0.9, 1.0)])

@@ -260,8 +260,6 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
-        if self._before is not None:
-            control.observed(1000 * self._before.times.get("observe", 0.0))
         control.left = sequence.left
         mode = control.mode(length, sequence.load)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
@@ -273,7 +271,7 @@ class ByChance:
                 made.ask(self._priced[mode])
         sequence.draft_passes += made.passes
         self._leave_out(made)
-        prices = control.prices(MOST_NODES)
+        prices = control.prices(min(MOST_NODES, len(made.tree) - 1))
         nodes, expected = made.tree.select(prices, control.rate)
         while out := made.forbidden(nodes):
             for node in out:

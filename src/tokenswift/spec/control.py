@@ -248,7 +248,7 @@ class Control:
         self._trial: tuple[str, int] | None = None
         self._step, self._last_bare = 0, 0
         self._last = Drafted()
-        self._spent = self._observed = 0.0
+        self._spent = 0.0
         self._dropped: set[str] = set()
 
     # ---- decisions ------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Control:
         for name, mode in self.modes.items():
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST, 2 * mode.wait)
-                if rates[name] > (_PROMISE if load == ALONE else 1.0) * self.rate:
+                if self._promises(name, rates[name]):
                     self._trial = (name, _TRIAL - 1)
                     return name
         return self.current
@@ -327,7 +327,8 @@ class Control:
             self._last_bare = self._step
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
-        """It was drafted and verified in these times and yielded ``tokens``."""
+        """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
+        counts as drafting."""
         last = self._last
         if last.rows == rows:  # not where the text's end cut it short
             self.costs.observe(rows + self.load.rows, verify_ms)
@@ -343,10 +344,6 @@ class Control:
             self.level *= 1 + _FAST * (ratio - 1)
         if known and last.passes:
             known.cost *= 1 + _FAST * (ratio - 1)
-
-    def observed(self, milliseconds: float) -> None:
-        """Learning from the step before took so long."""
-        self._observed += milliseconds
 
     def lead(self, level: int) -> float:
         """Chance of the best candidate of a level of heads, counted from 0."""
@@ -378,12 +375,12 @@ class Control:
         """Steps, tokens and nodes by mode, and the share of the time that deciding took: learning, and what
         drafting takes in plain steps too."""
         steps = sum(mode.steps for mode in self.modes.values())
-        deciding = self._observed + steps * self.modes[PLAIN].draft * self.costs.unit
+        deciding = steps * self.modes[PLAIN].draft * self.costs.unit
         return {
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
                 for name, mode in self.modes.items()
                 if mode.steps
             },
-            "controller_share": round(deciding / (self._spent + self._observed), 4) if steps else 0.0,
+            "controller_share": round(deciding / self._spent, 4) if steps else 0.0,
         }
