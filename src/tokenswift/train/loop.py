@@ -208,17 +208,16 @@ class Recipe:
             InputError: no text is long enough.
             RunError: the loss is not finite, the disk is full, the checkpoint is damaged.
         """
-        training, job = self.job.training, self.job
-        objective = Distillation(student, self.frozen, job.sampling, training.targets)
+        job = self.job
+        objective = Distillation(student, self.frozen, job.sampling, job.training.targets)
         context = objective.sampling.window
         learnt, kept = (self.items(k, student.extra, context, features) for k in (0, 1))
-        loop = Training(objective, learnt, kept, training, job.work, self.frozen.device)
         data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {
             **data,
             "tokens": sum(store.tokens_stored for store in self.stores),
             "vocabulary": self.frozen.size,
-            **loop.run(self.report, self.on_progress),
+            **Training(self, objective, learnt, kept).run(),
             "minutes": round((time.monotonic() - self._begun) / 60, 1),
         }
 
@@ -278,34 +277,26 @@ def steps_of(items: int, options: TrainingOptions) -> int:
 
 
 class Training:
-    """A training under way.
+    """A training under way; checkpoint and log.csv lie in the work folder.
 
     Args:
+        recipe: says how to train, where, and who is told.
         objective: a module that turns a batch into ``{"loss": …}``; its parameters are trained, in place.
         data: a dataset of that module's arguments (without the batch dimension), with a length.
         held_out: one whose loss is logged beside.
-        options: how to train.
-        work: folder for the checkpoint and log.csv.
-        device: where the objective lies.
     Raises:
         InputError: there is nothing to learn from.
         RunError: the checkpoint is damaged.
     """
 
-    def __init__(
-        self,
-        objective: nn.Module,
-        data: Any,
-        held_out: Any,
-        options: TrainingOptions,
-        work: Path,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, recipe: Recipe, objective: nn.Module, data: Any, held_out: Any) -> None:
         if len(data) == 0:
             raise InputError("the training data has no text long enough to learn from")
-        self.data, self.held_out, self.options = data, held_out, options
-        self.device, self.kind = device, TorchBackend(device).kind
-        self.checkpoint, self.log = work / "checkpoint.pt", work / "log.csv"
+        options = recipe.job.training
+        self.recipe, self.options = recipe, options
+        self.data, self.held_out = data, held_out
+        self.device, self.kind = recipe.frozen.device, TorchBackend(recipe.frozen.device).kind
+        self.checkpoint, self.log = recipe.job.work / "checkpoint.pt", recipe.job.work / "log.csv"
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in self.parameters if p.ndim > 1]},
@@ -320,19 +311,19 @@ class Training:
         if self.checkpoint.exists():
             self._load()
 
-    def run(self, report: Report, on_progress: OnProgress) -> dict[str, float]:
+    def run(self) -> dict[str, float]:
         """Train to the end; the figures of it.
 
         Raises:
             RunError: the loss is not finite, or the disk takes no checkpoint.
         """
-        begun, options = time.monotonic(), self.options
+        begun, options, report = time.monotonic(), self.options, self.recipe.report
         report(f"training: {self.steps - self.step:,} of {self.steps:,} steps to do")
         if world_size() > 1:
             dist.init_process_group("gloo" if self.kind == "cpu" else "nccl")
         while self.step < self.steps:
             self.fresh.append(self._advance())
-            on_progress("train", self.step, self.steps)
+            self.recipe.on_progress("train", self.step, self.steps)
             last = self.step == self.steps
             if last or self.step % options.log_every == 0:
                 report(self._row(time.monotonic() - begun))
