@@ -23,7 +23,7 @@ from benchmarks.common import Trial
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.sequence import Prefilled
-from tokenswift.spec.adaptive import recipe
+from tokenswift.spec import adaptive
 from tokenswift.spec.chances import Calibration
 
 READ = 256  # tokens of a pass that reads a text
@@ -49,7 +49,7 @@ def calibration(trial: Trial) -> dict[str, Any]:
         learn(self, source, made, chances, tokens, right)
 
     Calibration.learn = watched  # type: ignore[method-assign]
-    recipe.YOUNG = 1 << 30  # every step is learnt from, so that more is seen
+    adaptive.YOUNG = 1 << 30  # every step is learnt from, so that more is seen
     names, states = _states(trial)
     for state in states:
         for seed in range(trial.config["seeds"]):
