@@ -83,6 +83,13 @@ def test_prose_then_a_list_then_prose() -> None:
     assert decoder.write(200, 0.05) > 0.98
 
 
+def test_heads_are_left_where_the_text_itself_tells_as_much() -> None:
+    """In a list plain steps yield what those with heads do, and take less."""
+    decoder = Decoder(heads=0.9)
+    decoder.write(1500, 0.97)
+    assert decoder.modes[-100:].count("heads") < 20
+
+
 def test_many_texts_and_dear_rows() -> None:
     """Beside seven texts in a pass that is bound by arithmetic only what is nearly sure is drafted."""
     beside = BatchLoad(rows=7, tokens=7.0)

@@ -131,20 +131,24 @@ class _Mode:
     next_trial: int = 0
     wait: int = _FIRST
     steps: int = 0
+    learnt: int = 0  # steps that the means are of
     made: int = 0  # tokens that its steps yielded
     drafted: int = 0  # nodes below the root, in all
     bias: float = 1.0  # drafted tokens that came over those that were expected
     judged: float = 4.0  # drafted tokens that the bias is known from
 
+    def count(self, made: int, rows: int) -> None:
+        """A step yielded ``made`` tokens by so many rows."""
+        self.steps, self.made, self.drafted = self.steps + 1, self.made + made, self.drafted + rows - 1
+
     def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
-        """A step was expected to yield so many tokens, and yielded ``made``; ``draft``: None where what it
-        took is no price of a step."""
-        weight = max(_SLOW, 1 / (self.steps + 3))
+        """It was expected to yield so many; ``draft``: None where what it took is no price of a step."""
+        weight = max(_SLOW, 1 / (self.learnt + 3))
+        self.learnt += 1
         self.tokens += weight * (expected - self.tokens)
         self.rows += weight * (rows - self.rows)
-        if draft is not None and (self.steps < 3 or draft < 3 * self.draft + 0.1):
+        if draft is not None and (self.learnt < 4 or draft < 3 * self.draft + 0.1):
             self.draft += weight * (draft - self.draft)
-        self.steps, self.made, self.drafted = self.steps + 1, self.made + made, self.drafted + rows - 1
         hoped = expected - 1
         if hoped > 0.05:
             self.judged = max(hoped, min(_MEMORY, self.judged + hoped))
@@ -269,10 +273,11 @@ class Control:
         self._choose(rates)
         self.rate = max(rates[self.current], rates[PLAIN])
         for name, mode in self.modes.items():
-            if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
+            if name in rates and name != self.current and self._step >= mode.next_trial:
                 mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST, 2 * mode.wait)
                 if self._promises(name, rates[name]):
-                    self._trial = (name, _TRIAL - 1)
+                    steps = _TRIAL if name in self.passes else _TRIAL // 2
+                    self._trial = (name, steps - 1)
                     return name
         return self.current
 
@@ -297,7 +302,9 @@ class Control:
         return name not in self._dropped and (offer is None or not offer.least or context > offer.least)
 
     def _promises(self, name: str, rate: float) -> bool:
-        """Whether a mode that would reach a rate is worth trying."""
+        """Whether a mode that would reach a rate is worth trying; plain decoding is."""
+        if name == PLAIN:
+            return True
         if self.offers[name].loads and self.left is not None and self.left < _LOADED:
             return False
         return rate > (_PROMISE if self.load == ALONE else 1.0) * self.rate
@@ -334,7 +341,9 @@ class Control:
             self.costs.observe(rows + self.load.rows, verify_ms)
         self._spent += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
-        self.modes[last.mode].learn(last.expected, tokens, rows, None if last.loaded else draft)
+        self.modes[last.mode].count(tokens, rows)
+        if not self.bare:  # else it says nothing of what drafts in plain steps
+            self.modes[last.mode].learn(last.expected, tokens, rows, None if last.loaded else draft)
         known = self.passes.get(last.mode)
         expected = last.levels * self.level + (last.passes * known.cost if known else 0.0)
         if last.loaded or not expected:
