@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -64,8 +65,8 @@ def slowed(chatty: Path) -> tuple[LLM, Slow]:
 class Running:
     """A server in a thread of this process."""
 
-    def __init__(self, llm: LLM, **settings: Any) -> None:
-        self.server: Server = make_server(llm, Settings(port=0, **settings))
+    def __init__(self, llm: LLM, taken: socket.socket | None = None, **settings: Any) -> None:
+        self.server: Server = make_server(llm, Settings(port=0, **settings), taken)
         self._clients: list[openai.OpenAI] = []
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -97,6 +98,14 @@ class Running:
         for client in self._clients:
             client.close()
         assert not self._thread.is_alive()
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until something is true; whether it is."""
+    end = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
 
 
 Start = Callable[..., Running]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cli.conftest import Call
-from tests.serve.conftest import Launch, Running, Start
+from tests.serve.conftest import Launch, Running, Start, until
 from tests.serve.test_going_on import CALL, Reader
 from tokenswift import InputError
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.serve.answers import Answer, Answers
-from tokenswift.serve.settings import Settings
+from tokenswift.serve.settings import Settings, bound, loading
 
 KEY = "a-key-of-a-client"
 LONG: dict[str, Any] = {**CALL, "max_output_tokens": 900, "background": True}
@@ -40,12 +43,28 @@ def test_health_where_no_step_is_made(start: Start, slowed: Any, monkeypatch: py
     assert health(server) == (200, "ok"), "there is nothing to do"
     slow.pause = 0.3
     name = server.post("/v1/responses", LONG).json()["id"]
-    for _ in range(200):
-        if (found := health(server)) == (503, "stalled"):
-            break
+    assert until(lambda: health(server) == (503, "stalled"))
     slow.pause = 0.0
     server.post(f"/v1/responses/{name}/cancel")
-    assert found == (503, "stalled") and health(server) == (200, "ok")
+    assert health(server) == (200, "ok")
+
+
+def test_health_while_the_model_is_loaded(start: Start) -> None:
+    """At the address that the server will have: it takes over what nobody has answered."""
+    taken = bound(Settings(port=0))
+    url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with loading(taken):
+        found = httpx.get(f"{url}/health")
+        assert (found.status_code, found.json()) == (503, {"status": "loading"})
+        asked = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})
+        assert asked.status_code == 503 and asked.headers["retry-after"] == "1"
+        assert asked.json()["error"]["message"].startswith("the model is being loaded; valid: ")
+        with socket.create_connection(taken.getsockname()):  # asks nothing, and holds nothing up
+            assert httpx.head(f"{url}/").status_code == 503
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(httpx.get, f"{url}/health", timeout=60)
+        server = start(taken=taken)
+        assert server.url == url and early.result().json() == {"status": "ok"}
 
 
 # ---- the end ------------------------------------------------------------------------------------
@@ -90,12 +109,9 @@ def test_what_is_taken_up_is_queued(
     again = start(llm, run_dir=str(tmp_path / "answers"))
     assert again.get(f"/v1/responses/{name}").json()["status"] == "queued"
     goes_on.set()
-    for _ in range(600):
-        found = again.get(f"/v1/responses/{name}").json()
-        if found["status"] == "incomplete":
-            break
-        assert found["status"] in ("queued", "in_progress")
-        time.sleep(0.05)
+    states = ("queued", "in_progress")
+    assert until(lambda: again.get(f"/v1/responses/{name}").json()["status"] not in states)
+    found = again.get(f"/v1/responses/{name}").json()
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
 
 

@@ -59,21 +59,21 @@ def run(args: argparse.Namespace) -> int:
         check_folder("--run-dir", settings.run_dir)
     options.check_model_options(args)
 
-    from tokenswift.serve.settings import bound
+    from tokenswift.serve.settings import bound, loading
     from tokenswift.serve.store import store_of
 
     with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
         store = store_of(settings)
         try:
-            llm = options.load_model(args)
-            from tokenswift.serve.server import make_server
+            with loading(taken):
+                llm = options.load_model(args)
+                from tokenswift.serve.server import make_server
 
-            llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
+                llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
             server = make_server(llm, settings, taken, store)
             server.listen(lambda address: logger.info("listening on %s", address))
         finally:
-            if store is not None:
-                store.close()
+            store.close()
     left = server.answers.left
     they = "1 answer is kept; it goes" if left == 1 else f"{left} answers are kept; they go"
     kept = f"{they} on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""

@@ -33,7 +33,7 @@ from tokenswift.serve.errors import Refused, fault_of
 from tokenswift.serve.guard import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import IDS, Record, Store, brief
+from tokenswift.serve.store import Record, Store, brief
 from tokenswift.types import InputError, Logprob, RunError, Step
 from tokenswift.words import counted
 
@@ -41,15 +41,11 @@ logger = logging.getLogger("tokenswift")
 KEPT = 64  # answers in memory besides those under way and those that somebody reads
 BOUND = 2  # requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
 AGAIN = 0.5  # seconds until a full queue is tried again
+STRETCH = 0.02  # seconds of steps that one event of a stream tells of
+STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server is shutting down"
 LATE = "the answer took longer than the server's --max-seconds"
-STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
-LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
-
-#: a token's bytes, its place in the text, log-probability (None: nothing stands before it), and bytes and
-#: log-probabilities of the likeliest tokens there
-Told = tuple[bytes, int, float | None, list[tuple[bytes, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,47 +77,6 @@ class Echo:
         return cls(tuple(tokens), text, tuple(min(max(0, at - more), len(text)) for at in places))
 
 
-def echoes(body: Body, requests: Sequence[Request], tokenizer: Any) -> list[Echo | None]:
-    """Of each text's prompt; None where a body does not ask to be told of it."""
-    if body.prompt_likely is None and not body.echoes:
-        return [None] * len(requests)
-    each, prompts = body.choices, body.prompts(True, ())
-    made = [Echo.of(p, requests[i * each].prompt, tokenizer) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
-    return [made[i // each] for i in range(len(requests))]
-
-
-def token_told(
-    token: int, place: int, found: Logprob | None, spell: Callable[[int], bytes], top: int | None = None
-) -> Told:
-    """What a text tells of one of its tokens."""
-    if found is None:
-        return spell(token), place, None, []
-    others = [(spell(other), value) for other, value in found.top[:top]]
-    return spell(token), place, max(found.logprob, LEAST), others
-
-
-def ranked(
-    tokens: Sequence[int], found: Sequence[Logprob | None], spell: Callable[[int], bytes], top: int
-) -> list[dict[str, Any] | None]:
-    """A prompt's log-probabilities in vLLM's form: of each token by its id, and of the likeliest ones."""
-
-    def one(token: int, value: float, rank: int) -> dict[str, Any]:
-        said = spell(token).decode(errors="replace")
-        return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": said}
-
-    made: list[dict[str, Any] | None] = []
-    for token, each in zip(tokens, found, strict=True):
-        if each is None:
-            made.append(None)
-            continue
-        best = {str(t): one(t, value, i) for i, (t, value) in enumerate(each.top[:top], 1)}
-        made.append({str(token): one(token, each.logprob, each.rank)} | best)
-    return made
-
-
-STRETCH = 0.02  # seconds of steps that one event of a stream tells of
-
-
 class Part:
     """One text of an answer.
 
@@ -130,15 +85,16 @@ class Part:
         letters: who drafted each token (`spec.drafters.registry`).
         steps: tokens and milliseconds of each step.
         echo: its prompt, where the answer is to tell of it.
-        logprobs: of each token, where they are asked for.
+        logprobs: of each token, where they are asked for: its id, its place in the text, and what is told.
         prompt_logprobs: of each token of the prompt, from the first step on.
         tail: text that the end released.
         reason: why it ended, "" before.
         over: no token comes any more, for now: it ended, failed or was stopped.
     """
 
-    def __init__(self, index: int, prompt_tokens: int, echo: Echo | None = None) -> None:
-        self.index, self.prompt_tokens, self.echo = index, prompt_tokens, echo
+    def __init__(self, index: int, prompt_tokens: int) -> None:
+        self.index, self.prompt_tokens = index, prompt_tokens
+        self.echo: Echo | None = None
         self.ticket: Any = None
         self.rewind(None)
 
@@ -147,17 +103,13 @@ class Part:
         self.pieces: list[str] = []
         self.letters: list[str] = []
         self.steps: list[tuple[int, float]] = []
-        self.logprobs: list[Told] = []
+        self.logprobs: list[tuple[int, int, Logprob | None]] = []
         self.prompt_logprobs: tuple[Logprob | None, ...] = ()
         self.tail = self.reason = ""
-        self.over = False
-        self._released = 0 if state is None else sum(state.chars)
+        self.over, self._released = False, 0
         if state is None:
             return
-        at = 0
-        for size in state.chars:
-            self.pieces.append(state.text[at : at + size])
-            at += size
+        self._release(state.text, state.chars)
         self.letters = list(state.sources)
         for session in state.steps:
             before = 0
@@ -167,19 +119,22 @@ class Part:
         if state.end is not None:
             self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
 
-    def take(self, step: Step, spell: Callable[[int], bytes]) -> None:
-        """One more step; ``spell`` gives the bytes of tokens."""
+    def take(self, step: Step) -> None:
+        """One more step."""
         self.prompt_logprobs = self.prompt_logprobs or step.prompt_logprobs
-        for token, place, found in zip(step.token_ids, step.begins, step.logprobs, strict=False):
-            self.logprobs.append(token_told(token, place, found, spell))
-        at = 0
-        for size in step.chars:
-            self.pieces.append(step.text[at : at + size])
-            at += size
-        self.tail = step.text[at:]
-        self._released += at
+        self.logprobs += zip(step.token_ids, step.begins, step.logprobs, strict=False)
+        self.tail = step.text[self._release(step.text, step.chars) :]
         self.letters += sources_of(step)
         self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
+
+    def _release(self, text: str, sizes: Sequence[int]) -> int:
+        """Take the characters of some tokens; how many they are."""
+        at = 0
+        for size in sizes:
+            self.pieces.append(text[at : at + size])
+            at += size
+        self._released += at
+        return at
 
     @property
     def text(self) -> str:
@@ -195,37 +150,36 @@ class Part:
         return next(later, len(self.logprobs))
 
 
-def _unknown(token: int) -> bytes:
-    raise ValueError(f"token {token} of an answer that was read again, which tells of none")
-
-
 class Answer:
     """One request and its texts.
 
+    Args:
+        record: what makes it again.
+        body: of the request.
+        calls: the tools that it may call; None: none.
+        spell: gives the bytes of tokens.
+
     Attributes:
         readers: requests that wait for it now.
+        requests: of a new one, until they are handed on.
         begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
         kept: it has a folder: what is stopped by the server's end goes on with the next one.
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
         status: of HTTP, of that: 400 where another try would fail as well.
         over_at: when it became whole, Unix time.
-        calls: the tools that it may call; None: none.
-        spell: gives the bytes of tokens.
     """
 
-    def __init__(self, record: Record, body: Body) -> None:
-        self.record, self.body = record, body
+    def __init__(
+        self, record: Record, body: Body, calls: Calls | None, spell: Callable[[int], bytes]
+    ) -> None:
+        self.record, self.body, self.calls, self.spell = record, body, calls, spell
         self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
-        self.readers = 0
-        self.requests: list[Request] | None = None  # of a new one, until they are handed on
-        self.begun = self.running = False
-        self.failure, self.status = "", 500
+        self.requests: list[Request] | None = None
+        self.readers, self.status, self.failure, self.stopped = 0, 500, "", ""
+        self.begun = self.running = self.kept = False
         self.over_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.stopped, self.kept = "", False
-        self.calls: Calls | None = None
-        self.spell: Callable[[int], bytes] = _unknown
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
 
@@ -236,7 +190,7 @@ class Answer:
     @property
     def background(self) -> bool:
         """Whether it goes on without a reader."""
-        return bool(getattr(self.body, "background", None))
+        return bool(self.body.given("background"))
 
     @property
     def over(self) -> bool:
@@ -258,14 +212,13 @@ class Answer:
 
     def tool_calls(self, part: Part, said: Said) -> list[dict[str, Any]]:
         """The calls in a text, as messages hold them."""
-        made = (ToolCall(self.call_id(part, i), *call) for i, call in enumerate(said.calls))
-        return [call.form for call in made]
+        return [ToolCall(self.call_id(part, i), *call).form for i, call in enumerate(said.calls)]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Of a response: the conversation up to its end, without its instructions."""
         body: Any = self.body
-        found: list[dict[str, Any]] = [*self.record.before, *body.messages()]
+        found: list[dict[str, Any]] = [*self.record.before, *body.conversation()]
         for part in self.parts:
             said = self.said(part)
             calls = self.tool_calls(part, said)
@@ -304,9 +257,7 @@ class Answer:
             if loop.time() >= newest + pause:
                 newest = loop.time()
                 yield None
-            timer = loop.call_at(
-                newest + pause, self.tell
-            )  # lighter, for each step, than a wait with a limit
+            timer = loop.call_at(newest + pause, self.tell)  # lighter than a wait with a limit for each step
             await news.wait()
             timer.cancel()
 
@@ -316,111 +267,6 @@ class Answer:
             await self._news.wait()
 
 
-class Shelf:
-    """All answers of a server.
-
-    Args:
-        store: where answers are kept; None: in memory alone.
-        tokenizer: of the model.
-
-    Attributes:
-        answers: those in memory, by id, the one asked for last at the end.
-    """
-
-    def __init__(self, store: Store | None, tokenizer: Any) -> None:
-        self._store, self._tokenizer = store, tokenizer
-        self._spell = cache(partial(token_bytes, tokenizer))  # as large as the vocabulary at most
-        self.answers: OrderedDict[str, Answer] = OrderedDict()
-
-    @property
-    def disk(self) -> Store:
-        """Where answers are kept; for those that are."""
-        assert self._store is not None
-        return self._store
-
-    async def left(self) -> list[Answer]:
-        """Answers of the background that an earlier server left."""
-        found: list[Answer] = []
-        if self._store is None:
-            return found
-        for record in await asyncio.to_thread(lambda store: list(store.records()), self._store):
-            if record.state == "open" and record.body.get("background"):
-                answer = await self._read(record)
-                found += [] if answer is None else [answer]
-        return found
-
-    def add(self, answer: Answer) -> None:
-        """A new answer; it has a folder unless it tells what no journal holds."""
-        body = answer.body
-        plain = body.likely is None and body.prompt_likely is None and not body.echoes
-        answer.kept = self._store is not None and plain and getattr(body, "store", None) is not False
-        answer.spell = self._spell
-        self.answers[answer.id] = answer
-
-    def know(self, answer: Answer) -> None:
-        """See how an answer is read."""
-        answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer, answer.record.thought)
-
-    async def get(self, name: str) -> Answer | None:
-        """An answer by its id; None where there is none."""
-        if name in self.answers:
-            self.answers.move_to_end(name)
-            return self.answers[name]
-        if self._store is None or not IDS.fullmatch(name):
-            return None
-        record = await asyncio.to_thread(self._store.read, name)
-        if name in self.answers:  # somebody else was faster
-            return self.answers[name]
-        return None if record is None else await self._read(record)
-
-    async def _read(self, record: Record) -> Answer | None:
-        """An answer of the store, as its journals have it; it is not begun."""
-        try:
-            answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
-            self.know(answer)
-            answer.kept = True
-            for part in answer.parts:
-                part.rewind(await asyncio.to_thread(self.disk.state, record.id, part.index))
-                part.over = True
-            answer.begun = True
-        except (KeyError, ValueError) as error:  # pydantic's and ours
-            why = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
-            return None
-        answer = self.answers.setdefault(record.id, answer)
-        self.shed()
-        return answer
-
-    async def write(self, answer: Answer) -> None:
-        """Keep a new answer's record, where it is kept.
-
-        Raises:
-            RunError: the disk says no.
-        """
-        if answer.kept:
-            await asyncio.to_thread(self.disk.write, answer.record)
-
-    async def settle(self, answer: Answer) -> None:
-        """Keep how an answer ended; where the disk says no it stays open there, and the next server finds it
-        whole."""
-        try:
-            await self.write(answer)
-        except RunError as failed:
-            logger.warning("%s", failed)
-
-    async def remove(self, answer: Answer) -> None:
-        """Let go of an answer and of its folder."""
-        self.answers.pop(answer.id, None)
-        if answer.kept:
-            await asyncio.to_thread(self.disk.remove, answer.id)
-
-    def shed(self) -> None:
-        """Let go of the oldest answers that nobody reads."""
-        idle = [a for a in self.answers.values() if not a.readers and not a.running and not a.lock.locked()]
-        for answer in idle[: max(0, len(self.answers) - KEPT)]:
-            self.answers.pop(answer.id)
-
-
 class Answers:
     """All answers of a server.
 
@@ -428,17 +274,22 @@ class Answers:
         llm: the ``LLM``.
         scheduler: an `engine.scheduler.Scheduler` of it.
         settings: the limits.
-        store: where answers are kept; None: in memory alone.
+        store: where answers are kept.
         measures: counts what happens.
+
+    Attributes:
+        known: answers in memory, by id, the one asked for last at the end.
     """
 
     def __init__(
-        self, llm: Any, scheduler: Any, settings: Settings, store: Store | None, measures: Measures
+        self, llm: Any, scheduler: Any, settings: Settings, store: Store, measures: Measures
     ) -> None:
         self.llm, self.scheduler, self.settings = llm, scheduler, settings
         self.store, self.measures = store, measures
+        self.known: OrderedDict[str, Answer] = OrderedDict()
         self.closing = False
-        self.shelf = Shelf(store, llm.source.codec)
+        self._codec = llm.source.codec
+        self._spell = cache(partial(token_bytes, self._codec))  # as large as the vocabulary at most
         self._tasks: set[asyncio.Task[Any]] = set()
         self._bound = asyncio.Semaphore(BOUND)
 
@@ -447,10 +298,12 @@ class Answers:
     async def open(self) -> None:
         """Go on with what an earlier server left: answers in the background at once, the others when they
         are asked for."""
-        left = await self.shelf.left()
-        if left:
-            logger.info("resuming %s from %s", counted(len(left), "answer"), self.shelf.disk.folder)
-            self._spawn(self._go_on(left))
+        records = await asyncio.to_thread(list, self.store.records())
+        left = [record for record in records if record.state == "open" and record.body.get("background")]
+        found = [answer for record in left if (answer := await self._read(record)) is not None]
+        if found:
+            logger.info("resuming %s from %s", counted(len(found), "answer"), self.store.folder)
+            self._spawn(self._go_on(found))
 
     async def _go_on(self, left: list[Answer]) -> None:
         """Begin one after the other, as the queue has room."""
@@ -462,8 +315,37 @@ class Answers:
                 except QueueFull:
                     await asyncio.sleep(AGAIN)
 
+    async def get(self, name: str) -> Answer | None:
+        """An answer by its id; None where there is none."""
+        if name not in self.known:
+            record = await asyncio.to_thread(self.store.read, name)
+            if name not in self.known:  # or somebody else was faster
+                return None if record is None else await self._read(record)
+        self.known.move_to_end(name)
+        return self.known[name]
+
+    async def _read(self, record: Record) -> Answer | None:
+        """An answer of the store, as its journals have it; it is not begun."""
+        try:
+            answer = self._made(record, KINDS[record.kind][0].model_validate(record.body))
+            for part in answer.parts:
+                part.rewind(await asyncio.to_thread(self.store.state, record.id, part.index))
+                part.over = True
+        except (KeyError, ValueError) as error:  # pydantic's and ours
+            why = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
+            return None
+        answer.begun = answer.kept = True
+        answer = self.known.setdefault(record.id, answer)
+        self._shed()
+        return answer
+
+    def _made(self, record: Record, body: Body) -> Answer:
+        calls = calls_of(body.tools_asked(), self._codec, record.thought)
+        return Answer(record, body, calls, self._spell)
+
     async def make(self, kind: str, body: Body, client: str) -> Answer:
-        """A new answer to a request.
+        """A new answer to a request. It has a folder unless it tells what no journal holds.
 
         Args:
             kind: a name of `schemas.KINDS`.
@@ -472,34 +354,40 @@ class Answers:
             InputError: naming what is wrong with the body.
         """
         body.check_served()
-        known = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
+        values = body.model_dump(include=set(type(body).model_fields), exclude_none=True, by_alias=True)
         try:
-            msgspec.json.encode(known)
+            msgspec.json.encode(values)
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
             raise InputError(f"the body cannot be stored ({error}); valid: whole characters") from error
-        name = KINDS[kind][1] + secrets.token_hex(16)
-        seed = secrets.randbits(31)
-        record = Record(name, kind, int(time.time()), known, seed, [0], client=owner_of(client))
-        answer = Answer(record, body)
-        try:
-            self.shelf.add(answer)
-            async with answer.lock:
-                record.before = await self._before(body, record.client)
-                async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
-                    requests = await asyncio.to_thread(self._requests, record, body)
-                record.prompt_tokens = [len(request.prompt) for request in requests]
-                if body.is_chat:
-                    ids: Any = requests[0].prompt
-                    record.thought = thought_of(self.llm.source.codec, ids)
-                self.shelf.know(answer)
-                found = await asyncio.to_thread(echoes, body, requests, self.llm.source.codec)
-                answer.parts = [Part(i, record.prompt_tokens[i], echo) for i, echo in enumerate(found)]
-                answer.requests = requests
-                await self.shelf.write(answer)
-        except BaseException:
-            self.shelf.answers.pop(answer.id, None)
-            raise
+        name, seed = KINDS[kind][1] + secrets.token_hex(16), secrets.randbits(31)
+        record = Record(name, kind, int(time.time()), values, seed, [0], client=owner_of(client))
+        record.before = await self._before(body, record.client)
+        async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
+            requests = await asyncio.to_thread(self._requests, record, body)
+        record.prompt_tokens = [len(request.prompt) for request in requests]
+        if body.is_chat:
+            ids: Any = requests[0].prompt
+            record.thought = thought_of(self._codec, ids)
+        answer = self._made(record, body)
+        answer.requests = requests
+        echoes = body.echoes or body.prompt_likely is not None
+        if echoes:
+            await asyncio.to_thread(self._echo, answer, requests)
+        answer.kept = not echoes and body.likely is None and getattr(body, "store", None) is not False
+        answer.kept &= self.store.folder is not None
+        if answer.kept:
+            await asyncio.to_thread(self.store.write, record)
+        self.known[name] = answer
         return answer
+
+    def _echo(self, answer: Answer, requests: Sequence[Request]) -> None:
+        """Keep the prompts, one for all texts behind it; in a thread."""
+        each, prompts = answer.body.choices, answer.body.prompts(True, ())
+        for i, prompt in enumerate(prompts):
+            ids: Any = requests[i * each].prompt
+            echo = Echo.of(prompt, ids, self._codec)
+            for part in answer.parts[i * each : (i + 1) * each]:
+                part.echo = echo
 
     async def _before(self, body: Body, client: str) -> list[dict[str, Any]]:
         """The messages of the response that a body goes on from, and of those before it.
@@ -507,10 +395,10 @@ class Answers:
         Raises:
             Refused: there is none, or it has not ended.
         """
-        name = getattr(body, "previous_response_id", None)
+        name = body.given("previous_response_id")
         if name is None:
             return []
-        answer = await self.shelf.get(name)
+        answer = await self.get(name)
         if answer is None or answer.record.kind != "response" or answer.record.client != client:
             text, code = f"there is no response {name[:80]!r}; valid: the id of one", "not_found"
             raise Refused(400, text, "previous_response_id", f"previous_response_{code}")
@@ -531,6 +419,12 @@ class Answers:
             raise body.in_own_words(error) from error
         except RecursionError as error:
             raise InputError("the body is nested too deeply; valid: few levels") from error
+
+    def _shed(self) -> None:
+        """Let go of the oldest answers that nobody reads."""
+        idle = [a for a in self.known.values() if not a.readers and not a.running and not a.lock.locked()]
+        for answer in idle[: max(0, len(self.known) - KEPT)]:
+            self.known.pop(answer.id)
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -570,18 +464,17 @@ class Answers:
     async def delete(self, answer: Answer) -> None:
         """Stop an answer and forget it, its folder too."""
         await self.cancel(answer)
-        await self.shelf.remove(answer)
+        await self._forget(answer)
 
     async def close(self) -> None:
         """Stop everything between two steps; what is open goes on with the next server on the folder."""
         self.closing = True
-        for answer in list(self.shelf.answers.values()):
+        for answer in list(self.known.values()):
             self._stop(answer, ENDS)
         await asyncio.to_thread(self.scheduler.close)
         while self._tasks:  # what begins answers, and what ends them
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.store is not None:
-            self.store.close()
+        self.store.close()
 
     def state(self) -> str:
         """Whether requests are taken and answers written, in a word; "ok" where they are."""
@@ -594,12 +487,12 @@ class Answers:
     @property
     def left(self) -> int:
         """Answers that are kept and not whole."""
-        return sum(answer.kept and not answer.done for answer in self.shelf.answers.values())
+        return sum(answer.kept and not answer.done for answer in self.known.values())
 
     def _leave(self, answer: Answer) -> None:
         if not answer.readers and not answer.background:
             self._stop(answer, GONE)
-        self.shelf.shed()
+        self._shed()
 
     def _stop(self, answer: Answer, why: str) -> None:
         """End its steps; its readers are told when they have ended."""
@@ -608,6 +501,11 @@ class Answers:
             for part in answer.parts:
                 if part.ticket is not None:  # not yet over
                     part.ticket.cancel()
+
+    async def _forget(self, answer: Answer) -> None:
+        self.known.pop(answer.id, None)
+        if answer.kept:
+            await asyncio.to_thread(self.store.remove, answer.id)
 
     async def _begin(self, answer: Answer) -> None:
         async with answer.lock:
@@ -619,7 +517,7 @@ class Answers:
                 tickets = await self._submitted(answer)
             except (InputError, RunError, Refused) as error:
                 if not answer.begun:
-                    await self.shelf.remove(answer)
+                    await self._forget(answer)
                     raise
                 if isinstance(error, QueueFull | Refused):
                     raise
@@ -643,32 +541,31 @@ class Answers:
             InputError, RunError: the scheduler refuses them.
             Refused: the server ends.
         """
-        if not self.closing:
-            try:
+        try:
+            if not self.closing:
                 return await asyncio.to_thread(self._submit, answer)
-            except (InputError, RunError) as error:
-                if not self.closing and not self.scheduler.is_closed:
-                    if isinstance(error, RunError | QueueFull):
-                        raise
-                    raise answer.body.in_own_words(error) from error
+        except (InputError, RunError) as error:
+            if not self.closing and not self.scheduler.is_closed:
+                if isinstance(error, RunError | QueueFull):
+                    raise
+                raise answer.body.in_own_words(error) from error
         if not self.closing:
             raise Refused(503, "the server can no longer generate (see its log); valid: a restarted server")
         raise Refused(503, "the server is shutting down; valid: try again once it is back")
 
     def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
         """Hand the texts to the scheduler; in a thread."""
-        requests = answer.requests
+        requests, answer.requests = answer.requests, None
         if requests is None:
             requests = self._requests(answer.record, answer.body)
-        answer.requests = None
         owner = "" if self.settings.share_prefixes else answer.record.client
         made: list[tuple[Any, RunState | None]] = []
         try:
             for index, request in enumerate(requests):
                 state = None
                 if answer.kept:
-                    state = self.shelf.disk.state(answer.id, index)
-                    request = replace(request, run_dir=self.shelf.disk.run_dir(answer.id, index))
+                    state = self.store.state(answer.id, index)
+                    request = replace(request, run_dir=self.store.run_dir(answer.id, index))
                 made.append((self.scheduler.submit(request, owner), state))
         except BaseException:
             for ticket, _ in made:
@@ -679,7 +576,7 @@ class Answers:
     def _take(self, answer: Answer, part: Part, event: Step | BaseException | None) -> None:
         """What the scheduler tells of a text."""
         if isinstance(event, Step):
-            part.take(event, answer.spell)
+            part.take(event)
             self.measures.step(event)
             answer.tell()
         else:
@@ -712,14 +609,19 @@ class Answers:
         answer.tell()
 
     async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
-        """An answer is as whole as it gets."""
+        """An answer is as whole as it gets. Where the disk says no it stays open there, and the next server
+        finds it whole."""
         answer.record.state, answer.record.error = state, error
         answer.over_at = time.time()
         for part in answer.parts:
             part.over = True
         self.measures.answer(answer.record.kind, state)
         answer.tell()
-        await self.shelf.settle(answer)
+        try:
+            if answer.kept:
+                await asyncio.to_thread(self.store.write, answer.record)
+        except RunError as failed:
+            logger.warning("%s", failed)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -109,13 +109,13 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     async def serve(kind: str, body: Body, request: Request) -> Response:
         made = await answered(kind, body, request)
         if missing := [*([] if is_served(body.model) else ["model"]), *body.left_out()]:
-            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20])
+            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20]).strip()
             logger.info("left out of a request to %s: %s", request.url.path, named)
             made.headers["x-left-out"] = named
         return made
 
     async def known(name: str, request: Request) -> Answer:
-        answer = await answers.shelf.get(name)
+        answer = await answers.get(name)
         whose = owner_of(request.state.client)
         if answer is None or answer.record.kind != "response" or answer.record.client != whose:
             raise Refused(404, f"there is no response {name[:80]!r}; valid: the id of one", "response_id")
@@ -157,12 +157,6 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         answer = await known(response_id, request)
         await answers.delete(answer)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
-
-    @app.post("/v1/embeddings", summary="Not served", status_code=404)
-    async def embeddings() -> Response:
-        raise Refused(
-            404, f"this server has no embeddings, {model} generates text; valid: /v1/chat/completions"
-        )
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models", summary="The model that is served")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenswift.checks import shown
-from tokenswift.config import OPTIONS
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.types import InputError
@@ -62,6 +60,9 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     place = max(map(_place, found), key=len)  # of a value of several kinds, the one that fits the furthest
     found = [error for error in found if _place(error) == place]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
+    if found[0]["type"] == "too_many":
+        size, most = len(found[0]["input"]), found[0]["ctx"]["most"]
+        return InputError(f"{name} has {size:,} entries; valid: up to {most:,}", str(field))
     if found[0]["type"] == "missing":
         return InputError(f"{name} is missing; valid: a value for it", str(field))
     if found[0]["type"] == "extra_forbidden":
@@ -94,36 +95,25 @@ _WANTED = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-#: advice for whoever starts a server, in errors that its clients see
-_NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn| or a Grammar$")
-_OPTION = re.compile(r"'(.*?)' (is not an option of strategy )", re.DOTALL)
 #: options of strategies that name files or models: for whoever starts the server, not for its clients
 CLOSED = ("explain", "draft_model")
-_STRATEGIES = {one.name for kind in OPTIONS.values() for one in fields(kind)}
+#: advice for whoever starts a server, in errors that its clients see
+NOT_HERE = (", a dtype of two bytes", ", or more with rope_scaling yarn", " or a Grammar")
+NOT_HERE += tuple(f", {name}" for name in CLOSED)
 
 
-def in_words_of(error: InputError, length: str, asked: str, own: Sequence[str]) -> InputError:
+def in_words_of(error: InputError, names: Mapping[str, str]) -> InputError:
     """An error of the engine, with the names of fields that a client can set.
 
     Args:
-        length, asked: the request's fields of new tokens and of the prompt.
-        own: fields below ``tokenswift``.
+        names: arguments of the engine → fields of a body.
     """
-    text, field = _NOT_HERE.sub("", str(error)), error.field
-    text = re.sub(r"\bmax_new_tokens\b", length, text).replace("template_options", "chat_template_kwargs")
-    field = "chat_template_kwargs" if error.field == "template_options" else field
-    text = _OPTION.sub(lambda found: f"tokenswift.strategy_options.{found[1]} {found[2]}", text)
-    if text.startswith("tokenswift.strategy_options"):
-        for closed in CLOSED:
-            text = text.replace(f", {closed}", "")
-        return InputError(text, "tokenswift")
-    first = text.split(maxsplit=1)[0] if text else ""
-    field = field or ("stop" if first == "stop" else None)
-    name = {"max_new_tokens": length, "prompt": asked}.get(field or "", field)
-    if first.partition("[")[0] == "prompt":
-        text, name = asked + text.removeprefix("prompt"), asked
-    for known, where in ((own, "tokenswift"), (_STRATEGIES, "tokenswift.strategy_options")):
-        if first in known:
-            text, name = f"{where}.{text}", "tokenswift"
-            break
-    return InputError(text, name)
+    text, field = str(error), error.field
+    for advice in NOT_HERE:
+        text = text.replace(advice, "")
+    first = text.partition(" ")[0].partition("[")[0]
+    if first in names:
+        text, field = names[first] + text.removeprefix(first), field or first
+    text = text.replace("max_new_tokens", names["max_new_tokens"])
+    field = names.get(field or "", field)
+    return InputError(text, field and field.partition(".")[0])

@@ -38,21 +38,15 @@ class Measures:
         self._scheduler = scheduler
         self._registry = registry = CollectorRegistry(auto_describe=True)
         self._tokens = Counter("tokenswift_tokens", "New tokens", registry=registry)
-        self._drafted = Counter(
-            "tokenswift_drafted_tokens", "Drafted tokens that were checked", registry=registry
-        )
-        self._accepted = Counter(
-            "tokenswift_accepted_tokens", "Drafted tokens that were accepted", registry=registry
-        )
-        self._seconds = Histogram(
-            "tokenswift_step_seconds", "Time of a step of one text", buckets=STEP_SECONDS, registry=registry
-        )
-        self._lengths = Histogram(
-            "tokenswift_step_tokens",
-            "Tokens of a step: the mean is the acceptance length",
-            buckets=STEP_TOKENS,
-            registry=registry,
-        )
+        checked = "Drafted tokens that were checked"
+        self._drafted = Counter("tokenswift_drafted_tokens", checked, registry=registry)
+        accepted = "Drafted tokens that were accepted"
+        self._accepted = Counter("tokenswift_accepted_tokens", accepted, registry=registry)
+        times = {"buckets": STEP_SECONDS, "registry": registry}
+        self._seconds = Histogram("tokenswift_step_seconds", "Time of a step of one text", **times)
+        lengths = "Tokens of a step: the mean is the acceptance length"
+        sizes = {"buckets": STEP_TOKENS, "registry": registry}
+        self._lengths = Histogram("tokenswift_step_tokens", lengths, **sizes)
         self._answers = Counter("tokenswift_answers", "Answers by end", ("kind", "state"), registry=registry)
         self._requests = Counter("tokenswift_requests", "Requests by status", ("status",), registry=registry)
         registry.register(self)  # type: ignore[arg-type]
@@ -76,12 +70,14 @@ class Measures:
     def collect(self) -> Iterator[Metric]:
         """What is looked up when it is asked for."""
         now = self._scheduler.figures()
-        yield GaugeMetricFamily("tokenswift_running_texts", "Texts being written", now.running)
-        yield GaugeMetricFamily("tokenswift_reading_texts", "Texts whose prompts are read", now.reading)
-        yield GaugeMetricFamily("tokenswift_waiting_texts", "Texts that wait for their turn", now.waiting)
-        yield GaugeMetricFamily("tokenswift_pass_rows", "Rows of the newest pass", now.rows)
-        memory = psutil.Process().memory_info().rss
-        yield GaugeMetricFamily("tokenswift_memory_bytes", "Memory that the process holds", memory)
+        for name, text, value in (
+            ("running_texts", "Texts being written", now.running),
+            ("reading_texts", "Texts whose prompts are read", now.reading),
+            ("waiting_texts", "Texts that wait for their turn", now.waiting),
+            ("pass_rows", "Rows of the newest pass", now.rows),
+            ("memory_bytes", "Memory that the process holds", psutil.Process().memory_info().rss),
+        ):
+            yield GaugeMetricFamily(f"tokenswift_{name}", text, value)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -148,9 +144,8 @@ class Guard:
         if self._settings.is_local and name not in (*LOCAL, self._settings.host):
             raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
         if origin is not None and origin.lower() not in (f"{scheme}://{host}", *self._settings.cors):
-            raise Refused(
-                403, "the Origin header names another site; valid: this server's own page, or one of --cors"
-            )
+            valid = "this server's own page, or one of --cors"
+            raise Refused(403, f"the Origin header names another site; valid: {valid}")
 
     def _check_key(self, path: str, headers: dict[str, str]) -> str:
         """The key that the client shows; "" where none is asked for."""
@@ -160,11 +155,8 @@ class Guard:
         shown = _hashed(key)
         known = [hmac.compare_digest(shown, own) for own in self._keys]  # all of them: the time tells nothing
         if kind.lower() != "bearer" or not any(known):
-            raise Refused(
-                401,
-                "the API key is missing or wrong; valid: Authorization: Bearer KEY",
-                code="invalid_api_key",
-            )
+            text = "the API key is missing or wrong; valid: Authorization: Bearer KEY"
+            raise Refused(401, text, code="invalid_api_key")
         return key
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from tokenswift.chat.parser import Delta
-from tokenswift.serve.answers import Answer, Part, Told, ranked, token_told
+from tokenswift.serve.answers import Answer, Part
 from tokenswift.serve.errors import error_body
+from tokenswift.types import Logprob
 
 PING = b": ping\n\n"
+LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
 encode = msgspec.json.encode
 #: why a text ended → OpenAI's word for it
 REASONS = {"length": "length", "eos": "stop", "stop": "stop", "loop": "stop"}
@@ -27,19 +29,12 @@ def event(value: dict[str, Any]) -> bytes:
     return b"event: " + value["type"].encode() + b"\n" + data(value)
 
 
-# ---- chat and completions -----------------------------------------------------------------------
-
-
-def head(answer: Answer, model: str, chunk: bool = False) -> dict[str, Any]:
-    """What all objects of an answer begin with."""
-    kind = "text_completion" if answer.record.kind == "completion" else "chat.completion"
-    kind += ".chunk" if chunk and kind != "text_completion" else ""
-    return {"id": answer.id, "object": kind, "created": answer.record.created, "model": model}
+# ---- what all answers tell ----------------------------------------------------------------------
 
 
 def usage(answer: Answer) -> dict[str, int]:
     """Tokens; a prompt counts once, however many texts follow it."""
-    each = max(1, getattr(answer.body, "choices", 1))
+    each = max(1, answer.body.choices)
     prompt = sum(part.prompt_tokens for part in answer.parts[::each])
     new = sum(len(part.pieces) for part in answer.parts)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
@@ -75,26 +70,36 @@ def details(part: Part, start: int, end: int) -> dict[str, Any]:
     }
 
 
-def likely(part: Part, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-    """Log-probabilities of tokens from ``start`` to ``end``, as chats and responses have them."""
+def unfinished(answer: Answer) -> str:
+    """Why an answer is not whole, in one line."""
+    return answer.record.error or answer.stopped or "it was stopped"
 
-    def one(token: bytes, value: float | None) -> dict[str, Any]:
-        return {"token": token.decode(errors="replace"), "logprob": value, "bytes": list(token)}
 
-    return [
-        {**one(token, value), "top_logprobs": [one(*other) for other in top]}
-        for token, _, value, top in part.logprobs[start:end]
-    ]
+# ---- log-probabilities --------------------------------------------------------------------------
 
 
 def logprobs(answer: Answer, part: Part, start: int = 0, end: int | None = None) -> dict[str, Any] | None:
-    """The same of a chat or completion, places being those behind an echo; None where nobody asked."""
+    """Of tokens from ``start`` to ``end``, of a completion with places behind an echo; None where nobody
+    asked."""
     if answer.body.likely is None:
         return None
-    if answer.record.kind == "chat":
-        return {"content": likely(part, start, end), "refusal": None}
-    before = len(echoed(answer, part))
-    return _listed([(token, before + at, value, top) for token, at, value, top in part.logprobs[start:end]])
+    if answer.record.kind == "completion":
+        before = len(echoed(answer, part))
+        return _listed(answer, [(token, before + at, each) for token, at, each in part.logprobs[start:end]])
+
+    def one(token: int, value: float | None) -> dict[str, Any]:
+        spelt = answer.spell(token)
+        value = None if value is None else max(value, LEAST)
+        return {"token": spelt.decode(errors="replace"), "logprob": value, "bytes": list(spelt)}
+
+    content = [
+        {
+            **one(token, each and each.logprob),
+            "top_logprobs": [one(*other) for other in (each.top if each else ())],
+        }
+        for token, _, each in part.logprobs[start:end]
+    ]
+    return {"content": content, "refusal": None}
 
 
 def echoed(answer: Answer, part: Part) -> str:
@@ -104,27 +109,59 @@ def echoed(answer: Answer, part: Part) -> str:
 
 def echoed_logprobs(answer: Answer, part: Part) -> dict[str, Any] | None:
     """Log-probabilities of a prompt that an answer begins with; None where nobody asked."""
-    top = answer.body.likely
-    if top is None or part.echo is None:
+    if answer.body.likely is None or part.echo is None:
         return None
     tokens = zip(part.echo.tokens, part.echo.places, part.prompt_logprobs, strict=True)
-    return _listed([token_told(token, at, found, answer.spell, top) for token, at, found in tokens])
+    return _listed(answer, list(tokens), answer.body.likely)
 
 
-def _listed(found: Sequence[Told]) -> dict[str, Any]:
-    """Log-probabilities as completions have them: the token itself is always among the likeliest."""
-    tops: list[dict[str, float] | None] = []
-    for token, _, value, top in found:
+def _listed(
+    answer: Answer, found: Sequence[tuple[int, int, Logprob | None]], most: int | None = None
+) -> dict[str, Any]:
+    """Log-probabilities as completions have them: the token itself is always among the likeliest, of which
+    there are up to ``most`` others."""
+    made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, place, each in found:
         best: dict[str, float] = {}
-        for other, its in [] if value is None else [*top, (token, value)]:
-            best.setdefault(other.decode(errors="replace"), its)  # of tokens that look alike the likeliest
-        tops.append(None if value is None else best)
-    return {
-        "tokens": [token.decode(errors="replace") for token, _, _, _ in found],
-        "token_logprobs": [value for _, _, value, _ in found],
-        "top_logprobs": tops,
-        "text_offset": [place for _, place, _, _ in found],
-    }
+        for other, value in () if each is None else (*each.top[:most], (token, each.logprob)):
+            name = answer.spell(other).decode(errors="replace")
+            best.setdefault(name, max(value, LEAST))  # of tokens that look alike the likeliest
+        known = None if each is None else max(each.logprob, LEAST)
+        spelt = answer.spell(token).decode(errors="replace")
+        for values, value in zip(made.values(), (spelt, known, best or None, place), strict=True):
+            values.append(value)
+    return made
+
+
+def of_prompt(answer: Answer, part: Part) -> dict[str, Any]:
+    """vLLM's field ``prompt_logprobs``, where it was asked for: of each token by its id, and of the likeliest
+    ones."""
+    top = answer.body.given("prompt_logprobs")
+    if top is None or part.echo is None:
+        return {}
+
+    def one(token: int, value: float, rank: int) -> dict[str, Any]:
+        said = answer.spell(token).decode(errors="replace")
+        return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": said}
+
+    made: list[dict[str, Any] | None] = []
+    for token, each in zip(part.echo.tokens, part.prompt_logprobs, strict=True):
+        if each is None:
+            made.append(None)
+            continue
+        best = {str(t): one(t, value, i) for i, (t, value) in enumerate(each.top[:top], 1)}
+        made.append({str(token): one(token, each.logprob, each.rank)} | best)
+    return {"prompt_logprobs": made}
+
+
+# ---- whole answers ------------------------------------------------------------------------------
+
+
+def head(answer: Answer, model: str, chunk: bool = False) -> dict[str, Any]:
+    """What all objects of an answer begin with."""
+    kind = "text_completion" if answer.record.kind == "completion" else "chat.completion"
+    kind += ".chunk" if chunk and kind != "text_completion" else ""
+    return {"id": answer.id, "object": kind, "created": answer.record.created, "model": model}
 
 
 def whole(answer: Answer, model: str) -> dict[str, Any]:
@@ -145,14 +182,6 @@ def whole(answer: Answer, model: str) -> dict[str, Any]:
     return {**made, "tokenswift": own(answer)}
 
 
-def of_prompt(answer: Answer, part: Part) -> dict[str, Any]:
-    """vLLM's field ``prompt_logprobs``, where it was asked for."""
-    top = getattr(answer.body, "prompt_logprobs", None)
-    if top is None or part.echo is None:
-        return {}
-    return {"prompt_logprobs": ranked(part.echo.tokens, part.prompt_logprobs, answer.spell, top)}
-
-
 def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
     """The message of a chat's text, and why it ended."""
     said = answer.said(part)
@@ -169,6 +198,9 @@ def ended(part: Part, calls: bool) -> str:
     return "tool_calls" if calls and part.reason != "length" else REASONS[part.reason]
 
 
+# ---- streams ------------------------------------------------------------------------------------
+
+
 def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
     """Pieces of a chat's text as deltas of its stream; text that stands in a row is one."""
     made: list[dict[str, Any]] = []
@@ -181,96 +213,105 @@ def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, 
             made.append({name: before + delta.text})
         elif delta.kind == "call":
             function |= {"name": delta.text, "arguments": ""}
-            made.append(
-                {"tool_calls": [call | {"id": answer.call_id(part, delta.index), "type": "function"}]}
-            )
+            call |= {"id": answer.call_id(part, delta.index), "type": "function"}
+            made.append({"tool_calls": [call]})
         elif delta.kind == "arguments":
             made.append({"tool_calls": [call]})
     return made
 
 
+class Chunks:
+    """The events of a stream of chat or completion, whose texts come in any order.
+
+    Args:
+        answer: the answer.
+        model: its name.
+    """
+
+    def __init__(self, answer: Answer, model: str) -> None:
+        self._answer, self._chat = answer, answer.record.kind == "chat"
+        self.head = head(answer, model, chunk=True)
+        options = answer.body.given("stream_options")
+        self.with_usage = options is not None and bool(options.include_usage)
+        self._so_far = options is not None and bool(options.continuous_usage_stats)
+        self._parsers = [None if answer.calls is None else answer.calls.parser() for _ in answer.parts]
+        self._called = [False for _ in answer.parts]
+        self._likely_told = [0 for _ in answer.parts]
+        self._waits = {part.index for part in answer.parts if answer.body.echoes}  # for their echo
+
+    def chunk(self, part: Part, said: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        """An event."""
+        choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
+        used = {"usage": usage(self._answer) if self._so_far else None} if self.with_usage else {}
+        return data({**self.head, "choices": [choice], **used, **more})
+
+    def begin(self) -> Iterator[bytes]:
+        """The events before any text."""
+        for part in self._answer.parts if self._chat else ():
+            yield self.chunk(part, {"delta": {"role": "assistant", "content": ""}})
+
+    def new(
+        self, part: Part, text: str, last: bool = False, more: dict[str, Any] | None = None
+    ) -> Iterator[bytes]:
+        """The events of more text, the first with what is told of its tokens; before them the prompt, where
+        the text begins with it."""
+        if part.index in self._waits:
+            self._waits.remove(part.index)
+            before = {"text": echoed(self._answer, part), "logprobs": echoed_logprobs(self._answer, part)}
+            yield self.chunk(part, before)
+        found, likely = self._pieces(part, text, last), self._newly_likely(part)
+        if not found and (more or likely):
+            found = [self._empty]
+        for said in found:
+            yield self.chunk(part, {**said, "logprobs": likely}, **(more or {}))
+            likely = more = None
+
+    def end(self, part: Part) -> bytes:
+        """The event of a text's end."""
+        return self.chunk(part, self._empty, ended(part, self._called[part.index]))
+
+    @property
+    def _empty(self) -> dict[str, Any]:
+        return {"delta": {}} if self._chat else {"text": ""}
+
+    def _pieces(self, part: Part, new: str, last: bool) -> list[dict[str, Any]]:
+        """What a new text makes of choices."""
+        parser = self._parsers[part.index]
+        if parser is None:
+            found = {"delta": {"content": new}} if self._chat else {"text": new}
+            return [found] if new or not last else []
+        deltas = [*parser.push(new), *(parser.finish() if last else ())]
+        self._called[part.index] |= any(delta.kind == "call" for delta in deltas)
+        return [{"delta": delta} for delta in told(self._answer, part, deltas)]
+
+    def _newly_likely(self, part: Part) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens that the text has reached since the last time."""
+        start = self._likely_told[part.index]
+        end = self._likely_told[part.index] = part.told(start)
+        return logprobs(self._answer, part, start, end) if end > start else None
+
+
 async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes]:
     """A stream of chat or completion."""
-    chat, first = answer.record.kind == "chat", head(answer, model, chunk=True)
-    options = getattr(answer.body, "stream_options", None)
-    with_usage = options is not None and bool(options.include_usage)
-    so_far = options is not None and bool(options.continuous_usage_stats)
-    detailed = answer.body.own.details
-
-    def chunk(part: Part, said: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
-        used = {"usage": usage(answer) if so_far else None} if with_usage else {}
-        return data({**first, "choices": [choice], **used, **more})
-
-    parsers = [None if answer.calls is None else answer.calls.parser() for _ in answer.parts]
-    called = [False for _ in answer.parts]
-
-    def pieces(part: Part, new: str, last: bool = False) -> list[dict[str, Any]]:
-        """What a new text makes of choices."""
-        parser = parsers[part.index]
-        if parser is None:
-            return [{"delta": {"content": new}} if chat else {"text": new}]
-        deltas = [*parser.push(new), *(parser.finish() if last else ())]
-        called[part.index] |= any(delta.kind == "call" for delta in deltas)
-        return [{"delta": delta} for delta in told(answer, part, deltas)]
-
-    likely_told = [0 for _ in answer.parts]
-
-    def newly_likely(part: Part) -> dict[str, Any] | None:
-        """Log-probabilities of the tokens that the text has reached since the last time."""
-        if answer.body.likely is None:
-            return None
-        start = likely_told[part.index]
-        end = likely_told[part.index] = part.told(start)
-        return logprobs(answer, part, start, end) if end > start else None
-
-    waits = {part.index for part in answer.parts if answer.body.echoes}  # for their echo
-
-    def echo(part: Part) -> list[bytes]:
-        """The event of a prompt that a text begins with, once."""
-        if part.index not in waits:
-            return []
-        waits.remove(part.index)
-        return [chunk(part, {"text": echoed(answer, part), "logprobs": echoed_logprobs(answer, part)})]
-
+    made = Chunks(answer, model)
     yield PING  # the headers are out before the prompt is read
-    for part in answer.parts if chat else ():
-        yield chunk(part, {"delta": {"role": "assistant", "content": ""}})
-    for part in answer.parts if answer.body.likely is None else ():
-        for value in echo(part):
-            yield value
+    for value in made.begin():
+        yield value
     async for found in answer.follow(0, ping):
         if found is None:
             yield PING
             continue
         part, start, end = found
-        for value in echo(part):
+        more = {"tokenswift": details(part, start, end)} if answer.body.own.details else None
+        for value in made.new(part, "".join(part.pieces[start:end]), more=more):
             yield value
-        more = {"tokenswift": details(part, start, end)} if detailed else {}
-        found = pieces(part, "".join(part.pieces[start:end]))
-        likely_ones = newly_likely(part)
-        if not found and (more or likely_ones):
-            found = [{"delta": {}}]
-        for i, said in enumerate(found):  # what is told of the tokens stands with the first
-            yield chunk(part, said if i else {**said, "logprobs": likely_ones}, None, **({} if i else more))
     if not all(part.reason for part in answer.parts):
         yield data(error_body(unfinished(answer), answer.status, code="stopped"))
         return
     for part in answer.parts:
-        for value in echo(part):
+        for value in made.new(part, part.tail, last=True):
             yield value
-        found = pieces(part, part.tail, True) if part.tail or answer.calls is not None else []
-        likely_ones = newly_likely(part)
-        if not found and likely_ones:
-            found = [{"delta": {}}] if chat else [{"text": ""}]
-        for i, said in enumerate(found):
-            yield chunk(part, said if i else {**said, "logprobs": likely_ones})
-        yield chunk(part, {"delta": {}} if chat else {"text": ""}, ended(part, called[part.index]))
-    if with_usage:
-        yield data({**first, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
+        yield made.end(part)
+    if made.with_usage:
+        yield data({**made.head, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
     yield b"data: [DONE]\n\n"
-
-
-def unfinished(answer: Answer) -> str:
-    """Why an answer is not whole, in one line."""
-    return answer.record.error or answer.stopped or "it was stopped"

@@ -15,6 +15,8 @@ from tokenswift.chat.parser import Delta
 from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
 from tokenswift.serve.openai import PING, details, event, own, usage
 
+#: kind of an item → how the events of its pieces are called
+PIECES = {"text": "output_text", "thought": "reasoning_text", "call": "function_call_arguments"}
 BEFORE = 3  # number of the last event before the first token
 
 
@@ -33,27 +35,27 @@ def status(answer: Answer) -> str:
     return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
 
 
-def message_item(answer: Answer, part: Part, state: str, text: str) -> dict[str, Any]:
-    """The message of one text."""
-    content = [] if state == "in_progress" else [output_text(text)]
-    name = f"msg_{answer.id.partition('_')[2]}_{part.index}"
-    return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
-
-
-def thought_item(answer: Answer, part: Part, state: str, text: str) -> dict[str, Any]:
-    """What one text begins with thinking."""
-    content = [] if state == "in_progress" else [{"type": "reasoning_text", "text": text}]
-    name = f"rs_{answer.id.partition('_')[2]}_{part.index}"
-    return {"id": name, "type": "reasoning", "status": state, "summary": [], "content": content}
-
-
-def call_item(
-    answer: Answer, part: Part, index: int, name: str, arguments: str, state: str
+def item(
+    answer: Answer, part: Part, kind: str, state: str, text: str = "", call: tuple[int, str] = (0, "")
 ) -> dict[str, Any]:
-    """A call in one text."""
-    made = f"fc_{answer.id.partition('_')[2]}_{part.index}_{index}"
-    called = {"call_id": answer.call_id(part, index), "name": name, "arguments": arguments}
-    return {"id": made, "type": "function_call", "status": state, **called}
+    """A part of what one text holds.
+
+    Args:
+        kind: "text", "thought" or "call", as `chat.parser.Delta` has them.
+        text: of a call its arguments.
+        call: its index and name.
+    """
+    stem, begun = f"{answer.id.partition('_')[2]}_{part.index}", state == "in_progress"
+    if kind == "call":
+        called = {"call_id": answer.call_id(part, call[0]), "name": call[1], "arguments": text}
+        return {"id": f"fc_{stem}_{call[0]}", "type": "function_call", "status": state, **called}
+    if kind == "thought":
+        content = [] if begun else [{"type": "reasoning_text", "text": text}]
+        made = {"id": f"rs_{stem}", "type": "reasoning", "status": state, "summary": []}
+    else:
+        content = [] if begun else [output_text(text)]
+        made = {"id": f"msg_{stem}", "type": "message", "role": "assistant", "status": state}
+    return {**made, "content": content}
 
 
 def output_text(text: str) -> dict[str, Any]:
@@ -65,12 +67,12 @@ def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
     """What one text holds: a message, and calls."""
     said, state = answer.said(part), "completed" if part.reason else "incomplete"
     if said.thought:
-        yield thought_item(answer, part, state, said.thought)
+        yield item(answer, part, "thought", state, said.thought)
     if said.text or not said.calls:
-        yield message_item(answer, part, state, said.text)
+        yield item(answer, part, "text", state, said.text)
     for i, (name, arguments) in enumerate(said.calls):
         cut = i == len(said.calls) - 1 and not said.whole
-        yield call_item(answer, part, i, name, arguments, "incomplete" if cut else "completed")
+        yield item(answer, part, "call", "incomplete" if cut else "completed", arguments, (i, name))
 
 
 def asked(answer: Answer) -> dict[str, Any]:
@@ -136,83 +138,63 @@ class Output:
     def __init__(self, answer: Answer, part: Part) -> None:
         self._answer, self._part = answer, part
         self._index = -1  # of the newest item
-        self._text: list[str] = []  # of the newest message, and
-        self._speaks = False  # whether it is open
-        self._thinks = False  # whether that is a thought
-        #: the call that is open: its index, name, arguments
-        self._call: tuple[int, str, list[str]] | None = None
+        self._kind = ""  # of the item that is open; "": none is
+        self._text: list[str] = []
+        self._call = (0, "")  # index and name, where it is a call
 
     def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
         """The events of pieces of the text."""
-        for delta in deltas:
-            if delta.kind in ("text", "thought"):
-                yield from self.open(delta.kind == "thought")
-                self._text.append(delta.text)
-                kind = "reasoning_text" if self._thinks else "output_text"
-                more = {} if self._thinks else {"logprobs": []}
-                yield {"type": f"response.{kind}.delta", **self._place(), "delta": delta.text, **more}
-            elif delta.kind == "call":
+        for kind, text, index in deltas:
+            if kind == "end":
                 yield from self.close()
-                self._index += 1
-                self._call = (delta.index, delta.text, [])
-                yield self._item("added", self._called("", "in_progress"))
-            elif delta.kind == "arguments" and self._call is not None:
-                self._call[2].append(delta.text)
-                yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": delta.text}
+            elif kind == "call":
+                yield from self.open("call", (index, text))
             else:
-                yield from self.close()
+                if kind != "arguments" and kind != self._kind:
+                    yield from self.open(kind)
+                self._text.append(text)
+                yield self._event("delta", delta=text, **({"logprobs": []} if kind == "text" else {}))
 
-    def open(self, thinks: bool = False) -> Iterator[dict[str, Any]]:
-        """A message, or a thought, begins, unless one has."""
-        if self._speaks and self._thinks != thinks:
-            yield from self.close()
-        if not self._speaks:
-            self._text, self._speaks, self._thinks = [], True, thinks
-            self._index += 1
-            yield self._item("added", self._spoken("in_progress", ""))
-            if not thinks:
-                yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
+    def open(self, kind: str, call: tuple[int, str] = (0, "")) -> Iterator[dict[str, Any]]:
+        """An item begins; the one that is open ends."""
+        yield from self.close()
+        self._kind, self._call, self._text = kind, call, []
+        self._index += 1
+        yield self._item("added", "in_progress")
+        if kind == "text":
+            yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
 
     def close(self, whole: bool = True) -> Iterator[dict[str, Any]]:
         """The item that is open, if any, has ended; ``whole``: it is no call that was cut."""
-        state = "completed" if whole else "incomplete"
-        if self._speaks and self._thinks:
-            text = "".join(self._text)
-            yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
-            yield self._item("done", self._spoken("completed", text))
-        elif self._speaks:
-            text = self._part.text if self._answer.calls is None else "".join(self._text)
-            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
+        kind, text = self._kind, "".join(self._text)
+        if kind == "text":
+            text = self._part.text if self._answer.calls is None else text
+            yield self._event("done", text=text, logprobs=[])
             yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
-            yield self._item("done", self._spoken("completed", text))
-        elif self._call is not None:
-            arguments = "".join(self._call[2])
-            named = {"name": self._call[1], "arguments": arguments}
-            yield {"type": "response.function_call_arguments.done", **self._place(), **named}
-            yield self._item("done", self._called(arguments, state))
-        self._speaks, self._call = False, None
+        elif kind == "thought":
+            yield self._event("done", text=text)
+        elif kind == "call":
+            yield self._event("done", name=self._call[1], arguments=text)
+        if kind:
+            yield self._item("done", "completed" if whole or kind != "call" else "incomplete", text)
+        self._kind = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether no item has begun."""
         return self._index < 0
 
+    def _event(self, what: str, **more: Any) -> dict[str, Any]:
+        return {"type": f"response.{PIECES[self._kind]}.{what}", **self._place(), **more}
+
     def _place(self) -> dict[str, Any]:
-        if self._call is not None:
-            return {"item_id": self._called("", "")["id"], "output_index": self._index}
-        name = self._spoken("in_progress", "")["id"]
-        return {"item_id": name, "output_index": self._index, "content_index": 0}
+        name = item(self._answer, self._part, self._kind, "in_progress", "", self._call)["id"]
+        more = {} if self._kind == "call" else {"content_index": 0}
+        return {"item_id": name, "output_index": self._index, **more}
 
-    def _spoken(self, state: str, text: str) -> dict[str, Any]:
-        made = thought_item if self._thinks else message_item
-        return made(self._answer, self._part, state, text)
-
-    def _called(self, arguments: str, state: str) -> dict[str, Any]:
-        assert self._call is not None
-        return call_item(self._answer, self._part, self._call[0], self._call[1], arguments, state)
-
-    def _item(self, what: str, item: dict[str, Any]) -> dict[str, Any]:
-        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": item}
+    def _item(self, what: str, state: str, text: str = "") -> dict[str, Any]:
+        made = item(self._answer, self._part, self._kind, state, text, self._call)
+        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": made}
 
 
 class Numbers:
@@ -258,7 +240,7 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     ]
     first = 0
     if parser is None:
-        begun += output.open()
+        begun += output.open("text")
         first = max(0, after - BEFORE)
     for value in numbers.of(begun):
         yield event(value)
@@ -283,7 +265,7 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     rest = [Delta("text", part.tail)] if parser is None else [*parser.push(part.tail), *parser.finish()]
     last = [*output.take(rest)]
     if output.is_empty:
-        last += output.open()
+        last += output.open("text")
     last += output.close(answer.said(part).whole)
     end = "incomplete" if part.reason == "length" else "completed"
     last.append({"type": f"response.{end}", "response": response(answer, model)})

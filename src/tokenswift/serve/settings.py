@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tokenswift.checks import check_integer, check_number, shown
@@ -187,3 +192,52 @@ def bound(settings: Settings) -> socket.socket:
             "port",
         ) from error
     return made
+
+
+class _Loading(BaseHTTPRequestHandler):
+    """Answers whatever is asked with status 503."""
+
+    timeout = 5.0
+
+    def do_GET(self) -> None:
+        """Say that the model is being loaded."""
+        text = "the model is being loaded; valid: another try in a moment"
+        error = {"error": {"message": text, "type": "server_error", "param": None, "code": "loading"}}
+        body = json.dumps({"status": "loading"} if self.path == "/health" else error).encode()
+        length = self.headers.get("content-length", "0")
+        self.rfile.read(
+            min(int(length[:9]), 1 << 20) if length.isdecimal() else 0
+        )  # or the answer may be lost
+        self.send_response(503)
+        for name, value in (("content-type", "application/json"), ("retry-after", "1")):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_POST = do_DELETE = do_OPTIONS = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a prober asks every second."""
+
+
+class _Door(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: its client is gone."""
+
+
+@contextmanager
+def loading(taken: socket.socket) -> Iterator[None]:
+    """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards finds those
+    that nobody has answered."""
+    taken.listen()
+    server = _Door(("127.0.0.1", 0), _Loading, bind_and_activate=False)
+    server.socket.close()
+    server.socket = taken
+    thread = Thread(target=server.serve_forever, args=(0.05,), name="tokenswift-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()

@@ -85,14 +85,16 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Store:
-    """The folder of all answers.
+    """The folder of all answers, where there is one; else there are none, and none may be written.
 
     Raises:
         InputError: it cannot be made or written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self._root, self._lock = folder, folder or Path(), None
+        if folder is None:
+            return
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = folders.Lock(folder)
@@ -104,11 +106,12 @@ class Store:
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def run_dir(self, name: str, index: int) -> Path:
         """The run's folder of one text of an answer."""
-        return self.folder / name / str(index)
+        return self._root / name / str(index)
 
     def write(self, record: Record) -> None:
         """Keep a record, whole or not at all.
@@ -116,7 +119,7 @@ class Store:
         Raises:
             RunError: the disk says no.
         """
-        folder = self.folder / record.id
+        folder = self._root / record.id
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             journal.write_whole(folder / RECORD, msgspec.json.encode(record))
@@ -127,13 +130,13 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Forget an answer that was never begun."""
-        shutil.rmtree(self.folder / name, ignore_errors=True)
+        shutil.rmtree(self._root / name, ignore_errors=True)
 
     def read(self, name: str) -> Record | None:
         """A record by its id; None where there is none that can be read."""
-        if not IDS.fullmatch(name):
+        if self.folder is None or not IDS.fullmatch(name):
             return None
-        path = self.folder / name / RECORD
+        path = self._root / name / RECORD
         try:
             record = msgspec.json.decode(read_regular(path), type=Record)
         except FileNotFoundError:
@@ -145,7 +148,8 @@ class Store:
 
     def records(self) -> Iterator[Record]:
         """All of them, the oldest first."""
-        found = [record for name in os.listdir(self.folder) if (record := self.read(name)) is not None]
+        names = [] if self.folder is None else os.listdir(self.folder)
+        found = [record for name in names if (record := self.read(name)) is not None]
         yield from sorted(found, key=lambda record: record.created)
 
     def state(self, name: str, index: int) -> RunState | None:
@@ -162,10 +166,10 @@ class Store:
         return state
 
 
-def store_of(settings: Settings) -> Store | None:
+def store_of(settings: Settings) -> Store:
     """Where answers are kept; nobody else writes there from now on.
 
     Raises:
         InputError: the folder cannot be had.
     """
-    return None if settings.run_dir is None else Store(Path(settings.run_dir).expanduser())
+    return Store(None if settings.run_dir is None else Path(settings.run_dir).expanduser())
