@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.checks import check_flag, check_text, shown
+from tokenswift.checks import check_flag, check_text, depth_and_size, shown
 from tokenswift.grammar import closed
 from tokenswift.types import InputError
 
@@ -152,22 +152,16 @@ def _tool(tool: Any, where: str) -> Tool:
 def _check_schema(schema: Any, where: str) -> None:
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise _wrong(where, schema, "a JSON schema of an object")
-    level: list[Any] = [schema]
-    for _ in range(DEPTH):
-        level = [inner for one in level for inner in _inside(one)]
-    if level:
-        raise InputError(f"{where} has more than {DEPTH} levels; valid: fewer", "tools")
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        depth, _ = depth_and_size(json.loads(text), DEPTH)
+    except (TypeError, ValueError, RecursionError) as error:
         said = f"{where} is not JSON ({error}); valid: a JSON schema of an object"
         raise InputError(said, "tools") from error
     if (size := len(check_text(where, text))) > SCHEMA:
         raise InputError(f"{where} is {size:,} characters of JSON; valid: up to {SCHEMA:,}", "tools")
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    if depth > DEPTH:
+        raise InputError(f"{where} has more than {DEPTH} levels; valid: fewer", "tools")
 
 
 def _choice(choice: Any, names: Sequence[str]) -> str:
