@@ -524,6 +524,7 @@ class Answers:
                 await self._settle(answer, "failed", str(error))
                 return
             answer.stopped, answer.running, answer.begun = "", True, True
+            self.known.setdefault(answer.id, answer)  # others may have had it shed meanwhile
             loop = asyncio.get_running_loop()
             for part, (ticket, state) in zip(answer.parts, tickets, strict=True):
                 part.rewind(state)
