@@ -220,7 +220,7 @@ WORDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "completion",
         own(**MAGIC, strategy_options={"gamma": DEEP}),
-        "tokenswift.strategy_options.gamma is [[[",
+        "tokenswift.strategy_options.gamma is ([",
     ),
     (
         "completion",
