@@ -159,13 +159,13 @@ class Candidates:
         """Nodes that the text's grammar does not allow where they stand: no step follows them.
 
         Args:
-            among: nodes that are asked for; None: all.
+            among: nodes that are asked for; None: those that no masked row was ranked for.
         """
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree, told, known, found = self.tree, set(self._told_nodes), set[int](), set[int]()
-        told = told if among is None else told.intersection(among)
+        tree, known, found = self.tree, set[int](), set[int]()
+        told = set(self._told_nodes if among is None else among)
         for end in sorted(told, reverse=True):  # the last of a path first: one question for all of it
             if end in known:
                 continue
