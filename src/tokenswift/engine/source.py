@@ -34,13 +34,14 @@ from tokenswift.loader.identity import (
 from tokenswift.loader.load import (
     DTYPES,
     WEIGHTS,
+    Opened,
     check_memory,
     check_place,
     load_located,
     load_tokenizer,
     no_room,
+    open_files,
 )
-from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
 from tokenswift.loader.template import prepare
 from tokenswift.loader.weights import Recoded, StoredWeights
