@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tokenswift.files import line_of
 from tokenswift.loader import default_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import counted
@@ -381,9 +382,3 @@ def wanted_files(names: Sequence[str]) -> list[str]:
     safe = [name for name in top if name.endswith(".safetensors")]
     weights = safe or [name for name in names if "/" not in name and name.startswith("pytorch_model")]
     return sorted({name for name in top if name.endswith(NEEDED)} | set(weights))
-
-
-def line_of(error: BaseException) -> str:
-    """An error's message on one line, without its later sentences."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157].rstrip() + "..."

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text, shown
 from tokenswift.config import ANSWERS, CONTINUED, SamplingParams, integer_of, sampling_by
+from tokenswift.files import line_of
 from tokenswift.loader.config import check_named
 from tokenswift.loader.template import rendered
 from tokenswift.loader.tokenizer import is_panic
@@ -124,8 +125,7 @@ def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
     except BaseException as error:
         if isinstance(error, MemoryError) or not (is_panic(error) or isinstance(error, Exception)):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"the model's tokenizer refuses {name} ({reason[:160]})") from error
+        raise InputError(f"the model's tokenizer refuses {name} ({line_of(error)})") from error
 
 
 def is_chat(prompt: Any) -> bool:
@@ -228,8 +228,7 @@ def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str
         try:
             return tokenizer.apply_chat_template(messages, tokenize=False, **how)
         except Exception as error:  # whatever its code raises
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
+            raise InputError(f"the model's tokenizer refuses the messages ({line_of(error)})") from error
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = (template.get("tool_use") if "tools" in given else None) or template["default"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
+from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, line_of, read_small
 from tokenswift.loader.config import refusal
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -127,7 +127,7 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
     except BaseException as error:  # tokenizers raises plain Exceptions, and panics
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
+        raise InputError(f"tokenizer {folder / FILE} cannot be read ({line_of(error)})") from error
     if made.truncation is not None or made.padding is not None:
         return None
     if made.post_processor is None:
@@ -302,8 +302,7 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     except BaseException as error:  # tokenizers raises plain Exceptions and panics, lists their own
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(f"model file {path}: its tokenizer cannot be built ({reason})") from error
+        raise InputError(f"model file {path}: its tokenizer cannot be built ({line_of(error)})") from error
     ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
     pair = [*before, "$A", *after, *before, "$B:1", *after]
     made.post_processor = processors.TemplateProcessing(

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tokenswift.files import weight_map
+from tokenswift.files import line_of, weight_map
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.config import EMBEDDING, HEAD, Layout
 from tokenswift.types import InputError
@@ -261,8 +261,7 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
         made = safe_open(path, framework="pt")
         count = len(made.keys())
     except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{what} {path} cannot be read as safetensors ({reason})") from error
+        raise InputError(f"{what} {path} cannot be read as safetensors ({line_of(error)})") from error
     if count > MOST_TENSORS:
         raise InputError(f"{what} {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
     return made
