@@ -185,7 +185,7 @@ def test_plain_tokenizers_do_as_transformers(make: Callable[[], Any], kind: str,
 
 #: what takes long to load, or is for other commands
 HEAVY = {
-    *("transformers", "accelerate", "sympy", "gguf", "torch._dynamo", "torch._inductor", "numpy.testing"),
+    *("transformers", "accelerate", "sympy", "torch._dynamo", "torch._inductor", "numpy.testing"),
     *("prompt_toolkit", "rich", "ray", "fastapi", "datasets", "pandas", "matplotlib", "jinja2", "llguidance"),
     *("huggingface_hub", "tokenswift.serve", "tokenswift.train", "tokenswift.audit", "tokenswift.cli.chat"),
 }

@@ -1,7 +1,7 @@
 """GGUF files: what they say of a model, and their tensors, read in place.
 
 The `gguf` package reads the same, but takes seconds for a tokenizer's texts; here it is asked for names of
-types and for tensors in formats that are not ours, and no more.
+types, their sizes and the numbers in their blocks, and no more.
 
 Files come from anybody: what a header says is held against what the file can hold before anything is made of
 it, and no two tensors share a byte. What would make another model of the same numbers is refused, not passed
@@ -52,7 +52,6 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 #: types of tensors that torch has
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
-NAMES = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
@@ -316,12 +315,7 @@ class Kind(NamedTuple):
 
 @cache
 def kind_of(code: int) -> Kind | None:
-    """A type by its number; the `gguf` package, which knows all, takes longer to load than a header."""
-    if code in BY_CODE:
-        form = BY_CODE[code]
-        return Kind(form.name.upper(), form.block, form.nbytes)
-    if code in NAMES:
-        return Kind(NAMES[code], 1, (DENSE | INTEGERS)[code].itemsize)
+    """A type by its number; None: the `gguf` package does not know it."""
     import gguf
 
     try:
