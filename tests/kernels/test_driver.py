@@ -70,7 +70,7 @@ def compare(found: list[Case], plain: list[Case], rounds: bool) -> None:
     own = [i for i, (words, _) in enumerate(found) if rounds and rounds_its_own_way(words)]
     same = [i for i in range(len(found)) if i not in own]
     assert [found[i][0] for i in same] == [plain[i][0] for i in same]
-    assert len(own) in (0, 69), "products of 7 kinds of weights, 12 attentions, one model"
+    assert len(own) in (0, 117), "products of 13 kinds of weights, 12 attentions, one model"
     for i in own:
         x, y = numbers(found[i]).astype(float), numbers(plain[i]).astype(float)
         far = np.abs(x - y).max() / np.sqrt((y * y).mean())
