@@ -92,13 +92,15 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
         found.append(Need(what, "shipped" if shipped else place, command))
     if (eagle := config.get("eagle")) is not None:
         missing = eagle == f"{Path(model).name}.eagle" and not Path(eagle).exists()
-        command = f"tokenswift train-eagle {_text(model)} --out {shlex.quote(eagle)}" if missing else ""
+        command = (
+            f"tokenswift train --kind eagle {_text(model)} --out {shlex.quote(eagle)}" if missing else ""
+        )
         found.append(Need("EAGLE-3 drafter", eagle, command))
     small = config["options"].get("draft_model")
     if small is not None or strategy == "triforce":
         own = f"{Path(model).name}.draft"
         missing = small == own and not Path(own).exists()
-        command = f"tokenswift train-draft {_text(model)} --layers 2 --out {small}" if missing else ""
+        command = f"tokenswift train --kind draft {_text(model)} --layers 2 --out {small}" if missing else ""
         found.append(Need("draft model", str(small or default_model.DRAFT), command))
     return found
 
@@ -120,9 +122,9 @@ def none_shipped(config: Mapping[str, Any]) -> InputError:
 def _heads_command(model: str, kind: str, out: str) -> str:
     out = shlex.quote(out)
     if kind == "linear":
-        return f"tokenswift train-heads --kind linear --model {model} --data pg19 --out {out}"
+        return f"tokenswift train --kind linear --model {model} --data pg19 --out {out}"
     more = " --kind medusa --num-heads 4" if kind == "medusa" else ""
-    return f"tokenswift train-heads{more} {_text(model)} --out {out}"
+    return f"tokenswift train{more} {_text(model)} --out {out}"
 
 
 def _text(model: str) -> str:

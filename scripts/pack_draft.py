@@ -2,7 +2,7 @@
 
 python scripts/pack_draft.py FOLDER FILE
 
-FOLDER is what `tokenswift train-draft` wrote.
+FOLDER is what `tokenswift train --kind draft` wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def write(folder: Path, file: Path) -> None:
     """Write a small file with the trained weights of a draft model's folder, bfloat16.
 
     Args:
-        folder: of `tokenswift train-draft`.
+        folder: of `tokenswift train --kind draft`.
         file: the safetensors file; see `tokenswift.loader.load.packed_draft` for the way back.
     Raises:
         InputError: the folder is no draft model, or the file cannot be written.
@@ -39,7 +39,7 @@ def write(folder: Path, file: Path) -> None:
         embedding = next(t for n, t in tensors.items() if n.endswith(default_model.SHARED[0]))
         header = {"version": default_model.VERSION, "target": record["target"], "notes": record["notes"]}
     except (OSError, ValueError, KeyError, SafetensorError, StopIteration) as error:
-        raise InputError(f"{folder} is not a draft model of train-draft ({error})") from error
+        raise InputError(f"{folder} is not a draft model of tokenswift train ({error})") from error
     header["config"] = {k: v for k, v in config.items() if not re.match("_|transformers_version", k)}
     weights = {n: t.bfloat16() for n, t in tensors.items() if not n.endswith(default_model.SHARED)}
     weights[default_model.SAMPLE] = sample_of(embedding)

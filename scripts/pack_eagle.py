@@ -2,7 +2,7 @@
 
 python scripts/pack_eagle.py MODEL FOLDER FILE.gguf
 
-MODEL is the target, FOLDER what `tokenswift train-eagle` wrote for it.
+MODEL is the target, FOLDER what `tokenswift train --kind eagle` wrote for it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 set -eu
 novels=$1 held_out=$2 work=$3
 mkdir -p "$work"
-tokenswift train-heads --data "$novels" --continued --tokens 392000 --sequence-length 768 --prompt-lengths 256 --seed 11 \
+tokenswift train --data "$novels" --continued --tokens 392000 --sequence-length 768 --prompt-lengths 256 --seed 11 \
     --epochs 3 ${LIMIT:-} --out "$work/heads.safetensors" --work "$work/heads"
 steps=${LIMIT:+$(echo " $LIMIT" | sed -n 's/.* \(--steps [0-9]*\).*/\1/p')}
-tokenswift train-eagle --states "$work/heads" --seed 11 --epochs 3 ${steps:-} --out "$work/eagle" --work "$work/eagle.work"
+tokenswift train --kind eagle --states "$work/heads" --seed 11 --epochs 3 ${steps:-} --out "$work/eagle" --work "$work/eagle.work"
 python scripts/drafter_rates.py smollm2-135m "$work/heads.safetensors" "$work/eagle" "$held_out"

@@ -195,7 +195,7 @@ def test_heads_are_advised_once_a_model(
         assert "tokenswift train" not in cli(*argv, *more).err
     first = cli(*argv)
     line = first.err.splitlines()[-1]
-    assert f"tokenswift train-heads --model {tiny} --data self --out heads.safetensors (about " in line
+    assert f"tokenswift train --model {tiny} --data self --out heads.safetensors (about " in line
     assert int(line.split("(about ")[1].split(" hours here)")[0].replace(",", "")) >= 1
     assert "tokenswift train" not in cli(*argv).err
 

@@ -1,4 +1,4 @@
-"""`train-heads`, `train-draft`, `eval-heads` on tiny checkpoints, good and bad input."""
+"""`train` on tiny checkpoints, good and bad input."""
 
 from __future__ import annotations
 
@@ -38,17 +38,15 @@ SMALL = (*DATA, "--inner", "16")
 def test_train_then_generate_then_evaluate(
     cli: Call, base: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = cli(
-        "train-heads", "--model", base, "--data", text, "--out", "h.safetensors", "--num-heads", "2", *SMALL
-    )
+    done = cli("train", "--model", base, "--data", text, "--out", "h.safetensors", "--num-heads", "2", *SMALL)
     assert done.code == 0, done.err
     assert "h.safetensors" in done.files and "training: step" not in done.out
     done = cli("generate", "the whale", "--model", base, "--heads", "h.safetensors",
                "--max-new-tokens", "8", "--budget", "32", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
-    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
+    done = cli("train", "--model", base, "--data", text, "--evaluate", "h.safetensors",
                "--max-new-tokens", "16", "--positions", "40", "--count", "1", "--budget", "48",
-               "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
+               "--prompt-tokens", "64", "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     figures = json.loads(Path("e.json").read_text())
     assert figures["heads"] == 2 and set(figures["acceptance"]) == {"partial", "hidden"}
@@ -59,9 +57,9 @@ def test_train_then_generate_then_evaluate(
     assert figures["acceptance"]["hidden"]["mean_acceptance_length"] >= 1
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(Stages, "__call__", lambda self, *stage: told.append(stage))
-    again = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
+    again = cli("train", "--model", base, "--data", text, "--evaluate", "h.safetensors",
                 "--max-new-tokens", "16", "--positions", "40", "--count", "1", "--budget", "48",
-                "--context", "128", "--json", "f.json")  # fmt: skip
+                "--prompt-tokens", "64", "--context", "128", "--json", "f.json")  # fmt: skip
     assert again.code == 0, again.err
     for stage in ("text", "write", "own", "generate"):
         counts = [(done, total) for name, done, total in told if name == stage]
@@ -72,14 +70,14 @@ def test_train_then_generate_then_evaluate(
 
 
 def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
-    done = cli("train-heads", "--model", base, "--data", text, "--out", "m.safetensors",
+    done = cli("train", "--model", base, "--data", text, "--out", "m.safetensors",
                "--kind", "medusa", "--num-heads", "2", *DATA)  # fmt: skip
     assert done.code == 0, done.err
     heads, _, notes = read_heads("m.safetensors")
     assert heads.kind == notes["kind"] == "medusa" and heads.config.blocks == 1
-    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
+    done = cli("train", "--model", base, "--data", text, "--evaluate", "m.safetensors",
                "--max-new-tokens", "16", "--positions", "16", "--count", "1", "--budget", "48",
-               "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
+               "--prompt-tokens", "64", "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tokenswift.cli.main import parsed
-from tokenswift.cli.train_heads import job_of
+from tokenswift.cli.train import job_of
 from tokenswift.train.loop import local_device, picks, steps_of
-from tokenswift.train.options import RECIPES, Job, TrainingOptions
+from tokenswift.train.options import Job, TrainingOptions
 from tokenswift.types import InputError
 
 
@@ -26,8 +26,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch, world: int, rank: int, local: int) ->
 
 def planned(*options: str) -> tuple[Job, str]:
     """The job of a command, and its device."""
-    args = parsed(["train-heads", "--out", "h", "--dtype", "float32", *options])
-    job, _, device = job_of(args, RECIPES[args.kind])
+    args = parsed(["train", "--out", "h", "--dtype", "float32", *options])
+    job, _, device = job_of(args)
     return job, device
 
 

@@ -278,7 +278,7 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
         tokens = DataOptions("self").tokens
         plain = result.metrics.tokens_per_second / ((result.drafting or {}).get("gain") or 1.0)
         logger.info(
-            "draft heads trained for this model can make it faster: tokenswift train-heads --model %s "
+            "draft heads trained for this model can make it faster: tokenswift train --model %s "
             "--data self --out heads.safetensors (about %s hours here), then --heads heads.safetensors",
             shlex.quote(name), f"{max(1, tokens / plain / 3600):,.0f}",
         )  # fmt: skip

@@ -34,10 +34,7 @@ COMMANDS = (
     "demo",
     "audit",
     "bench",
-    "train_heads",
-    "train_draft",
-    "train_eagle",
-    "eval_heads",
+    "train",
 )
 #: commands that another's module has
 MODULES: dict[str, str] = dict.fromkeys(("resume", "text", "report"), "runs")

@@ -253,7 +253,7 @@ def draft_file() -> Path:
     return entry
 
 
-#: the record of a folder from ``train-draft`` or ``train-eagle``, and ends of the names of its files
+#: the record of a folder from ``tokenswift train``, and ends of the names of its files
 RECORD, ENDS = "tokenswift.json", (".json", ".safetensors", ".jinja", ".txt", ".model")
 #: of a packed draft model: its version, where its header has the rest, ends of the names of what the target
 #: gives, and a sample of the target's embedding
@@ -262,7 +262,7 @@ SAMPLE = "target.sample"
 
 
 def check_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train-draft`` and no more."""
+    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train`` and no more."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -273,8 +273,8 @@ def check_out(out: Path) -> None:
         ours = False
     if not ours:
         raise InputError(
-            f"out {out} exists and is not a draft model of train-draft; valid: a new or empty folder, or one "
-            "that holds such a model and nothing else"
+            f"out {out} exists and is not a draft model of tokenswift train; valid: a new or empty folder, "
+            "or one that holds such a model and nothing else"
         )
 
 

@@ -45,7 +45,7 @@ class DraftModels:
         if wanted is None and not self._is_default:
             raise InputError(
                 "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder "
-                "of train-draft"
+                "of tokenswift train --kind draft"
             )
         named = wanted is None or _is_name(wanted)
         key = self.name(wanted) if named else f"object {id(wanted)}"

@@ -150,7 +150,7 @@ class Medusa(FixedWidths):
         if heads is None:
             raise InputError(
                 "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
-                f"tokenswift train-heads --kind medusa{where()}"
+                f"tokenswift train --kind medusa{where()}"
             )
         tree = options.tree
         check_tree(tree, llm.target.vocab_size)

@@ -234,7 +234,7 @@ def _finished(folder: Path, base: BaseIdentity) -> HiddenStore:
         vocab_size, width, *sample = made_from["base"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"states {folder} holds no hidden states; valid: a work folder of train-heads"
+            f"states {folder} holds no hidden states; valid: a work folder of tokenswift train"
         ) from error
     if not BaseIdentity("", width, vocab_size, torch.tensor(sample)).distance(base) <= TOLERANCE:
         raise InputError(f"states {folder} are of another model")

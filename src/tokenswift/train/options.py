@@ -12,9 +12,9 @@ from tokenswift.config import SamplingParams, check_number
 from tokenswift.types import InputError
 
 TARGETS = ("model", "text")
-#: files of a drafter of train-eagle
+#: files of a drafter of kind eagle
 EAGLE = ("config.json", "model.safetensors", "tokenswift.json")
-#: How each kind of heads is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
+#: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
 RECIPES: dict[str, dict[str, Any]] = {
     "conditioned": {},
@@ -32,6 +32,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "warmup": 50,
         "beta2": 0.999,
     },
+    "eagle": {"window": 256, "batch": 2, "lr": 5e-4, "warmup": 100},
+    "draft": {"window": 256},
 }
 
 
@@ -171,7 +173,7 @@ class Job:
 
 
 def check_eagle_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a drafter of ``train-eagle`` and no more."""
+    """Raise :class:`InputError` unless ``out`` is free, or a drafter of kind eagle and no more."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -181,6 +183,6 @@ def check_eagle_out(out: Path) -> None:
         ours = False
     if not ours:
         raise InputError(
-            f"out {out} exists and is not a drafter of train-eagle; valid: a new or empty folder, or one "
-            "that holds such a drafter and nothing else"
+            f"out {out} exists and is not an EAGLE-3 drafter of tokenswift train; valid: a new or empty "
+            "folder, or one that holds such a drafter and nothing else"
         )

@@ -1,4 +1,4 @@
-"""The rates of `eval-heads` against the reference, and a floor under what the shipped heads reach."""
+"""The rates of `train --evaluate` against the reference, and a floor under what the shipped heads reach."""
 
 from __future__ import annotations
 

@@ -1,0 +1,342 @@
+"""``tokenswift train``: heads, an EAGLE-3 drafter or a draft model for a model; or how well heads draft."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenswift.checks import check_choice
+from tokenswift.cli import options
+from tokenswift.cli.declare import RARE, add_options, check_options, option, texts_of
+from tokenswift.cli.main import reason
+from tokenswift.cli.output import (
+    add_json_option,
+    check_apart,
+    check_folder,
+    check_record,
+    check_writable,
+    give,
+)
+from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
+from tokenswift.config import LoadConfig, TokenSwiftOptions
+from tokenswift.loader.find import check_name
+from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions, check_eagle_out
+from tokenswift.types import InputError, RunError, Step
+
+logger = logging.getLogger("tokenswift")
+FIGURES = ("mean_acceptance_length", "acceptance_rate", "ngram_acceptance_rate", "tokens_per_second")
+COLUMNS = ("top1", "top3", "match", "match3")
+#: fields of `train.options.TrainingOptions` that are no options of their own
+ASIDE = ("targets", "log_every", "seed", "bf16")
+#: training options that every help shows
+USUAL = ("data", "continued", "tokens", "epochs", "steps", "lr", "batch")
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """What is trained.
+
+    Attributes:
+        model: alias, folder or hub id of the model that it drafts for
+        kind: draft heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large
+            GPU); eagle: a layer that reads the inputs of three of the model's layers (EAGLE-3); or draft: a
+            model of the model's own first layers
+        out: heads file to write; of eagle and draft a folder, good for --eagle and --draft-model
+        num_heads: number of heads
+        inner: hidden layer of conditioned heads; 0: none
+        depths: tokens of a chain that eagle learns to draft
+        layers: layers of a draft model
+    """
+
+    model: str = option(options.DEFAULT_MODEL, "M")
+    kind: str = option("conditioned")
+    out: Path | None = option(None)
+    num_heads: int = option(3, least=1)
+    inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
+    depths: int = option(3, least=1, level=RARE)
+    layers: int = option(2, least=1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the hidden states come from.
+
+    Attributes:
+        data: a text or JSONL file, a folder of them, self (the model writes the text), or pg19
+        states: finished work folders of earlier trainings, instead of --data
+    """
+
+    data: str | None = option(None, "PATH")
+    states: list[Path] = option((), "FOLDER", type=Path, nargs="+", level=RARE)
+
+
+@dataclass(frozen=True)
+class Place(options.Quiet):
+    """Where training runs, and what it leaves.
+
+    Attributes:
+        work: folder for states, checkpoint and log.csv; default: OUT.work
+        dtype: bfloat16, float32, or auto: what the hardware has
+        device: auto, cpu, cuda (torchrun: each its own) or cuda:N
+    """
+
+    work: Path | None = option(None, "DIR")
+    dtype: str = option("auto")
+    device: str = option("auto")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well heads draft.
+
+    Attributes:
+        evaluate: instead of training, measure these heads (a file, auto or a kind that ships) on --data,
+            which they have not learnt from, and on the model's own text
+        positions: positions to evaluate per kind of text, at least 16
+        context: tokens of a text that is evaluated, at least 16
+        count: prompts to generate from, with the tree 1,3,3,3 and 20 n-grams, at least 0; 0 skips it
+        prompt_tokens: tokens of a prompt, at least 16
+        max_new_tokens: new tokens per prompt, at least 16
+        budget: tokens in the partial KV cache
+    """
+
+    evaluate: str | None = option(None, "HEADS")
+    positions: int = option(500, least=16, level=RARE)
+    context: int = option(512, least=16, level=RARE)
+    count: int = option(4, least=0, level=RARE)
+    prompt_tokens: int = option(1500, least=16, level=RARE)
+    max_new_tokens: int = option(200, least=16, level=RARE)
+    budget: int = option(512, level=RARE)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train draft heads, an EAGLE-3 drafter or a draft model for a model",
+        description="Train what drafts for a model: it learns the model's next-token distribution, as "
+        "decoding processes it, from hidden states that the model makes of the data once. The same command "
+        "resumes an interrupted training.",
+    )
+    add_options(parser, Drafter)
+    kinds = {**texts_of(DataOptions), **texts_of(TrainingOptions)}
+    for name, text in kinds.items():
+        own = ", ".join(f"{kind} {recipe[name]}" for kind, recipe in RECIPES.items() if name in recipe)
+        kinds[name] = f"{text} (of kind {own})" if own else text
+    names = {one.name for kind in (DataOptions, TrainingOptions) for one in fields(kind)} - {*ASIDE, "data"}
+    for title, parts in (("data", (Source, DataOptions)), ("training", (TrainingOptions, Place))):
+        group = parser.add_argument_group(title)
+        for part in parts:
+            ours = part in (Source, Place)
+            add_options(group, part, () if ours else names, not ours, {} if ours else kinds, names - {*USUAL})
+    group = parser.add_argument_group("evaluation")
+    add_options(group, Evaluation)
+    add_json_option(group, "write the figures of --evaluate to this file")
+    title = "sampling (what the model writes, and the distribution that is learnt)"
+    options.add_sampling_options(parser, title, plain=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or evaluate."""
+    check_options(args, Drafter)
+    if args.evaluate is not None:
+        return evaluated(args)
+    check_choice("kind", args.kind, tuple(RECIPES))
+    if args.out is None:
+        raise InputError("--out is not given; valid: the file or folder to write, or --evaluate HEADS")
+    if args.kind == "draft":
+        from tokenswift.loader.default_model import check_out
+
+        check_out(check_folder("--out", args.out))
+    elif args.kind == "eagle":
+        check_eagle_out(check_folder("--out", args.out))
+    else:
+        check_writable("--out", args.out, renamed=True)
+    trained(args)
+    return 0
+
+
+def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
+    """The job, and the model's dtype and device. Options that are not given come from the kind's recipe, then
+    from the place to run. Says what is about to be done before anything heavy is imported.
+
+    Raises:
+        InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
+    """
+    from tokenswift.train.data import check_source
+
+    if (args.data is None) == (not args.states):
+        raise InputError("--data or --states is needed, and not both: where the hidden states come from")
+    check_name(args.model)
+    how = LoadConfig(args.dtype, args.device)
+    sampling = options.sampling_from(args)
+    work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
+    if args.data is not None:
+        check_source(args.data)
+    check_apart({"--out": args.out, "--work": work}, options.inputs_of(args))
+    given = {name: value for name, value in vars(args).items() if value is not None}
+
+    def job(usual: dict[str, Any], bf16: bool) -> Job:
+        chosen = {"loss_vocabulary": 4096, **usual, **RECIPES[args.kind], **given}
+        chosen |= {"seed": sampling.seed, "bf16": bf16}
+        data, training = (
+            {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
+            for kind in (DataOptions, TrainingOptions)
+        )
+        source = None if args.data is None else DataOptions(**data)
+        name = Path(args.model).name
+        return Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
+
+    job({}, False)  # ranges show before anything heavy is imported
+    logger.info("loading %s", args.model)
+    from tokenswift.loader.load import check_place, native_bfloat16
+    from tokenswift.train.loop import local_device
+
+    device = local_device(check_place(how))
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if native_bfloat16(device) else "float32"
+    cuda = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32, "loss_vocabulary": 0}
+    return job({} if device == "cpu" else cuda, dtype == "bfloat16"), dtype, device
+
+
+def trained(args: argparse.Namespace) -> None:
+    """Load the model, train for it, and say what came out."""
+    job, dtype, device = job_of(args)
+
+    from tokenswift.loader.load import load
+    from tokenswift.train.loop import first_process
+
+    if not first_process():
+        logger.setLevel(logging.ERROR)  # one of them is enough
+    with keeping(job.work), Stages(args.quiet or not first_process()) as stages:
+
+        def report(line: str) -> None:
+            stages.end()  # its line is its own
+            logger.info(line)
+
+        loaded = load(args.model, dtype=dtype, device=device, on_progress=stages)
+        job = replace(job, sampling=options.model_sampling(args, job.sampling, loaded))
+        notes = trainer(args)(loaded.model, loaded.tokenizer, job, report, stages)
+    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
+
+
+def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
+    """What trains the kind; it returns notes."""
+    if args.kind == "draft":
+        from tokenswift.train.draft import train_draft
+
+        return partial(train_draft, layers=args.layers)
+    if args.kind == "eagle":
+        from tokenswift.train.eagle import train_eagle
+
+        return partial(train_eagle, depths=args.depths)
+    from tokenswift.train.heads import train_heads
+
+    return partial(train_heads, kind=args.kind, count=args.num_heads, inner=args.inner)
+
+
+@contextmanager
+def keeping(work: Path) -> Iterator[None]:
+    """Inside the block, whatever ends the command says what is kept of it in the work folder."""
+
+    def kept() -> str:
+        if not work.is_dir():
+            return "nothing was kept"
+        return f"what is done so far is kept in {work}; the same command resumes it"
+
+    with Signals():
+        try:
+            yield
+        except Interrupted as error:
+            raise Interrupted(error.number, kept()) from None
+        except (RunError, OSError) as error:
+            raise RunError(f"{reason(error)}; {kept()}") from error
+
+
+def evaluated(args: argparse.Namespace) -> int:
+    """Measure heads and print the table: for each head top-1 and top-3 accuracy and the coupled match rate,
+    on the data and on the model's own continuations; then the mean acceptance length by source."""
+    from tokenswift.train.data import check_source, passages, prefix_of
+
+    check_options(args, Evaluation)
+    if args.data is None:
+        raise InputError("--data is not given; valid: text that the heads have not learnt from")
+    tree = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": args.budget}
+    TokenSwiftOptions(**tree)
+    sampling = options.sampling_from(args)
+    check_name(args.model)
+    options.check_heads(args.evaluate)
+    check_source(args.data)
+    record = check_record(args.json, options.inputs_of(args) | {"--evaluate": args.evaluate})
+    logger.info("loading %s", args.model)
+    with Stages(args.quiet, "loading") as stages:
+        from tokenswift.engine.llm import LLM
+        from tokenswift.train.evaluate import head_rates, own_text
+        from tokenswift.train.states import Backbone
+
+        llm = LLM(args.model, args.dtype, args.device, heads=args.evaluate, on_progress=stages)
+    heads = llm.resources.heads
+    if heads is None:
+        raise InputError(f"evaluate is {args.evaluate!r}; no heads fit {llm.name}; valid: a heads file")
+    sampling = options.model_sampling(args, sampling, llm)
+    prefix, backbone = prefix_of(llm.tokenizer), Backbone(llm.model)
+
+    def taken(count: int, length: int, seed: int) -> list[list[int]]:
+        return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
+
+    given = taken(8, args.context, sampling.seed)
+    half = [passage[: len(passage) // 2] for passage in given]
+    made: dict[str, Any] = {"heads": heads.count, "kind": heads.kind}
+    with Stages(args.quiet) as stages:
+        rates = partial(head_rates, backbone, heads, sampling=sampling, positions=args.positions)
+        made["text"] = rates(given, learn=32, tell=partial(stages, "text"))
+        own = own_text(backbone, half, len(half[0]), sampling, partial(stages, "write"))
+        made["own"] = rates(own, learn=len(half[0]), tell=partial(stages, "own"))
+        prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
+
+        def generate(draft: str, done: int) -> dict[str, float]:
+            """Figures of generations by what drafts them: the mean over the prompts."""
+
+            def count(step: Step) -> None:
+                nonlocal done
+                done += len(step.token_ids)
+                stages("generate", done, 2 * len(prompts) * args.max_new_tokens)
+
+            how = {
+                "strategy": "tokenswift",
+                "strategy_options": {**tree, "draft": draft},
+                "sampling": sampling,
+            }
+            how |= {"ignore_eos": True, "on_step": count}
+            runs = [llm.generate(prompt, args.max_new_tokens, **how).metrics for prompt in prompts]
+            return {name: sum(getattr(one, name) for one in runs) / len(runs) for name in FIGURES}
+
+        done = len(prompts) * args.max_new_tokens
+        drafts = (("partial", 0), ("hidden", done)) if prompts else ()
+        made["acceptance"] = {draft: generate(draft, before) for draft, before in drafts}
+    give(record, made, shown(made))
+    return 0
+
+
+def shown(made: dict[str, Any]) -> str:
+    """The figures as text."""
+    rates = [
+        (source, str(i), *(f"{row[column]:.3f}" for column in COLUMNS))
+        for source in ("text", "own")
+        for i, row in enumerate(made[source], 1)
+    ]
+    lines = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
+    for draft, row in made["acceptance"].items():
+        lines.append(
+            f"draft {draft}: mean acceptance length {row['mean_acceptance_length']:.2f}, "
+            f"α {row['acceptance_rate']:.3f}, n-grams β {row['ngram_acceptance_rate']:.3f}, "
+            f"{row['tokens_per_second']:.1f} tokens/s"
+        )
+    return "\n".join(lines)
