@@ -6,8 +6,8 @@ HEADS is a heads file, EAGLE a drafter's folder or GGUF file, TEXTS a text or a 
 was trained on. The model goes on from passages of CONTEXT tokens, and its own tokens are the places looked
 at. The measures are those of `tokenswift train --evaluate`: match is how often the first candidate, ranked
 with the model's own noise, is what the model chooses, and chain how often all up to this depth are. The
-sampling is the paper's, with the seed 5. A last row for each drafter has the tokens of a step that drafts a chain of
-two.
+sampling is the paper's, with the seed 5. A last row for each drafter has the tokens of a step that drafts a
+chain of two.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from tokenswift.checks import (
     LARGEST,
     check_choice,
     check_flag,
-    check_integer,
     check_number,
     check_text,
     check_whole,
@@ -80,6 +79,12 @@ def check_choices(options: object) -> None:
         check_choice(name, getattr(options, name), choices)
 
 
+def refuse(when: bool, options: object, name: str, rest: str) -> None:
+    """Raise :class:`InputError` for a field, where ``when`` holds: its value and the rest of the line."""
+    if when:
+        raise InputError(f"{name} is {shown(getattr(options, name))}{rest}", name)
+
+
 @named_errors
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -94,23 +99,24 @@ class SamplingParams:
         top_p: in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all
         min_p: in [0, 1): drop tokens less likely than this share of the best; 0 keeps all
         eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off
-        repetition_penalty: theta, from 1 to 1e30: penalty of tokens in the window; 1 is off
-        penalty_window: W, at least 1: newest tokens that the penalty looks at
-        seed: 0 or more: same seed, same text, whatever the strategy; the noise is a pure function of it, the
-            position and the token
+        repetition_penalty: from 1 to 1e30: penalty of tokens that are among the newest ones (see
+            penalty_window); 1 is off
+        penalty_window: newest tokens that penalties look at, at least 1
+        seed: 0 or more: the same seed, the same text, whatever the strategy
         greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else is given
-        presence_penalty: from -2 to 2, subtracted from the logit of every new token among the last
-            penalty_window ones; 0 is off
-        frequency_penalty: from -2 to 2, the same for each time that the token is there; 0 is off
+        presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the newest ones
+            (see penalty_window); 0 is off
+        frequency_penalty: from -2 to 2, the same for each time that the token occurs there; 0 is off
         dry_multiplier: DRY: penalty of the token that would make a repeated sequence longer, from 0 (off) to
             1e6: multiplier times base to the power of the repeated tokens beyond the allowed length
         dry_base: base of the DRY penalty, from 1 to 1e6
         dry_allowed_length: tokens that may be repeated without a DRY penalty for the next one, 1 to 4,096
         dry_range: newest tokens in which DRY looks for repetitions, those of the prompt included; -1: all
-        dry_breakers: DRY sees no repetition across tokens that contain one of these texts
-        logit_bias: token id and bias (-100 to 100), which is added to the token's logit
+        dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default: line
+            break, colon, quotation mark, asterisk (none for continued text)
+        logit_bias: token ids and what is added to their logits, -100 to 100; default: none
         min_tokens: new tokens before an end-of-text token or a stop text may end the text
-        bad_words: texts, or lists of token ids, that are never written in these tokens
+        bad_words: texts, or lists of token ids, that are never written in these tokens; default: none
         grammar: what the text has to be like, a `Grammar`: no token that it does not allow is chosen, and the
             text ends where it does; None is any text
     """
@@ -155,9 +161,8 @@ class SamplingParams:
         check_whole(self, "penalty_window", 1)
         check_whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
         check_whole(self, "dry_allowed_length", 1, most=4096)
-        check_whole(self, "dry_range", -1, "an integer of at least 1, or -1 for all of the text")
-        if self.dry_range == 0:
-            raise InputError("dry_range is 0; valid: an integer of at least 1, or -1 for all of the text")
+        check_whole(self, "dry_range", -1, "an integer of at least 1, or -1 for all")
+        refuse(self.dry_range == 0, self, "dry_range", "; valid: an integer of at least 1, or -1 for all")
         check_whole(self, "min_tokens", 0)
         for name in ("dry_breakers", "bad_words"):
             keep_field(self, name, check_texts(name, getattr(self, name)))
@@ -323,11 +328,9 @@ class LoopOptions:
         for name in ("min_pattern_size", "max_pattern_size", "min_tokens"):
             check_whole(self, name, 1)
         check_whole(self, "min_count", 2)
-        if not self.min_pattern_size <= self.max_pattern_size <= MOST_PATTERN:
-            raise InputError(
-                f"max_pattern_size is {self.max_pattern_size}; valid: {self.min_pattern_size} "
-                f"(min_pattern_size) to {MOST_PATTERN}"
-            )
+        fits = self.min_pattern_size <= self.max_pattern_size <= MOST_PATTERN
+        valid = f"; valid: {self.min_pattern_size} (min_pattern_size) to {MOST_PATTERN}"
+        refuse(not fits, self, "max_pattern_size", valid)
 
     @property
     def reach(self) -> int:
@@ -412,8 +415,8 @@ class LoadConfig:
             values in int8)
         kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
             memory of bfloat16
-        device_map: where layers lie: auto (over cards, then memory, then disk), or a device for each module;
-            default: all on the device
+        device_map: where layers lie: auto (over cards, then memory, then disk), or a device for each module
+            (a JSON file on the command line); default: all on the device
         tp: processes that compute the model together, started by torchrun
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
         cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
@@ -440,51 +443,43 @@ class LoadConfig:
             if type(value).__module__ == "torch":  # one of its own types or devices
                 keep_field(self, name, str(value).removeprefix("torch."))
         check_choices(self)
-        devices = words.words(words.Device)
-        if self.device not in devices and not re.fullmatch(r"cuda:\d+", str(self.device)):
-            raise InputError(f"device is {self.device!r}; valid: {', '.join(devices)}", "device")
+        devices = ", ".join(words.words(words.Device))
+        known = self.device in devices.split(", ") or re.fullmatch(r"cuda:\d+", str(self.device))
+        refuse(not known, self, "device", f"; valid: {devices}")
         if self.device != "auto":
-            check_backend(self.backend, self.device)
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, str):
-            raise InputError(
-                f"rope_scaling is {shown(self.rope_scaling)}; valid: None, yarn, yarn:4", "rope_scaling"
-            )
+            check_backend(str(self.backend), self.device)
+        named = self.rope_scaling is None or isinstance(self.rope_scaling, str)
+        refuse(not named, self, "rope_scaling", "; valid: None, yarn, yarn:4")
         parse_rope_scaling(self.rope_scaling or "none")
         if self.threads is not None:
             keep_field(self, "threads", check_threads(self.threads))
-        keep_field(self, "tp", check_integer("tp", self.tp, 1))
+        check_whole(self, "tp", 1)
         self._check_spread()
 
     def _check_spread(self) -> None:
         """Refuse what no model can be spread by."""
-        placed, tp = self.device_map, self.tp
-        if placed is not None and placed != "auto":
-            if not isinstance(placed, Mapping) or not placed:
-                valid = "auto, or a device for each module by name"
-                raise InputError(f"device_map is {shown(placed)}; valid: {valid}", "device_map")
-            for module, place in placed.items():
-                if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
-                    raise InputError(
-                        f"device_map places {shown(module)} on {shown(place)}; valid: cpu, disk, cuda:N or N",
-                        "device_map",
-                    )
-            keep_field(self, "device_map", dict(placed))
-        if placed is not None and tp > 1:
-            raise InputError(f"device_map is {shown(placed)} beside tp {tp}; valid: one of the two")
-        if placed is not None and self.device != "auto":
-            raise InputError(
-                f"device is {self.device!r} beside device_map; valid: auto, the map says where", "device"
-            )
-        if placed is not None and find_spec("accelerate") is None:
-            raise InputError("device_map needs accelerate; valid: with it installed (pip install accelerate)")
-        if tp > 1 and ":" in self.device:
-            raise InputError(
-                f"device is {self.device!r} beside tp {tp}; valid: auto, each rank has its own", "device"
-            )
-        if self.spread is not None:
-            for name, usual in (("weights", "stored"), ("backend", "auto")):
-                if (value := getattr(self, name)) != usual:
-                    raise InputError(f"{name} is {value!r}, but {self.spread}; valid: {usual}", name)
+        if self.device_map is not None:
+            self._check_map()
+            refuse(self.tp > 1, self, "device_map", f" beside tp {self.tp}; valid: one of the two")
+            rest = " beside device_map; valid: auto, the map says where"
+            refuse(self.device != "auto", self, "device", rest)
+            if find_spec("accelerate") is None:
+                raise InputError("device_map needs accelerate; valid: with it (pip install accelerate)")
+        cards = self.tp > 1 and ":" in self.device
+        refuse(cards, self, "device", f" beside tp {self.tp}; valid: auto, each rank has its own")
+        for name, usual in (("weights", "stored"), ("backend", "auto")) if self.spread else ():
+            refuse(getattr(self, name) != usual, self, name, f", but {self.spread}; valid: {usual}")
+
+    def _check_map(self) -> None:
+        placed = self.device_map
+        mapped = isinstance(placed, Mapping) and len(placed) > 0
+        valid = "; valid: auto, or a device for each module by name"
+        refuse(placed != "auto" and not mapped, self, "device_map", valid)
+        for module, place in placed.items() if isinstance(placed, Mapping) else ():
+            if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
+                wrong = f"device_map places {shown(module)} on {shown(place)}"
+                raise InputError(f"{wrong}; valid: cpu, disk, cuda:N or N", "device_map")
+        keep_field(self, "device_map", placed if isinstance(placed, str) else dict(placed or {}))
 
     @property
     def scaling(self) -> RopeScaling | None:
@@ -571,8 +566,8 @@ class MethodOptions:
                 check_whole(self, one.name, least, most=most)
         for name in ("budget", "draft_budget"):
             sinks, size = getattr(self, "sinks", 0), getattr(self, name, None)
-            if size is not None and size <= sinks:
-                raise InputError(f"{name} is {size}; valid: more than the {sinks} sink tokens", name)
+            small = size is not None and size <= sinks
+            refuse(small, self, name, f"; valid: more than the {sinks} sink tokens")
         check_choices(self)
 
 
@@ -682,12 +677,10 @@ def check_strategy(name: object) -> None:
 
 def check_widths(options: Any) -> None:
     """Check ``options.tree`` and make it a tuple."""
-    found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []
-    if not found or any(width is None or not 0 < width <= LARGEST for width in found):
-        raise InputError(
-            f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3", "tree"
-        )
-    tree = tuple(width for width in found if width is not None)
+    given = options.tree if isinstance(options.tree, tuple | list) else ()
+    tree = tuple(integer_of(width) or 0 for width in given)
+    valid = "; valid: integers of at least 1, such as 1,3,3,3"
+    refuse(not tree or not all(0 < width <= LARGEST for width in tree), options, "tree", valid)
     if len(tree) > MAX_NODES or tree_nodes(tree) > MAX_NODES:
         text = shown(",".join(map(str, tree)))
         raise InputError(
@@ -727,11 +720,10 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
             f"{kind.__name__}(…)"
         )
     known = names_of(strategy)
-    for name in values or {}:
-        if name not in known:
-            valid = ", ".join(known) or "none"
-            valid += meant(name, known)
-            having = [other for other in OPTIONS if name in names_of(other)]
-            owners = f" (strategy {' or '.join(having)} has it)" if having else ""
-            raise InputError(f"{shown(name)} is not an option of strategy {strategy}; valid: {valid}{owners}")
+    name = next((name for name in values or {} if name not in known), None)
+    if name is not None:
+        having = [other for other in OPTIONS if name in names_of(other)]
+        owners = f" (strategy {' or '.join(having)} has it)" if having else ""
+        valid = f"{', '.join(known) or 'none'}{meant(name, known)}{owners}"
+        raise InputError(f"{shown(name)} is not an option of strategy {strategy}; valid: {valid}")
     return kind(**(values or {}))

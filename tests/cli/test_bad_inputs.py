@@ -168,7 +168,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data self --out new --kind eagle --depths 0", "--depths is 0"),
         ("--evaluate auto", "--data is not given"),
         ("--evaluate auto --data none.txt", "--data none.txt"),
-        ("--evaluate none.st --data prompt.txt", "--heads is 'none.st': no such file"),
+        ("--evaluate none.st --data prompt.txt", "--evaluate is 'none.st': no such file"),
         ("--evaluate auto --data prompt.txt --json prompt.txt", "--json prompt.txt … --data"),
         ("--evaluate auto --data prompt.txt --budget 3", "--budget is 3"),
         ("--evaluate auto --data prompt.txt --count -1", "--count is -1"),

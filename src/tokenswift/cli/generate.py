@@ -159,6 +159,14 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     check_options(args, Text)
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
     check_choice("on_loop", args.on_loop, ON_LOOP)
+    patterns = args.loop_patterns or ()
+    given = f"loop_patterns is {','.join(map(str, patterns))}"
+    if len(patterns) not in (0, 3):
+        raise InputError(f"{given}; valid: three integers MIN,MAX,COUNT")
+    try:
+        loop = LoopOptions(*patterns)
+    except InputError as error:
+        raise InputError(f"{given}: {error}") from error
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
@@ -170,21 +178,9 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "ignore_eos": args.ignore_eos,
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
         "on_loop": args.on_loop,
-        "loop": loop_from(args),
+        "loop": loop,
         "template_options": dict(args.template_option) or None,
     }
-
-
-def loop_from(args: argparse.Namespace) -> LoopOptions:
-    """What counts as repeating."""
-    patterns = args.loop_patterns or ()
-    given = f"loop_patterns is {','.join(map(str, patterns))}"
-    if len(patterns) not in (0, 3):
-        raise InputError(f"{given}; valid: three integers MIN,MAX,COUNT")
-    try:
-        return LoopOptions(*patterns)
-    except InputError as error:
-        raise InputError(f"{given}: {error}", "loop_patterns") from error
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:

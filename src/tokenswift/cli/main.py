@@ -21,21 +21,7 @@ from tokenswift.cli.declare import Parser
 from tokenswift.cli.terminal import STANDARD_OUTPUT, LogHandler, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
 
-COMMANDS = (
-    "generate",
-    "chat",
-    "serve",
-    "resume",
-    "runs",
-    "models",
-    "text",
-    "plan",
-    "report",
-    "demo",
-    "audit",
-    "bench",
-    "train",
-)
+COMMANDS = "generate chat serve resume runs models text plan report demo audit bench train".split()
 #: commands that another's module has
 MODULES: dict[str, str] = dict.fromkeys(("resume", "text", "report"), "runs")
 

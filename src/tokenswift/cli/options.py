@@ -29,7 +29,7 @@ from tokenswift.config import (
     sampling_over,
 )
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
-from tokenswift.sampling.presets import SAMPLERS, sampler
+from tokenswift.sampling.presets import sampler
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -39,19 +39,6 @@ LOADING = [one.name for one in fields(LoadConfig) if one.name != "tp"]
 METHOD = list(dict.fromkeys(one.name for kind in OPTIONS.values() for one in fields(kind)))
 #: fields that every help shows
 USUAL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "dtype", "device")
-#: over what the fields' classes say, in words of the command line
-TEXTS = {
-    "repetition_penalty": "penalty of tokens that are among the last ones (see --penalty-window); 1 is off",
-    "seed": "0 or more: the same seed, the same text, whatever the method",
-    "dry_breakers": "DRY sees no repetition across tokens that contain this text; may be given several "
-    "times; none: no such text; default: none for continued text, else line break, colon, quotation mark, "
-    "asterisk",
-    "logit_bias": "token ids and what is added to their logits, -100 to 100; default: none",
-    "bad_words": "a text whose usual tokens are never written; may be given several times; default: none",
-    "preset": f"settings of the paper ({', '.join(SAMPLERS)}); other options override it; default none",
-    "device_map": "spread the layers over several devices: auto (over cards, then memory, then disk), or a "
-    "JSON file with a device for each module; default: all on --device",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ class Source:
         sampling: default (continued text has the defaults above; answers take the model's
             generation_config.json or GGUF file, else temperature 0.7, min-p 0.05 and no penalty) or model
             (the model's for every text; what it does not name is off)
-        preset: the paper's settings by name
+        preset: the paper's settings by name, such as paper, top-p or qwen2.5-7b; other options override it
     """
 
     sampling: str = option("default", level=RARE)
@@ -126,7 +113,7 @@ def add_model_options(parser: Parser, dtype: str = "auto") -> None:
     """The fields of :class:`Model` and of `config.LoadConfig`."""
     group = parser.add_argument_group("model")
     add_options(group, Model)
-    add_options(group, LoadConfig, LOADING, texts=TEXTS, rare=set(LOADING) - {*USUAL}, dtype=dtype)
+    add_options(group, LoadConfig, LOADING, rare=set(LOADING) - {*USUAL}, dtype=dtype)
 
 
 def add_sampling_options(
@@ -143,11 +130,11 @@ def add_sampling_options(
         usual: whose defaults are told.
         plain: without what goes by more of a text than the contextual penalty.
     """
-    group, said = parser.add_argument_group(title), {**TEXTS, **(texts or {})}
+    group = parser.add_argument_group(title)
     only = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
     defaults = {} if usual is None else asdict(usual)
-    add_options(group, SamplingParams, only, True, said, set(SAMPLING) - {*USUAL}, **defaults)
-    add_options(group, Source, texts=said)
+    add_options(group, SamplingParams, only, True, texts, set(SAMPLING) - {*USUAL}, **defaults)
+    add_options(group, Source, texts=texts)
 
 
 def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
@@ -282,14 +269,14 @@ def check_model_options(args: argparse.Namespace) -> None:
         check_eagle(args.eagle)
 
 
-def check_heads(heads: str) -> None:
-    """Raise :class:`InputError` where ``--heads`` names a file that is not there."""
+def check_heads(heads: str, name: str = "heads") -> None:
+    """Raise :class:`InputError` where an option (``--heads`` by default) names a file that is not there."""
     path = Path(heads).expanduser()
     shaped = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
     if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
         kinds = ", ".join(HEAD_KINDS)
         raise InputError(
-            f"heads is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), a heads "
+            f"{name} is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), a heads "
             "file, or the folder or hub id of a published checkpoint with heads"
         )
 

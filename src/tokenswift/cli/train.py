@@ -27,7 +27,7 @@ from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import LoadConfig, TokenSwiftOptions
 from tokenswift.loader.find import check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions, check_eagle_out
-from tokenswift.types import InputError, RunError, Step
+from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 FIGURES = ("mean_acceptance_length", "acceptance_rate", "ngram_acceptance_rate", "tokens_per_second")
@@ -272,7 +272,7 @@ def evaluated(args: argparse.Namespace) -> int:
     TokenSwiftOptions(**tree)
     sampling = options.sampling_from(args)
     check_name(args.model)
-    options.check_heads(args.evaluate)
+    options.check_heads(args.evaluate, "evaluate")
     check_source(args.data)
     record = check_record(args.json, options.inputs_of(args) | {"--evaluate": args.evaluate})
     logger.info("loading %s", args.model)
@@ -301,26 +301,15 @@ def evaluated(args: argparse.Namespace) -> int:
         made["own"] = rates(own, learn=len(half[0]), tell=partial(stages, "own"))
         prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
 
-        def generate(draft: str, done: int) -> dict[str, float]:
-            """Figures of generations by what drafts them: the mean over the prompts."""
-
-            def count(step: Step) -> None:
-                nonlocal done
-                done += len(step.token_ids)
-                stages("generate", done, 2 * len(prompts) * args.max_new_tokens)
-
-            how = {
-                "strategy": "tokenswift",
-                "strategy_options": {**tree, "draft": draft},
-                "sampling": sampling,
-            }
-            how |= {"ignore_eos": True, "on_step": count}
-            runs = [llm.generate(prompt, args.max_new_tokens, **how).metrics for prompt in prompts]
-            return {name: sum(getattr(one, name) for one in runs) / len(runs) for name in FIGURES}
-
-        done = len(prompts) * args.max_new_tokens
-        drafts = (("partial", 0), ("hidden", done)) if prompts else ()
-        made["acceptance"] = {draft: generate(draft, before) for draft, before in drafts}
+        made["acceptance"] = {}
+        for number, draft in enumerate(("partial", "hidden") if prompts else ()):
+            how = {**tree, "draft": draft}, sampling
+            runs = []
+            for prompt in prompts:
+                stages("generate", number * len(prompts) + len(runs), 2 * len(prompts))
+                runs.append(llm.generate(prompt, args.max_new_tokens, "tokenswift", *how, ignore_eos=True))
+            figures = {name: sum(getattr(one.metrics, name) for one in runs) / len(runs) for name in FIGURES}
+            made["acceptance"][draft] = figures
     give(record, made, shown(made))
     return 0
 
