@@ -20,7 +20,7 @@ from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import Parser, add_options, check_options, option
+from tokenswift.cli.declare import Parser, add_options, option
 from tokenswift.cli.main import main
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.terminal import Stages, duration, table
@@ -175,7 +175,6 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     for name in ("model", "dtype", "device", "heads", "threads", "prompts"):
         if getattr(args, name) is not None:
             given[name] = getattr(args, name)
-    check_options(args, Settings)
     made: dict[str, Job] = {}
     variants: set[str] = set()
     chosen = specs.chosen(args.specs)

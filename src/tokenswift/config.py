@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from tokenswift import words
 from tokenswift.checks import (
@@ -32,9 +32,6 @@ from tokenswift.checks import (
 )
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
@@ -487,8 +484,8 @@ class LoadConfig:
         return parse_rope_scaling(self.rope_scaling or "none")
 
     @property
-    def floats(self) -> torch.dtype | None:
-        """The type of float arithmetic; None: the checkpoint's."""
+    def floats(self) -> Any:
+        """The torch.dtype of float arithmetic; None: the checkpoint's."""
         import torch
 
         name = "float32" if self.dtype == "int8" else self.dtype
@@ -500,8 +497,8 @@ class LoadConfig:
         return "dtype" if self.dtype == "int8" else "activations" if self.activations == "int8" else None
 
     @property
-    def keys(self) -> torch.dtype | None:
-        """The type of keys and values that is asked for; None: none is."""
+    def keys(self) -> Any:
+        """The torch.dtype of keys and values that is asked for; None: none is."""
         import torch
 
         return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)

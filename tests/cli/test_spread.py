@@ -47,7 +47,7 @@ def test_a_file_of_places(
 @pytest.mark.parametrize(
     "options, line",
     [
-        (["--device-map", "nowhere.json"], "--device-map nowhere.json cannot be read"),
+        (["--device-map", "nowhere.json"], "--device-map: its nowhere.json cannot be used (No such file"),
         (
             ["--device-map", "auto", "--device", "cpu"],
             "--device is 'cpu' beside --device-map; valid: auto",

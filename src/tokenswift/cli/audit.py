@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import add_options, option
+from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
@@ -64,7 +65,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
-    check_options(args, Audited)
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
     sampling = options.sampling_from(args)
@@ -108,7 +108,7 @@ def _text(args: argparse.Namespace) -> str | None:
         raise InputError("PROMPT and --prompts given; valid: one of them")
     if args.prompt is not None and not args.prompt.strip():
         raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word")
-    text = None if args.prompts is None else options.read_named(args.prompts, "--prompts")
+    text = None if args.prompts is None else read_named(args.prompts, "--prompts")
     if text is not None and not text.replace("---", "").strip():
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
     return text

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.prompting import read_named, token_ids
 from tokenswift.cli.terminal import table
@@ -70,7 +70,6 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check; load; measure each context; print."""
     options.check_model_options(args)
-    check_options(args, Measured)
     for name in ("contexts", "rows"):
         for value in getattr(args, name) or [0]:
             check_integer(name, value, 2 if name == "contexts" else 1)

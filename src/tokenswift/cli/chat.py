@@ -23,7 +23,7 @@ import msgspec
 
 from tokenswift.checks import meant, shown
 from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import RARE, add_options, check_options, option
+from tokenswift.cli.declare import RARE, add_options, option
 from tokenswift.cli.generate import Text
 from tokenswift.cli.output import TextSink, check_writable
 from tokenswift.cli.settings import Settings, dashed, said
@@ -106,7 +106,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, then answer until the input ends; cheap checks come first."""
-    check_options(args, Text)
     sampling = options.sampling_from(args)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}

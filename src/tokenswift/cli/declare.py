@@ -12,8 +12,8 @@
 
         max_new_tokens: int = option(200, least=1)
 
-``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help;
-``check_options(args, Length)`` refuses 0. Light: no torch in here.
+``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help, and refuses 0.
+Light: no torch in here.
 """
 
 from __future__ import annotations
@@ -149,23 +149,12 @@ def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, r
     else:
         needed = default is MISSING
         made = to.add_argument(*filter(None, names), dest=one.name, **how, required=needed, help=hidden)
-    made.text = text
+    made.text, made.valid = text, (one.metadata.get("least"), one.metadata.get("valid"))
 
 
 def shown(default: Any) -> str:
     """A default as it is typed."""
     return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
-
-
-def check_options(args: argparse.Namespace, kind: type) -> None:
-    """Check the numbers that have a least one.
-
-    Raises:
-        InputError: naming the option.
-    """
-    for one in fields(kind):
-        if "least" in one.metadata and getattr(args, one.name) is not None:
-            check_integer(one.name, getattr(args, one.name), one.metadata["least"], one.metadata.get("valid"))
 
 
 def long_name(action: argparse.Action) -> str:
@@ -232,12 +221,17 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file or sys.stdout, flush=True)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; an unknown option is blamed, with the one that is probably meant."""
+        """As argparse's; refuses unknown options, with the one that is probably meant, and numbers below the
+        least that they may be."""
         made, rest = self.parse_known_args(args, namespace)
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if unknown is not None:
             command = getattr(made, "parser", self)
             raise InputError(f"unknown option {unknown}{meant(unknown, command._option_string_actions)}")
+        for action in getattr(made, "parser", self)._actions:
+            least, valid = getattr(action, "valid", (None, None))
+            if least is not None and getattr(made, action.dest) is not None:
+                check_integer(long_name(action), getattr(made, action.dest), least, valid)
         if rest:
             raise InputError(f"unexpected argument {rest[0]!r}; valid: quotes around a text of several words")
         return made

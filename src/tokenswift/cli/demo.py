@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
 from tokenswift.cli.terminal import Progress, say, table
@@ -55,7 +55,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write both texts, compare, keep the records."""
-    check_options(args, Demo)
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
     folder = check_folder("--out", args.out)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import many, options, prompting
-from tokenswift.cli.declare import RARE, Parser, add_options, check_options, option
+from tokenswift.cli.declare import RARE, Parser, add_options, option
 from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
     STDOUT,
@@ -156,7 +156,6 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
-    check_options(args, Text)
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
     check_choice("on_loop", args.on_loop, ON_LOOP)
     patterns = args.loop_patterns or ()

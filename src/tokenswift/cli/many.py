@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import RARE, check_options, option, reader
+from tokenswift.cli.declare import RARE, option, reader
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
 from tokenswift.config import CONTINUED_LENGTH, SamplingParams
@@ -233,7 +233,6 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     """
     prompts = read(args)
     record = check_record(args.json, options.inputs_of(args))
-    check_options(args, Several)
     if args.ray is not None:
         return _on_ray(args, call, prompts, record)
     if is_address(args.out):

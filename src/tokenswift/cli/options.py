@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,7 +12,6 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli.declare import RARE, Parser, add_option, add_options, option, shown, texts_of
 from tokenswift.cli.output import check_writable
-from tokenswift.cli.prompting import read_named
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import (
     ADJUSTING,
@@ -28,6 +26,7 @@ from tokenswift.config import (
     sampling_by,
     sampling_over,
 )
+from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
 from tokenswift.sampling.presets import sampler
 from tokenswift.types import InputError
@@ -290,17 +289,7 @@ def device_map_from(args: argparse.Namespace) -> str | dict[str, Any] | None:
     given = args.device_map
     if given in (None, "auto"):
         return given
-    try:
-        found = json.loads(read_named(given, "--device-map"))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f'--device-map {given} is not JSON ({error}); valid: {{"model.layers.0": 0, …}}'
-        ) from error
-    if not isinstance(found, dict):
-        raise InputError(f'--device-map {given} holds no object; valid: {{"model.layers.0": 0, …}}')
-    return found
+    return object_in(Path(given).expanduser(), MOST_CONFIG, "--device-map")
 
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import many, options, prompting
 from tokenswift.cli.bench import pass_times
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.generate import add_call_options, call_from, settings_from, with_model
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import duration, table
@@ -72,7 +72,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything as generate does; measure; print."""
-    check_options(args, Several)
     if args.prompts is None:
         for name, usual in (("nodes", 1), ("at_once", "auto")):
             if getattr(args, name) != usual:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, output
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.generate import Text, stream
 from tokenswift.cli.terminal import Progress, Stages, say, table
 from tokenswift.config import LoadConfig
@@ -114,7 +114,6 @@ def resume(args: argparse.Namespace) -> int:
     """Check the journal before anything is loaded; then go on."""
     from tokenswift.runs import folder as folders
 
-    check_options(args, Longer)
     device_map = options.device_map_from(args)
     LoadConfig(threads=args.threads, device_map=device_map)
     record = output.check_record(args.json, output.files_of_run(args.run_dir))

@@ -18,16 +18,7 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
 #: settings that few servers need
-RARELY = (
-    "strict_model",
-    "api_key",
-    "cors",
-    "max_choices",
-    "share_prefixes",
-    "max_body",
-    "max_connections",
-    "ping",
-)
+RARELY = "strict_model api_key cors max_choices share_prefixes max_body max_connections ping".split()
 logger = logging.getLogger("tokenswift")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import RARE, add_options, check_options, option, texts_of
+from tokenswift.cli.declare import RARE, add_options, option, texts_of
 from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
     add_json_option,
@@ -35,12 +35,12 @@ COLUMNS = ("top1", "top3", "match", "match3")
 #: fields of `train.options.TrainingOptions` that are no options of their own
 ASIDE = ("targets", "log_every", "seed", "bf16")
 #: training options that every help shows
-USUAL = ("data", "continued", "tokens", "epochs", "steps", "lr", "batch")
+USUAL = ("continued", "tokens", "epochs", "steps", "lr", "batch")
 
 
-@dataclass(frozen=True)
-class Drafter:
-    """What is trained.
+@dataclass(frozen=True, kw_only=True)
+class Drafter(options.Quiet):
+    """What is trained, from what, and where.
 
     Attributes:
         model: alias, folder or hub id of the model that it drafts for
@@ -52,6 +52,12 @@ class Drafter:
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         layers: layers of a draft model
+        data: what is learnt from: a text or JSONL file, a folder of them, self (the model writes the text),
+            or pg19
+        states: finished work folders of earlier trainings, instead of --data
+        work: folder for states, checkpoint and log.csv; default: OUT.work
+        dtype: bfloat16, float32, or auto: what the hardware has
+        device: auto, cpu, cuda (torchrun: each its own) or cuda:N
     """
 
     model: str = option(options.DEFAULT_MODEL, "M")
@@ -61,31 +67,8 @@ class Drafter:
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
     depths: int = option(3, least=1, level=RARE)
     layers: int = option(2, least=1)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the hidden states come from.
-
-    Attributes:
-        data: a text or JSONL file, a folder of them, self (the model writes the text), or pg19
-        states: finished work folders of earlier trainings, instead of --data
-    """
-
     data: str | None = option(None, "PATH")
     states: list[Path] = option((), "FOLDER", type=Path, nargs="+", level=RARE)
-
-
-@dataclass(frozen=True)
-class Place(options.Quiet):
-    """Where training runs, and what it leaves.
-
-    Attributes:
-        work: folder for states, checkpoint and log.csv; default: OUT.work
-        dtype: bfloat16, float32, or auto: what the hardware has
-        device: auto, cpu, cuda (torchrun: each its own) or cuda:N
-    """
-
     work: Path | None = option(None, "DIR")
     dtype: str = option("auto")
     device: str = option("auto")
@@ -130,11 +113,9 @@ def add_parser(subparsers: Any) -> None:
         own = ", ".join(f"{kind} {recipe[name]}" for kind, recipe in RECIPES.items() if name in recipe)
         kinds[name] = f"{text} (of kind {own})" if own else text
     names = {one.name for kind in (DataOptions, TrainingOptions) for one in fields(kind)} - {*ASIDE, "data"}
-    for title, parts in (("data", (Source, DataOptions)), ("training", (TrainingOptions, Place))):
-        group = parser.add_argument_group(title)
-        for part in parts:
-            ours = part in (Source, Place)
-            add_options(group, part, () if ours else names, not ours, {} if ours else kinds, names - {*USUAL})
+    group = parser.add_argument_group("training")
+    for kind in (DataOptions, TrainingOptions):
+        add_options(group, kind, names, unset=True, texts=kinds, rare=names - {*USUAL})
     group = parser.add_argument_group("evaluation")
     add_options(group, Evaluation)
     add_json_option(group, "write the figures of --evaluate to this file")
@@ -144,7 +125,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or evaluate."""
-    check_options(args, Drafter)
     if args.evaluate is not None:
         return evaluated(args)
     check_choice("kind", args.kind, tuple(RECIPES))
@@ -265,7 +245,6 @@ def evaluated(args: argparse.Namespace) -> int:
     on the data and on the model's own continuations; then the mean acceptance length by source."""
     from tokenswift.train.data import check_source, passages, prefix_of
 
-    check_options(args, Evaluation)
     if args.data is None:
         raise InputError("--data is not given; valid: text that the heads have not learnt from")
     tree = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": args.budget}
