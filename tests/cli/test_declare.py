@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tokenswift.cli.declare import Parser, add_options, option
+from tokenswift.types import InputError
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,34 @@ def test_a_field_is_an_option() -> None:
     assert parser(unset=True).parse_args(["here"]).top_k is None
     assert parser(top_k=8).parse_args(["here"]).top_k == 8
     assert not hasattr(parser(only=("place", "rate")).parse_args(["here"]), "top_k")
+
+
+def test_what_no_option_takes() -> None:
+    for argv, words in (
+        ("here --top-k 0", "--top-k is 0; valid: an integer of at least 1"),
+        ("here --rate x", "--rate is 'x'; valid: a number"),
+        ("here --wurd x", "unknown option --wurd; did you mean --word?"),
+        ("here there", "unexpected argument 'there'"),
+        ("", "the following arguments are required: NAME"),
+    ):
+        with pytest.raises(InputError) as caught:
+            parser().parse_args(argv.split())
+        assert str(caught.value).startswith(words), caught.value
+
+
+def test_help_in_two_levels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short and first long name, a default where the text says none; the rare ones with --help-all alone."""
+    monkeypatch.setenv("COLUMNS", "80")
+    made = parser(rare=("word",))
+    made.complete()
+    shown = []
+    for how in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            made.parse_args([how])
+        shown.append(capsys.readouterr().out)
+    usual, every = shown
+    assert usual.startswith("usage: p [options] NAME\n") and "--k" not in every.split()
+    assert "--top-k N" in usual and "keep 50% of k tokens, not more: none; default: 3" in " ".join(
+        usual.split()
+    )
+    assert "-r, --rate R" in usual and "--word" not in usual and "--word" in every
