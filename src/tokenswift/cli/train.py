@@ -300,11 +300,7 @@ def shown(made: dict[str, Any]) -> str:
         for source in ("text", "own")
         for i, row in enumerate(made[source], 1)
     ]
-    lines = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
-    for draft, row in made["acceptance"].items():
-        lines.append(
-            f"draft {draft}: mean acceptance length {row['mean_acceptance_length']:.2f}, "
-            f"α {row['acceptance_rate']:.3f}, n-grams β {row['ngram_acceptance_rate']:.3f}, "
-            f"{row['tokens_per_second']:.1f} tokens/s"
-        )
-    return "\n".join(lines)
+    shares = [(draft, *(f"{row[name]:.3f}" for name in FIGURES)) for draft, row in made["acceptance"].items()]
+    titles = ("draft from", "mean acceptance length", "α", "n-grams β", "tokens/s")
+    tables = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
+    return "\n\n".join(tables + [table(shares, titles, right=range(1, 5))] * bool(shares))
