@@ -122,7 +122,8 @@ def add_options(
     for one in fields(kind):
         if not only or one.name in only:
             default = defaults.get(one.name, one.default)
-            add_option(to, one, said.get(one.name, ""), default, unset, one.name in rare)
+            text = re.sub(r"(?<=\(see )\w+", lambda m: f"--{m[0].replace('_', '-')}", said.get(one.name, ""))
+            add_option(to, one, text, default, unset, one.name in rare)
 
 
 def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, rare: bool = False) -> None:
