@@ -10,8 +10,8 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, option
-from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import add_json_option, check_record, give
+from tokenswift.cli.prompting import read_named
 from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
 
