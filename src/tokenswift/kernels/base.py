@@ -25,7 +25,7 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.kernels.formats import Q8_0, Stored
-from tokenswift.kernels.weights import STORED_IN, DraftWeights, LayerWeights, Packed, Shape
+from tokenswift.kernels.weights import STORED_IN, LayerWeights, Packed, Shape
 from tokenswift.kv.full import Arena, FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
@@ -168,26 +168,6 @@ class Backend(ABC):
     ) -> Float[Tensor, "n N"]:
         """:meth:`linear` with what :meth:`pack_for_drafts` made."""
         return self.linear(states, weight, bias, torch.int8 if weight.stored else None)
-
-    def draft_level(
-        self,
-        step: DraftWeights,
-        states: Float[Tensor, "n D"],
-        base: Float[Tensor, "1 D"],
-        embeds: Float[Tensor, "n D"],
-        heads: Sequence[Packed],
-    ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n S"]] | None:
-        """The next states of conditioned draft heads and their logits by rows of the LM head, float32, in
-        one call; None where the backend has none for these weights.
-
-        Args:
-            step: their weights.
-            states: of the level before; ``base`` at first.
-            base: the hidden state that the draft starts from.
-            embeds: of the tokens drafted before.
-            heads: packed by :meth:`pack_for_drafts`, D columns each; S rows together.
-        """
-        return None
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """Some rows of a packed weight, of the type of its products.

@@ -209,30 +209,6 @@ PRODUCTS = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(slots=True)
-class DraftWeights:
-    """A step of conditioned draft heads.
-
-    Attributes:
-        first: (D + inner, 3 D): what makes the next state, and below it the inner layer.
-        bias: (D + inner,) float32.
-        outer: (D, inner), from the inner layer to the state; None without one.
-        norms: (D,) float32 each: of the states, of the base state and of embeddings.
-        eps: of the norms.
-        dtype: that the norms' results are rounded to.
-        native, room: what the kernels keep beside it, and the work space that they asked for, in bytes.
-    """
-
-    first: Packed
-    bias: Tensor
-    outer: Packed | None
-    norms: tuple[Tensor, Tensor, Tensor]
-    eps: float
-    dtype: torch.dtype
-    native: Any = None
-    room: int = 0
-
-
-@dataclass(slots=True)
 class LayerWeights:
     """One layer: packed projections, and float32 vectors for everything else (None where there is none).
 

@@ -37,7 +37,6 @@ from tokenswift.kernels.cpu.structs import (
     check_sizes,
     declare,
     describe,
-    draft_step,
     entries,
     groups_bytes,
     grow_work,
@@ -49,7 +48,7 @@ from tokenswift.kernels.cpu.structs import (
 )
 from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kernels.weights import PRODUCTS, DraftWeights, LayerWeights, Packed, Shape, active_type
+from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
@@ -271,42 +270,6 @@ class CpuBackend(Backend):
             self._count(),
         )
         return out
-
-    def draft_level(
-        self,
-        step: DraftWeights,
-        states: Float[Tensor, "n D"],
-        base: Float[Tensor, "1 D"],
-        embeds: Float[Tensor, "n D"],
-        heads: Sequence[Packed],
-    ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n S"]] | None:
-        """See :meth:`Backend.draft_level`; of float32 and int8 products."""
-        given = draft_step(step, heads)
-        if given is None:
-            return None
-        states, base, embeds = (rows.float().contiguous() for rows in (states, base, embeds))
-        count, width = len(states), given.width
-        out = torch.empty(count, width, dtype=torch.float32, device="cpu")
-        columns = sum(head.rows for head in heads)
-        logits = torch.empty(count, columns, dtype=torch.float32, device="cpu")
-        args = (
-            address("next states", out, torch.float32, count, width),
-            address("logits", logits, torch.float32, count, columns),
-            address("states", states, torch.float32, count, width),
-            address("the base state", base, torch.float32, 1, width),
-            address("embeddings", embeds, torch.float32, count, width),
-            byref(given),
-            count,
-        )
-        size = step.room
-        while True:
-            work = torch.empty(size, dtype=torch.uint8, device="cpu")
-            need = self._lib.ts_draft(
-                *args, address("work space", work, torch.uint8, size), size, self._count()
-            )
-            if not need:
-                return out, logits
-            step.room = size = need
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""

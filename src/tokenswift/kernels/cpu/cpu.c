@@ -318,5 +318,3 @@ long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const 
     leave_team(threads);
     return 0;
 }
-
-#include "cpu_draft.h"

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels.base import capacity_of, check_rows
 from tokenswift.kernels.formats import PANEL
-from tokenswift.kernels.weights import PRODUCTS, DraftWeights, Packed, Part, Shape, active_type
+from tokenswift.kernels.weights import PRODUCTS, Packed, Part, Shape
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 KEYS = {**TYPES, torch.int8: 3}  # of keys and values
@@ -68,14 +68,6 @@ class CRows(ctypes.Structure):
     _fields_ = fields("long n, before, capacity; pointer parents, keys_values, queries; int windows")
 
 
-class CDraftStep(ctypes.Structure):
-    _fields_ = fields(
-        "weight first, outer; pointer norm, base_norm, embed_norm, heads, sizes; long count, width, inner; "
-        "float eps; int active",
-        weight=CWeight,
-    )
-
-
 class CPass(ctypes.Structure):
     _fields_ = fields(
         "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; long taps; "
@@ -90,7 +82,6 @@ _ENTRIES = {
     "ts_norm": "void: pointer pointer pointer long long float int int",
     "ts_layers": "long: pointer pointer pointer",
     "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer long int",
-    "ts_draft": "long: pointer pointer pointer pointer pointer pointer long pointer long int",
     "ts_pack": "void: pointer int pointer long long long int",
     "ts_copy": "void: pointer long pointer long long long long pointer pointer int",
     "ts_rank": "long: pointer pointer pointer long int pointer pointer pointer pointer pointer",
@@ -127,48 +118,6 @@ def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
             f"valid: {dtype} of shape {shape} on cpu, contiguous"
         )
     return tensor.data_ptr()
-
-
-def draft_step(step: DraftWeights, heads: Sequence[Packed]) -> CDraftStep | None:
-    """Draft heads for the kernels, made once; None where these do not multiply so.
-
-    Raises:
-        ValueError: sizes that do not fit each other.
-    """
-    if step.native is not None and step.native[0] == heads:
-        return step.native[1]
-    weights = [step.first, *([] if step.outer is None else [step.outer]), *heads]
-    stored = all(weight.stored for weight in weights)
-    if step.dtype != torch.float32 or not stored and any(weight.stored for weight in weights):
-        return None
-    if any(active_type(weight.dtype) != torch.float32 for weight in weights):
-        return None
-    width = len(step.norms[0])
-    inner = step.first.rows - width
-    sizes = [(step.first, step.first.rows, 3 * width), *((head, head.rows, width) for head in heads)]
-    if step.outer is not None:
-        sizes.append((step.outer, width, inner))
-    for weight, rows, columns in sizes:
-        if (weight.rows, weight.columns) != (rows, columns) or inner < 0:
-            raise ValueError(
-                f"draft heads have {(weight.rows, weight.columns)} numbers; valid: {(rows, columns)}"
-            )
-    made = CDraftStep(
-        first=weight_of(step.first, step.bias),
-        count=len(heads),
-        width=width,
-        inner=inner,
-        eps=step.eps,
-        active=ACTIVE[torch.int8 if stored else torch.float32],
-    )
-    if step.outer is not None:
-        made.outer = weight_of(step.outer)
-    made.norm, made.base_norm, made.embed_norm = (vector("a norm", norm, width) for norm in step.norms)
-    lists = (CWeight * len(heads))(*map(weight_of, heads)), (c_long * len(heads))(*(h.rows for h in heads))
-    made.heads, made.sizes = map(ctypes.addressof, lists)
-    made.kept = lists  # by the one who calls: another thread may draft with other rows meanwhile
-    step.native = (list(heads), made)
-    return made
 
 
 def weight_of(packed: Packed, bias: Tensor | None = None) -> CWeight:

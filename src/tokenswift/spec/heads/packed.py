@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import DraftWeights, Packed
+from tokenswift.kernels.weights import Packed
 from tokenswift.spec.heads.modules import ConditionedStep, Heads
 
 
@@ -29,16 +29,13 @@ class PackedStep:
             weight = torch.cat((weight, step.inner.weight.detach()))
             bias = torch.cat((bias, step.inner.bias.detach()))
             outer = backend.pack_for_drafts(step.outer.weight.detach(), int8)
-        first = backend.pack_for_drafts(weight, int8)
-        of_first, of_states, *rest = (
+        self._first, self._outer = backend.pack_for_drafts(weight, int8), outer
+        self._bias, self._dtype = bias.float().contiguous(), step.linear.weight.dtype
+        self._eps = step.first_norm.eps
+        self._first_norm, self._state_norm, *self._norms = (
             norm.weight.detach().float().contiguous()
             for norm in (step.first_norm, step.state_norm, step.base_norm, step.embed_norm)
         )
-        more = (step.first_norm.eps, step.linear.weight.dtype)
-        self._weights = [
-            DraftWeights(first, bias.float().contiguous(), outer, (norm, rest[0], rest[1]), *more)
-            for norm in (of_first, of_states)
-        ]
 
     def level(
         self,
@@ -49,23 +46,16 @@ class PackedStep:
         heads: Sequence[Packed],
     ) -> tuple[Float[Tensor, "m D"], Float[Tensor, "m S"]]:
         """The next states and their logits by rows of the LM head; ``first``: the states are the base's."""
-        backend, weights = self.backend, self._weights[0 if first else 1]
-        made = backend.draft_level(weights, states, base, embeds, heads)
-        if made is not None:
-            return made
-        states = self._states(weights, states, embeds, base)
+        backend, norm = self.backend, self._first_norm if first else self._state_norm
+        given = zip((states, base.expand(len(states), -1), embeds), (norm, *self._norms), strict=True)
+        x = torch.cat([backend.norm(rows, weight, self._eps, self._dtype) for rows, weight in given], dim=1)
+        made = backend.draft_product(x, self._first, self._bias)
+        width = states.shape[1]
+        states = made[:, :width]
+        if self._outer is not None:
+            states = states + backend.draft_product(made[:, width:].relu().to(self._dtype), self._outer)
         logits = [backend.draft_product(states, head) for head in heads]
         return states, torch.cat(logits, dim=1) if logits else states[:, :0]
-
-    def _states(self, weights: DraftWeights, states: Tensor, embeds: Tensor, base: Tensor) -> Tensor:
-        backend, given = self.backend, (states, base.expand(len(states), -1), embeds)
-        pairs = zip(given, weights.norms, strict=True)
-        x = torch.cat([backend.norm(rows, norm, weights.eps, weights.dtype) for rows, norm in pairs], dim=1)
-        made = backend.draft_product(x, weights.first, weights.bias)
-        if weights.outer is None:
-            return made
-        inner = made[:, states.shape[1] :].relu().to(weights.dtype)
-        return backend.draft_product(inner, weights.outer) + made[:, : states.shape[1]]
 
 
 def packed_steps(heads: Heads, backend: Backend, int8: bool) -> list[PackedStep] | None:
