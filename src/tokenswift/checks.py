@@ -52,7 +52,7 @@ def check_integer(name: str, value: object, least: int, valid: str | None = None
     number = integer_of(value)
     if number is None or not least <= number <= LARGEST:
         text = valid or f"an integer of at least {least}"
-        if number is not None and number > LARGEST and "2^63" not in text:
+        if number is not None and number > LARGEST and "at least" in text:
             text += ", at most 2^63 - 1"
         raise InputError(f"{name} is {shown(value)}; valid: {text}", name)
     return number

@@ -119,7 +119,7 @@ def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> D
     open_: list[tuple[Tokens, float]] = [((), 1.0)]
     while open_:
         answers, probability = open_.pop()
-        script = _Script(answers)
+        script: Any = _Script(answers)
         try:
             accepted = accept_exact(tree, logits, [tree.tokens[0]], script)
         except LookupError:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -238,7 +239,8 @@ def test_every_tree_and_every_choice_rule_enumerated(all_rows: bool) -> None:
             plain.append(table[tuple(plain)])
         for tree in binary_trees():
             logits = torch.zeros(len(tree), 2)
-            accepted = accept_exact(tree, logits, [0], FixedChoice(table), all_rows)
+            choice: Any = FixedChoice(table)
+            accepted = accept_exact(tree, logits, [0], choice, all_rows)
             path = [tree.tokens[node] for node in accepted.nodes[1:]]
             assert [*path, accepted.token] == plain[: len(path) + 1]
             assert list(accepted.nodes[1:]) == tree.path(accepted.nodes[-1])

@@ -148,11 +148,9 @@ def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: boo
 
 
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
-@pytest.mark.parametrize("device_like", ["sparse", "dense"])
-def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: str) -> None:
+def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float) -> None:
     params = SamplingParams(min_p=min_p, penalty_window=4, seed=12)
     sampler = Sampler(params, 400)
-    sampler._sparse = device_like == "sparse" and min_p > 0
     rows = logits_of(5, 3, 400, 3.0)
     history, paths, positions = [1, 2, 3, 4, 5], [[], [6, 7], [8]], [5, 8, 10]
     for coupled in (False, True):
