@@ -21,10 +21,11 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import Control, Costs, Drafted, Gain
+from tokenswift.spec.control import PLAIN, Control, Costs, Drafted, Gain, Learnt
 from tokenswift.spec.drafters.candidates import Below, Candidates, Source
 from tokenswift.spec.drafters.drafter import CostEstimate, Drafter, Outcome
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import ALONE, TokenSequence
+from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step
 
 MOST_NODES = 31  # below the root
@@ -32,6 +33,8 @@ YOUNG = 64  # steps that are all learnt from
 WIDTH = 4  # candidates of a place
 ROWS = 4  # places that one level, or one pass over several places, continues
 CHAIN = 6  # passes in one step that only draft
+#: after so many steps without a draft so many steps ask nobody, where asking takes this much of a plain pass
+BARE, REST, DEAR = 16, 16, 0.015
 
 
 class _Ranking(NamedTuple):
@@ -183,7 +186,7 @@ class ByChance:
         drafters: what may draft, in the order in which they are asked and named.
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
-        ratios: gives what is known of the costs of rows (see `control.Costs`), when the run begins.
+        learnt: gives what earlier texts of the model taught, when the run begins.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
         explain: a file to write one line a decision to, as JSON; None for none.
@@ -199,7 +202,7 @@ class ByChance:
         drafters: Sequence[Drafter],
         sampler: Sampler,
         coupled: bool,
-        ratios: Callable[[], list[float]],
+        learnt: Callable[[], Learnt],
         priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
         explain: str | None = None,
     ) -> None:
@@ -208,7 +211,7 @@ class ByChance:
         if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
             raise InputError(f"explain is {str(explain)!r}; valid: a file in an existing folder")
         self.calibration = Calibration(priors)
-        self._ratios = ratios
+        self._learnt = learnt
         self._control: Control | None = None
         self.gain = Gain()
         self._free: list[Drafter] = []  # propose in every step
@@ -219,6 +222,8 @@ class ByChance:
         self._before: Step | None = None
         self._steps = 0
         self._tree: DraftTree | None = None
+        self._unread: list[int] = []  # tokens of steps that asked nobody
+        self._bare = self._rest = 0  # steps in a row without a draft; steps to come that ask nobody
 
     @property
     def control(self) -> Control:
@@ -238,7 +243,8 @@ class ByChance:
 
     def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""
-        costs = Costs(self._ratios())
+        learnt = self._learnt()
+        costs = Costs(learnt.ratios)
         offers: dict[str, CostEstimate] = {}
         for drafter in list(self.drafters):
             drafter.begin(sequence)
@@ -251,7 +257,7 @@ class ByChance:
                 offers[drafter.name], self._priced[drafter.name] = offer, drafter
             else:
                 self._free.append(drafter)
-        self._control = Control(costs, offers)
+        self._control = Control(costs, offers, learnt.biases)
         if self.explain is not None:
             _write(self.explain, "w", "")
 
@@ -260,6 +266,11 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
+        if self._rest and sequence.load == ALONE:
+            self._candidates = None
+            self._tree = CandidateTree(sequence.tokens[-1]).build()
+            return self._tree
+        self._read_on(sequence)
         control.left = sequence.left
         mode = control.mode(length, sequence.load)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
@@ -300,13 +311,17 @@ class ByChance:
         control, new = self.control, list(step.token_ids)
         if not sequence.load.rows:
             self.gain.add(len(new), step.drafted, step.times)
+        if self._candidates is None:
+            self._rested(new)
+            return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
         self._steps += 1
-        if self._candidates is not None:
-            # what is known well is learnt from every fourth step
-            self._candidates.learn(new, rankings=self._steps <= YOUNG or self._steps % 4 == 0)
+        # what is known well is learnt from every fourth step
+        self._candidates.learn(new, rankings=self._steps <= YOUNG or self._steps % 4 == 0)
+        self._bare = 0 if step.drafted or self._record["mode"] != PLAIN else self._bare + 1
+        self._rest = REST if self._bare >= BARE and control.modes[PLAIN].draft > DEAR else 0
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), step.times, in_use, self._tree))
@@ -316,6 +331,19 @@ class ByChance:
             self._record |= {"gained_ms": len(new) * control.costs.unit - both}
             line = {k: round(v, 4) if isinstance(v, float) else v for k, v in self._record.items()}
             _write(self.explain, "a", json.dumps(line) + "\n")
+
+    def _rested(self, new: list[int]) -> None:
+        """A step that asked nobody."""
+        self._rest, self._before = max(0, self._rest - 1), None
+        self.control.rested(len(new))
+        self._unread += new
+
+    def _read_on(self, sequence: TokenSequence) -> None:
+        """The drafters take in what came while nobody was asked."""
+        if self._unread:
+            for drafter in self.drafters:
+                drafter.observe(sequence, Outcome(self._unread, len(self._unread), {}, False))
+            self._unread = []
 
     # ---- what it did ----------------------------------------------------------------------------
 

@@ -36,8 +36,22 @@ _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding
 _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
+_DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
 _LEVELS = 8  # levels of heads whose best candidates are told apart
+
+
+@dataclass(slots=True)
+class Learnt:
+    """What the texts of a model have taught, so that the next need not learn it again; each adds to it.
+
+    Attributes:
+        ratios: see `Costs`.
+        biases: by mode, drafted tokens that came over those that were expected.
+    """
+
+    ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
+    biases: dict[str, float] = field(default_factory=dict)
 
 
 class Costs:
@@ -226,6 +240,7 @@ class Control:
     Args:
         costs: of verify passes.
         offers: by name, what the drafters expect that have a price.
+        biases: see `Learnt`.
 
     Attributes:
         rate: tokens a plain pass that decoding reaches now, those of the texts beside it included.
@@ -236,14 +251,19 @@ class Control:
         bare: whether the next step drafts nothing, to see what that takes.
     """
 
-    def __init__(self, costs: Costs, offers: Mapping[str, CostEstimate]) -> None:
+    def __init__(
+        self, costs: Costs, offers: Mapping[str, CostEstimate], biases: dict[str, float] | None = None
+    ) -> None:
         self.costs, self.offers = costs, offers
+        self.biases = {} if biases is None else biases
         self.load = ALONE
         self.left: int | None = None
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
         self.passes: dict[str, Passes] = {}
         for at, (name, offer) in enumerate(offers.items()):
-            self.modes[name] = _Mode(offer.tokens, offer.rows, offer.price, FIRST + 1 + _TRIAL * at)
+            mode = _Mode(offer.tokens, offer.rows, offer.price, FIRST + 1 + _TRIAL * at)
+            mode.bias = self.biases.get(name, _DOUBT)
+            self.modes[name] = mode
             if offer.pass_cost:
                 self.passes[name] = Passes(offer.pass_cost, offer.lead)
         self.current, self.rate, self.bare = PLAIN, 1.0, True
@@ -341,9 +361,12 @@ class Control:
             self.costs.observe(rows + self.load.rows, verify_ms)
         self._spent += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
-        self.modes[last.mode].count(tokens, rows)
+        mode = self.modes[last.mode]
+        mode.count(tokens, rows)
         if not self.bare:  # else it says nothing of what drafts in plain steps
-            self.modes[last.mode].learn(last.expected, tokens, rows, None if last.loaded else draft)
+            mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
+        if last.mode != PLAIN:
+            self.biases[last.mode] = mode.bias
         known = self.passes.get(last.mode)
         expected = last.levels * self.level + (last.passes * known.cost if known else 0.0)
         if last.loaded or not expected:
@@ -353,6 +376,10 @@ class Control:
             self.level *= 1 + _FAST * (ratio - 1)
         if known and last.passes:
             known.cost *= 1 + _FAST * (ratio - 1)
+
+    def rested(self, tokens: int) -> None:
+        """A step was made that nobody was asked for."""
+        self.modes[PLAIN].count(tokens, 1)
 
     def lead(self, level: int) -> float:
         """Chance of the best candidate of a level of heads, counted from 0."""

@@ -301,7 +301,7 @@ class Auto(ByChance):
             drafters.append(EagleDrafter(llm.eagle))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.ratios, priors, options.explain)
+        super().__init__(drafters, sampler, coupled, llm.learnt, priors, options.explain)
 
 
 class Planning(Strategy, Planned, Protocol):

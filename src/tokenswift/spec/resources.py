@@ -15,7 +15,7 @@ from tokenswift.loader.prompts import OwnSampling, unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
-from tokenswift.spec.control import KNOTS
+from tokenswift.spec.control import Learnt
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.eagle.model import Features, eagle_of
 from tokenswift.spec.heads.files import packaged_kinds, read_packaged, resolve_heads
@@ -66,7 +66,7 @@ class Resources:
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._ratios: dict[int, list[float]] = {}  # by number of threads
+        self._learnt: dict[int, Learnt] = {}  # by number of threads
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
@@ -97,7 +97,6 @@ class Resources:
         """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
         return None if self.heads is None else self.heads.frequent
 
-    def ratios(self) -> list[float]:
-        """What runs of this model with as many threads have learnt of the costs of rows (see `spec.control`);
-        each goes on learning in it."""
-        return self._ratios.setdefault(torch.get_num_threads(), [0.0] * len(KNOTS))
+    def learnt(self) -> Learnt:
+        """What runs of this model with as many threads have learnt (see `spec.control`)."""
+        return self._learnt.setdefault(torch.get_num_threads(), Learnt())

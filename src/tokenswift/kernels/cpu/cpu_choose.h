@@ -166,21 +166,41 @@ static float cut_top_k(const float *scores, const int32_t *kept, long count, lon
     return heap[0];
 }
 
-/* The score below which tokens are outside the smallest set of mass p. */
-static float cut_top_p(const float *scores, const int32_t *kept, long count, double p, float peak, float *sorted) {
-    const double wanted = p * mass_of(scores, kept, count, peak);
-    for (float depth = 8;; depth *= 4) { /* the nucleus is mostly near the peak: sort no more than that */
-        long near = 0;
+/* exp(score - peak), summed over the candidates whose score is at least `least`; its relative error is below 3e-7. */
+static double mass_from(const float *scores, long size, float least, float peak) {
+    enum { LANES = 32 };
+    double sums[LANES] = {0}, total = 0;
+    float below[LANES];
+    for (long i = 0; i < size; i += LANES) {
+        for (int j = 0; j < LANES; j++)
+            below[j] = i + j < size && scores[i + j] >= least ? scores[i + j] - peak : -INFINITY;
+        for (int j = 0; j < LANES; j += W) {
+            V e;
+            memcpy(&e, below + j, sizeof e);
+            e = vexp(e);
+            memcpy(below + j, &e, sizeof e);
+        }
+        for (int j = 0; j < LANES; j++) sums[j] += below[j];
+    }
+    for (int j = 0; j < LANES; j++) total += sums[j];
+    return total;
+}
+
+/* The score below which tokens are outside the smallest set of mass p, of those whose score is at least `least`. */
+static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *near, float *sorted) {
+    const double wanted = p * mass_from(scores, size, least, peak);
+    for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: sort no more than that */
+        const long count = survivors(scores, size, peak - depth > least ? peak - depth : least, near);
         double before = 0;
-        for (long i = 0; i < count; i++)
-            if (scores[kept[i]] >= peak - depth) sorted[near++] = scores[kept[i]];
-        qsort(sorted, (size_t)near, sizeof(float), descending);
-        for (long i = 0; i < near; i++) {
+        for (long i = 0; i < count; i++) sorted[i] = scores[near[i]];
+        qsort(sorted, (size_t)count, sizeof(float), descending);
+        for (long i = 0; i < count; i++) {
             before += natural_exp((double)(sorted[i] - peak));
             if (before >= wanted) return sorted[i];
         }
-        if (near == count) return sorted[count - 1];
+        if (peak - depth <= least) break;
     }
+    return least;
 }
 
 static float cut_eta(const float *scores, const int32_t *kept, long count, double epsilon, float peak) {
@@ -224,18 +244,15 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         long count;
         float cut = r->greedy ? -INFINITY : peak + r->min_p;
         if (!r->greedy && (r->top_k || r->top_p < 1)) {
-            count = survivors(scores, r->size, -INFINITY, kept);
+            float at = -INFINITY;
             sorted = sorted ? sorted : malloc((size_t)r->size * 4);
             if (!sorted) return x;
-            if (r->top_k && r->top_k < count) {
-                const float at = cut_top_k(scores, kept, count, r->top_k, sorted);
-                cut = at > cut ? at : cut;
-                count = survivors(scores, r->size, at, kept);
+            if (r->top_k && r->top_k < r->size) {
+                count = survivors(scores, r->size, -INFINITY, kept);
+                at = cut_top_k(scores, kept, count, r->top_k, sorted);
             }
-            if (r->top_p < 1) {
-                const float at = cut_top_p(scores, kept, count, r->top_p, peak, sorted);
-                cut = at > cut ? at : cut;
-            }
+            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, sorted);
+            cut = at > cut ? at : cut;
         }
         count = survivors(scores, r->size, cut, kept);
         if (!r->greedy && r->eta > 0) {
