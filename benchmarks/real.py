@@ -143,7 +143,7 @@ TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 CONTEXTS = (256, 1024, 4096, 16384)
 NEW = 48  # tokens after each context
 TURN = 25  # tokens of a turn
-SHOWN = 200  # tokens of a task that the peer runs
+SHOWN = 100  # tokens of a task that the peer runs
 
 
 class Peer:

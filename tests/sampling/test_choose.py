@@ -23,6 +23,7 @@ SETTINGS = {
     "hot": SamplingParams(min_p=0.0, temperature=1.5, repetition_penalty=1.1, penalty_window=7),
     "top-k": SamplingParams(min_p=0.0, top_k=20, temperature=0.7, penalty_window=30),
     "top-p": SamplingParams(min_p=0.0, top_p=0.9, penalty_window=5),
+    "all but nothing of top-p": SamplingParams(min_p=0.0, top_p=1 - 1e-9, penalty_window=5),
     "narrow top-p": SamplingParams(min_p=0.02, top_p=0.2, repetition_penalty=1.0),
     "eta": SamplingParams(min_p=0.0, eta_cutoff=2e-3),
     "all": SamplingParams(min_p=0.01, top_p=0.95, top_k=200, eta_cutoff=1e-3, temperature=1.2),
