@@ -78,6 +78,8 @@ class Screen:
                 self.title = code[1]
             elif code[3] == "K":
                 self.lines[-1] = "" if code[2] == "2" else self.lines[-1][: self.column]
+            elif code[3] == "A" and len(self.lines) > 1:  # a line up, of which there is nothing below
+                self.lines.pop()
             elif code[3] == "t" and (code[2] or "").startswith("23"):  # the title that was there before
                 self.title = ""
             elif code[4] == "\r":
