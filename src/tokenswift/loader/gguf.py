@@ -87,7 +87,6 @@ class GgufFile:
 
     Args:
         path: of the file; of a split one its first part, with the others beside it.
-        whole: whether its tensors are there; otherwise a file that was cut off behind its header will do.
     Raises:
         InputError: it cannot be read, is not a complete GGUF file of a known version, or not all parts of a
             model are there.
@@ -99,10 +98,10 @@ class GgufFile:
         tensors: its tensors by name.
     """
 
-    def __init__(self, path: Path, whole: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.parts = path, [path]
         self._maps: dict[int, mmap.mmap] = {}
-        first = self._read(0, whole)
+        first = self._read(0)
         self.metadata, self.kinds, self.tensors = first.metadata, first.kinds, first.tensors
         count = self.metadata.get("split.count", 0)
         if count in (0, 1):
@@ -114,7 +113,7 @@ class GgufFile:
                 "folder, as they were named first (…-00001-of-00003.gguf)"
             )
         for part in range(1, count):
-            more = self._read(part, whole)
+            more = self._read(part)
             said = [more.metadata.get(f"split.{name}") for name in ("count", "no")]
             if said != [count, part] or not self.tensors.keys().isdisjoint(more.tensors):
                 raise InputError(
@@ -122,10 +121,10 @@ class GgufFile:
                 )
             self.tensors |= {name: replace(one, part=part) for name, one in more.tensors.items()}
 
-    def _read(self, part: int, whole: bool) -> _Reader:
+    def _read(self, part: int) -> _Reader:
         path = self.parts[part]
         try:
-            return _Reader(self._mapped(part), whole)
+            return _Reader(self._mapped(part))
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
         except InputError as error:
@@ -187,7 +186,7 @@ class GgufFile:
 class _Reader:
     """Reads what stands before the tensors."""
 
-    def __init__(self, data: mmap.mmap, whole: bool) -> None:
+    def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at, self._values = data, 4, 0
         self._end = min(len(data), MOST_HEADER)
         if data[:4] != MAGIC:
@@ -216,7 +215,7 @@ class _Reader:
             nbytes = _nbytes(name, shape, code)
             if offset % aligned:
                 raise ValueError(f"tensor {shown(name)} begins at {offset}, no multiple of {aligned}")
-            if whole and start + offset + nbytes > len(data):
+            if start + offset + nbytes > len(data):
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
             if name in self.tensors:
                 raise ValueError(f"it has the tensor {shown(name)} twice")
