@@ -1,6 +1,6 @@
 """The first half hour on a card begins here: ten minutes of facts, by passes of an 8B model of drawn weights.
 
-python bench/card.py --results FOLDER [--seconds 600] [--device cuda] [--layers 32] [--width 4096]
+python -m bench.card --results FOLDER [--seconds 600] [--device cuda] [--layers 32] [--width 4096]
 
 Do rows keep their bits under padding, and at which row counts? Is a recorded pass an eager one, byte by
 byte, and a row in a tree the row alone? How many bytes a second do products and attention read? What does
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.cli.bench import median, pass_times
+from benchmarks.clock import median, pass_times
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES

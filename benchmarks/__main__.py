@@ -22,7 +22,7 @@ from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import Parser, add_options, option
 from tokenswift.cli.main import main
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
+from tokenswift.cli.output import STDOUT, check_record, write_text
 from tokenswift.cli.terminal import Stages, duration, table
 from tokenswift.types import InputError, RunError
 
@@ -120,7 +120,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     parser.add_argument("-h", "--help", action="help", help="show this, and exit")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     words = "list what can be measured"
-    add_json_option(parts.add_parser("list", help=words, description=f"{words.capitalize()}."))
+    listing = parts.add_parser("list", help=words, description=f"{words.capitalize()}.")
+    add_options(listing, options.Record, ("json",))
     running = parts.add_parser(
         "run",
         help="measure rows",

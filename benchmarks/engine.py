@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.clock import median, times
 from benchmarks.common import Trial, options_of
 from benchmarks.roofline import arithmetic, bandwidth, least, weights_of
-from tokenswift.cli.bench import median, times
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load_tokenizer

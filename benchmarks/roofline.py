@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.cli.bench import times
+from benchmarks.clock import times
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kv.full import large_empty
 from tokenswift.loader.config import head_width

@@ -1,10 +1,10 @@
 """How often heads and an EAGLE-3 drafter for one model are right, depth by depth, at the same places.
 
-python scripts/drafter_rates.py MODEL HEADS EAGLE TEXTS [--temperature T] [--greedy] [--context N] ...
+python -m scripts.drafter_rates MODEL HEADS EAGLE TEXTS [--temperature T] [--greedy] [--context N] ...
 
 HEADS is a heads file, EAGLE a drafter's folder or GGUF file, TEXTS a text or a folder of texts that neither
 was trained on. The model goes on from passages of CONTEXT tokens, and its own tokens are the places looked
-at. The measures are those of `tokenswift train --evaluate`: match is how often the first candidate, ranked
+at. The measures are those of `benchmarks.head_rates`: match is how often the first candidate, ranked
 with the model's own noise, is what the model chooses, and chain how often all up to this depth are. The
 sampling is the paper's, with the seed 5. A last row for each drafter has the tokens of a step that drafts a
 chain of two.
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.head_rates import head_rates, own_text, rates_of
 from tokenswift.config import SamplingParams
 from tokenswift.loader.load import load
 from tokenswift.loader.weights import unstored
@@ -26,7 +27,6 @@ from tokenswift.spec.eagle.files import EagleWeights, load_eagle
 from tokenswift.spec.heads.files import load_heads
 from tokenswift.train.data import passages, prefix_of
 from tokenswift.train.eagle import EagleStudent
-from tokenswift.train.evaluate import head_rates, own_text, rates_of
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.states import Backbone
 
@@ -40,7 +40,7 @@ def eagle_rates(
     """The measures of the depths of an EAGLE-3 drafter, whose window is that of its training.
 
     Args:
-        places: as of `evaluate.head_rates`.
+        places: as of `head_rates`.
     """
     config = replace(weights.config, window=weights.config.default_window)
     found = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}

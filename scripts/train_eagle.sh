@@ -13,4 +13,4 @@ tokenswift train --data "$novels" --continued --tokens 392000 --sequence-length 
     --epochs 3 ${LIMIT:-} --out "$work/heads.safetensors" --work "$work/heads"
 steps=${LIMIT:+$(echo " $LIMIT" | sed -n 's/.* \(--steps [0-9]*\).*/\1/p')}
 tokenswift train --kind eagle --states "$work/heads" --seed 11 --epochs 3 ${steps:-} --out "$work/eagle" --work "$work/eagle.work"
-python scripts/drafter_rates.py smollm2-135m "$work/heads.safetensors" "$work/eagle" "$held_out"
+python -m scripts.drafter_rates smollm2-135m "$work/heads.safetensors" "$work/eagle" "$held_out"

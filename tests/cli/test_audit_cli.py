@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Call
 from tokenswift.cli import options
 
-SHORT = ("--tokens", "12")
+SHORT = ("-n", "12")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_quickly(cli: Call, tiny: Path, prompts: Path) -> None:
 
 
 def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
-    arguments = ("--tokens", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
+    arguments = ("-n", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)
     assert done.code == 0 and "Distribution of the next two tokens" in done.out, done
     rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]
@@ -70,7 +70,7 @@ def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path
         tiny,
         "--prompts",
         prompts,
-        "--tokens",
+        "-n",
         "12",
         "--strategy",
         "tokenswift",
@@ -90,7 +90,7 @@ def test_bfloat16_runs_and_is_exact_up_to_near_ties(cli: Call, tiny: Path, promp
 
 def test_bfloat16_and_self_speculation_are_no_false_alarm(cli: Call, tiny: Path, prompts: Path) -> None:
     """However near one-row passes come to transformers' own: here some equal it bit for bit."""
-    arguments = ("--dtype", "bfloat16", "--tokens", "100", "--strategy", "magicdec")
+    arguments = ("--dtype", "bfloat16", "-n", "100", "--strategy", "magicdec")
     done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
 
@@ -107,7 +107,7 @@ def test_small_windows_are_exact(
     cli: Call, tiny_folder: Callable[..., Path], prompts: Path, family: str, dtype: str
 ) -> None:
     model = tiny_folder(family, **WINDOWS[family])
-    arguments = ("--dtype", dtype, "--tokens", "40", "--json", "a.json")
+    arguments = ("--dtype", dtype, "-n", "40", "--json", "a.json")
     done = cli("audit", "--model", model, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ def test_small_windows_are_exact(
         (("--max-new-tokens", "0"), ("--max-new-tokens is 0",)),
         (("a text", "--prompts", "f"), ("PROMPT and --prompts given; valid: one of them",)),
         ((" ",), ("PROMPT is ' '; valid: a text",)),
-        (("--tokens", "x"), ("--max-new-tokens is 'x'", "integer")),
+        (("-n", "x"), ("--max-new-tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
         (("--distribution", "-1"), ("--distribution is -1",)),

@@ -35,7 +35,7 @@ class Some(Base):
         word: several
     """
 
-    top_k: int = option(3, least=1, earlier="--k")
+    top_k: int = option(3, least=1)
     share: float | None = option(None)
     rate: float = option(0.5, "R", names=("-r",))
     out: Path | None = option(None)
@@ -57,7 +57,6 @@ def test_a_field_is_an_option() -> None:
     }  # fmt: skip
     plain = parser().parse_args(["here"])
     assert (plain.top_k, plain.rate, plain.word, plain.quiet) == (3, 0.5, [], False)
-    assert parser().parse_args(["here", "--k", "9"]).top_k == 9
     assert parser(unset=True).parse_args(["here"]).top_k is None
     assert parser(top_k=8).parse_args(["here"]).top_k == 8
     assert not hasattr(parser(only=("place", "rate")).parse_args(["here"]), "top_k")
@@ -87,7 +86,7 @@ def test_help_in_two_levels(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
             made.parse_args([how])
         shown.append(capsys.readouterr().out)
     usual, every = shown
-    assert usual.startswith("usage: p [options] NAME\n") and "--k" not in every.split()
+    assert usual.startswith("usage: p [options] NAME\n")
     assert "--top-k N" in usual and "keep 50% of k tokens, not more: none; default: 3" in " ".join(
         usual.split()
     )

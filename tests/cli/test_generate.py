@@ -209,7 +209,7 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 
 
 def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
-    done = cli("demo", "--model", roomy, "--tokens", "16", "--out", "results")
+    done = cli("demo", "--model", roomy, "-n", "16", "--out", "results")
     assert done.code == 0, done.err
     names = ["auto.json", "autoregressive.json", "list.auto.json", "list.autoregressive.json"]
     assert done.files == [*names, "results"]
@@ -225,7 +225,7 @@ def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
 
 def test_demo_compares_speeds(cli: Call, roomy: Path) -> None:
     """A line for each way and text, speeds over the plain line of its text."""
-    done = cli("demo", "--model", roomy, "--tokens", "40")
+    done = cli("demo", "--model", roomy, "-n", "40")
     lines = [line.split() for line in done.out.splitlines()]
     rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
     assert [row[:2] for row in rows] == [

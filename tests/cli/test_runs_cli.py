@@ -222,7 +222,7 @@ def test_plan(cli: Call, tiny: Path) -> None:
     ):
         assert word in shown.out
     record = json.loads(cli("plan", "hello", "--model", tiny, "--quiet", "--json", "--no-measure").out)
-    assert record["seconds"] is None and record["peak"] == sum(part["nbytes"] for part in record["parts"])
+    assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
     shown = cli("plan", "hello", "--model", tiny, "--quiet", "--no-measure")
     assert "expected peak" in shown.out and "expected time" not in shown.out
     refused = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "1000")

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, option
-from tokenswift.cli.output import add_json_option, check_record, give
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.output import check_record, give
 from tokenswift.cli.prompting import read_named
 from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
@@ -36,7 +36,7 @@ class Audited:
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
-    max_new_tokens: int | None = option(None, earlier="--tokens", least=1)
+    max_new_tokens: int | None = option(None, least=1)
     seeds: int = option(1, least=1)
     distribution: int = option(0)
     quick: bool = option(False)
@@ -45,26 +45,20 @@ class Audited:
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "audit",
-        help="check that every strategy writes the tokens of plain decoding",
-        description="Compare strategies with plain decoding, token by token, on this model, dtype and "
-        "device, and the logits of both with transformers' own pass in float32; show every difference with "
-        "the scores of both tokens. With --distribution, compare the frequencies of what is written with the "
-        "model's probabilities, too. Tables and verdict go to standard output, progress to standard error.",
-        epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
-    )
+    words = "check that every strategy writes the tokens of plain decoding"
+    parser = command(subparsers, "audit", run, words)
     add_options(parser, Audited)
     options.add_model_options(parser, dtype="float32")
     options.add_strategy_options(parser, "all")
     options.add_sampling_options(parser, "sampling (defaults: the paper's)", plain=True)
-    group = parser.add_argument_group("results")
-    add_json_option(group, "write all findings to this file")
-    add_options(group, options.Quiet)
+    add_options(parser.add_argument_group("results"), options.Record)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit; cheap checks come before the model is loaded."""
+    """Compare strategies with plain decoding, token by token, on this model, dtype and device, and the logits
+    of both with transformers' own pass in float32; show every difference with the scores of both tokens. With
+    --distribution, compare the frequencies of what is written with the model's probabilities, too. The exit
+    code is 1 where something is not exact."""
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
     sampling = options.sampling_from(args)

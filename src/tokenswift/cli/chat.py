@@ -23,7 +23,7 @@ import msgspec
 
 from tokenswift.checks import meant, shown
 from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import RARE, add_options, option
+from tokenswift.cli.declare import RARE, add_options, command, option
 from tokenswift.cli.generate import Text
 from tokenswift.cli.output import TextSink, check_writable
 from tokenswift.cli.settings import Settings, dashed, said
@@ -84,15 +84,7 @@ class History:
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk with a model",
-        description="Talk with a model through its chat template. Answers stream to standard output. In a "
-        "terminal, lines can be edited and earlier ones brought back; Ctrl-C stops an answer and keeps what "
-        "there is of it, Ctrl-D ends the chat. Without a terminal, each line of standard input is a message.",
-        epilog=f"Commands in the chat: {', '.join(COMMANDS)}; /help explains them. Exit codes: 0 done, "
-        "1 failed, 2 bad input, 129, 143 hung up, terminated.",
-    )
+    parser = command(subparsers, "chat", run, "talk with a model")
     group = parser.add_argument_group("conversation")
     add_options(group, prompting.System, texts=TEXTS)
     add_options(group, Text, only=("max_new_tokens",), texts=TEXTS)
@@ -105,7 +97,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model, then answer until the input ends; cheap checks come first."""
+    """Talk with a model through its chat template; /help lists the commands of the chat. Answers stream to
+    standard output. In a terminal, lines can be edited and earlier ones brought back; Ctrl-C stops an answer
+    and keeps what there is of it, Ctrl-D ends the chat. Without a terminal, each line of standard input is a
+    message."""
     sampling = options.sampling_from(args)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}

@@ -39,9 +39,9 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
     Args:
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
-        more: ``shown``, a name in place of the usual one; ``names``, beside it; ``least`` of a number, and
-            ``valid``, that in words; ``level``; ``place``, for an argument without a name; anything else is
-            argparse's.
+        more: ``names``, before the usual one, the first of them in help and messages; ``least`` of a number,
+            and ``valid``, that in words; ``level``; ``place``, for an argument without a name; anything else
+            is argparse's.
     """
     return field(default=default, metadata={"metavar": metavar, **more})
 
@@ -100,6 +100,19 @@ def texts_of(kind: type) -> dict[str, str]:
     return found
 
 
+def command(subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], words: str) -> Parser:
+    """The parser of a subcommand.
+
+    Args:
+        run: what it does; its docstring is the description.
+        words: beside its name in the list of commands.
+    """
+    text = " ".join(inspect.cleandoc(run.__doc__ or "").split())
+    parser = subparsers.add_parser(name, help=words, description=text)
+    parser.set_defaults(run=run)
+    return parser
+
+
 def add_options(
     to: Any,
     kind: type,
@@ -131,7 +144,7 @@ def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, r
     more = {key: value for key, value in one.metadata.items() if key not in ("least", "valid", "help")}
     names, metavar, place, level = (more.pop(key, None) for key in ("names", "metavar", "place", "level"))
     usual = f"--{one.name.replace('_', '-')}"
-    names = [SHORT.get(one.name), more.pop("shown", None), usual, more.pop("earlier", None), *(names or ())]
+    names = [SHORT.get(one.name), *(names or ()), usual]
     type_name = str(one.type).partition(" | ")[0]
     if type_name == "bool":
         how: dict[str, Any] = {"action": "store_true"}

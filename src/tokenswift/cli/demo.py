@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, option
+from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
 from tokenswift.cli.terminal import Progress, say, table
@@ -35,26 +35,21 @@ class Demo(options.Shown):
     """
 
     out: str = option("demo", "DIR")
-    max_new_tokens: int = option(384, earlier="--tokens", least=1)
+    max_new_tokens: int = option(384, least=1)
     seed: int = option(0)
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="compare plain decoding and TokenSwift on two texts",
-        description="Continue the shipped story, and a list that repeats itself (greedy, no penalty), each "
-        "twice with the same seed: by plain decoding, then with drafts. Print the texts, a table, and "
-        "whether every token is the same (exit code 1 if not). Four records with tokens, text and figures "
-        "are written to --out.",
-    )
+    parser = command(subparsers, "demo", run, "compare plain decoding and TokenSwift on two texts")
     add_options(parser, Demo)
     options.add_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write both texts, compare, keep the records."""
+    """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
+    same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
+    same (exit code 1 if not). Four records with tokens, text and figures are written to --out."""
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
     folder = check_folder("--out", args.out)

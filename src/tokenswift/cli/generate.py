@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import many, options, prompting
-from tokenswift.cli.declare import RARE, Parser, add_options, option
+from tokenswift.cli.declare import RARE, Parser, add_options, command, option
 from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
-    add_json_option,
     check_folder,
-    check_outputs,
+    check_record,
+    check_writable,
     files_of_run,
     summary,
     write_json,
@@ -86,7 +86,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(options.Shown, options.Record):
     """What a run leaves behind.
 
     Attributes:
@@ -101,20 +101,9 @@ class Results:
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "generate",
-        help="write a text",
-        description="Write a text. A chat model answers the prompt; with --continue, or without a chat "
-        "template, it continues it. The text streams to standard output; progress and summary go to standard "
-        "error.",
-        epilog="Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated "
-        "(the text so far is kept; a second signal ends at once).",
-    )
+    parser = command(subparsers, "generate", run, "write a text")
     add_call_options(parser)
-    group = parser.add_argument_group("results")
-    add_options(group, Results)
-    add_json_option(group, "write one JSON record to this file: tokens, text, figures, versions")
-    add_options(group, options.Shown)
+    add_options(parser.add_argument_group("results"), Results)
     add_options(parser.add_argument_group("many prompts"), many.Several)
 
 
@@ -224,14 +213,18 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate; cheap checks come before the model is loaded."""
+    """Write a text. A chat model answers the prompt; with --continue, or without a chat template, it
+    continues it. The text streams to standard output; progress and summary go to standard error."""
     if args.prompts is not None or args.out is not None:
         many.check_several(args)
         prompting.check_chat_options(args)
         return many.run(args, settings_from(args))
     prompt, call = call_from(args)
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)
-    output, record = check_outputs(args.output, args.json, inputs, args.explain)
+    if args.output == str(STDOUT):
+        raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
+    output = check_writable("--output", args.output)
+    record = check_record(args.json, inputs, {"--output": args.output, "--explain": args.explain})
     run_dir, before = _run_dir(args.run_dir)
     given = call["strategy_options"]
     if given.get("acceptance") == "published":

@@ -1,9 +1,9 @@
 """The command ``tokenswift``: parse, call, and turn every error into one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
-subcommand is a module of this package, listed in :data:`COMMANDS`, with two functions:
-``add_parser(subparsers)`` and ``run(args) -> int | None``. Heavy imports (torch, transformers) belong
-inside ``run``.
+subcommand is a module of this package, listed in :data:`COMMANDS`, whose ``add_parser(subparsers)`` makes
+it by `declare.command` of a function ``run(args) -> int``. Heavy imports (torch, transformers) belong inside
+that.
 """
 
 from __future__ import annotations
@@ -70,11 +70,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     first = argv[0].replace("-", "_") if argv else None
     names = (first,) if first in COMMANDS else COMMANDS
     for module_name in dict.fromkeys(MODULES.get(name, name) for name in names):
-        module = import_module(f"tokenswift.cli.{module_name}")
-        module.add_parser(subparsers)
-        for command in subparsers.choices.values():
-            if command.get_default("run") is None:
-                command.set_defaults(run=module.run)
+        import_module(f"tokenswift.cli.{module_name}").add_parser(subparsers)
     for command in subparsers.choices.values():
         command.complete()
     return parser

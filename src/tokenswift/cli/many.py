@@ -63,7 +63,7 @@ class Several:
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
-    at_once: Any = option("auto", "N", shown="--max-num-seqs", type=at_once)
+    at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=at_once)
     ray: str | None = option(None, "ADDRESS", level=RARE)
     actors: int | None = option(None, least=1, level=RARE)
     actor_cores: int | None = option(None, least=1, level=RARE)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice
-from tokenswift.cli.declare import add_options
-from tokenswift.cli.options import Quiet
-from tokenswift.cli.output import add_json_option, check_record, give
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.output import check_record, give
 from tokenswift.cli.terminal import table
 from tokenswift.loader import default_model
 from tokenswift.loader.config import EMBEDDING, FAMILIES, head_width, read_config
@@ -30,24 +30,30 @@ SMALLER = 2  # times as many parameters has a model as one that drafts for it, a
 COLUMNS = ("model", "cache", "MB", "millions", "family", "stored", "drafts for it")
 
 
+@dataclass(frozen=True)
+class Action:
+    """What is done.
+
+    Attributes:
+        action: list (the models in the caches, ours and the hub's, with size, type and the drafters for them)
+            or show (memory by length of the text, and context; the model need not be in a cache, and no
+            weights of the hub are fetched)
+        name: the model of show
+    """
+
+    action: str = option("list", "ACTION", place=True, nargs="?")
+    name: str | None = option(None, place=True, nargs="?")
+
+
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "models",
-        help="list cached models, show what a model needs",
-        description="list: the models in the caches, ours and the hub's, with size, type and the drafters "
-        "for them. show NAME: memory by length of the text, and context; the model need not be "
-        "in a cache, and no weights of the hub are fetched.",
-        epilog="Exit codes: 0 done, 2 bad input.",
-    )
-    parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list or show")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the model of show")
-    add_json_option(parser)
-    add_options(parser, Quiet)
+    parser = command(subparsers, "models", run, "list cached models, show what a model needs")
+    add_options(parser, Action)
+    add_options(parser, options.Record)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; list or show."""
+    """List the models in the caches, or show what one needs."""
     check_choice("action", args.action, ACTIONS)
     if (args.name is None) != (args.action == "list"):
         valid = "list alone" if args.name is not None else f"{args.action} NAME"

@@ -95,6 +95,17 @@ class Quiet:
 
 
 @dataclass(frozen=True)
+class Record(Quiet):
+    """Results as JSON.
+
+    Attributes:
+        json: write one JSON record to this file; with - or no FILE, to standard output in place of the text
+    """
+
+    json: str | None = option(None, "FILE", nargs="?", const="-")
+
+
+@dataclass(frozen=True)
 class Shown(Quiet):
     """Verbosity, and how text is shown.
 

@@ -37,22 +37,6 @@ READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 logger = logging.getLogger("tokenswift")
 
 
-def add_json_option(parser: Any, text: str = "write one JSON record to this file") -> None:
-    """--json, the same in every command.
-
-    Args:
-        parser: an argparse parser or group.
-        text: what is written.
-    """
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=str(STDOUT),
-        metavar="FILE",
-        help=f"{text}; with - or no FILE, to standard output in place of the text",
-    )
-
-
 @contextmanager
 def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
     """Have what fails while entered said as a refusal."""
@@ -162,21 +146,6 @@ def same_file(a: Path, b: Path) -> bool:
         return False
 
 
-def check_outputs(
-    output: str | None,
-    record: str | None,
-    inputs: Mapping[str, Any] | None = None,
-    explain: str | None = None,
-) -> tuple[Path | None, Path | None]:
-    """The paths of --output and --json, writable; they and that of --explain are different, and none of them
-    is a file of ``inputs`` (option → path)."""
-    if output == str(STDOUT):
-        raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
-    paths = check_writable("--output", output), check_record(record)
-    check_apart({"--output": output, "--json": record, "--explain": explain}, inputs or {})
-    return paths
-
-
 def files_of_run(folder: str | None) -> dict[str, Path]:
     """The files that a run's folder has or is about to have, for :func:`check_apart`."""
     if not folder:
@@ -187,12 +156,16 @@ def files_of_run(folder: str | None) -> dict[str, Path]:
     return {f"the run's {name}": place / name for name in sorted(names)}
 
 
-def check_record(name: str | None, inputs: Mapping[str, Any] | None = None) -> Path | None:
-    """The path of --json, :data:`STDOUT` for standard output; checked as by :func:`check_outputs`."""
-    if name is None or name == str(STDOUT):
-        return None if name is None else STDOUT
-    path = check_writable("--json", name)
-    check_apart({"--json": name}, inputs or {})
+def check_record(
+    name: str | None, inputs: Mapping[str, Any] | None = None, others: Mapping[str, Any] | None = None
+) -> Path | None:
+    """The path of --json, writable; :data:`STDOUT` for standard output.
+
+    Args:
+        inputs, others: files that are read and written besides, by option (see :func:`check_apart`).
+    """
+    path = STDOUT if name == str(STDOUT) else check_writable("--json", name)
+    check_apart({**(others or {}), "--json": name}, inputs or {})
     return path
 
 

@@ -116,7 +116,7 @@ class Chat:
         chat: answer the prompt; refused where the model has no chat template
     """
 
-    raw: bool = option(False, shown="--continue")
+    raw: bool = option(False, names=("--continue",))
     chat: bool = option(False, level=RARE)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, output
-from tokenswift.cli.declare import add_options, option
+from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import Text, stream
 from tokenswift.cli.terminal import Progress, Stages, say, table
 from tokenswift.config import LoadConfig
@@ -45,73 +45,54 @@ class Longer:
     drop_damaged: bool = option(False)
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where runs are.
+
+    Attributes:
+        folder: a run's folder, one that has such folders in it, or an address that generate --ray wrote to;
+            default: the current folder
+    """
+
+    folder: str = option(".", "DIR", place=True, nargs="?")
+
+
+@dataclass(frozen=True)
+class Written(options.Quiet):
+    """What is written.
+
+    Attributes:
+        output: write it to this file
+    """
+
+    output: str | None = option(None, "FILE")
+
+
 def add_parser(subparsers: Any) -> None:
     """Register the subcommands."""
-    parser = subparsers.add_parser(
-        "resume",
-        help="finish a run that was interrupted, or make one longer",
-        description="Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. "
-        "The continuation streams to standard output; the whole text is in the folder. --max-new-tokens "
-        "makes a finished run longer.",
-        epilog="Exit codes: 0 done (also when there was nothing left to do), 1 failed, 2 bad input, 129, "
-        "130, 143 hung up, interrupted, terminated (the run is kept).",
-    )
-    parser.set_defaults(run=resume)
+    parser = command(subparsers, "resume", resume, "finish a run that was interrupted, or make one longer")
     add_options(parser, options.RunDir)
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
     add_options(parser, LoadConfig, ("threads", "device_map"), texts={"device_map": PLACED})
-    output.add_json_option(parser, "write one JSON record to this file, as generate does")
-    add_options(parser, options.Shown)
-
-    parser = subparsers.add_parser(
-        "runs",
-        help="list runs",
-        description="List the runs that were kept with generate --run-dir, with state and figures.",
-    )
-    parser.set_defaults(run=list_runs)
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        default=".",
-        metavar="DIR",
-        help="a run's folder, one that has such folders in it, or an address that generate --ray wrote to; "
-        "default: the current folder",
-    )
-    output.add_json_option(parser, "write one JSON record per run to this file, a line each")
-
-    parser = subparsers.add_parser(
-        "text",
-        help="print the whole text of a run",
-        description="Print the whole text of a run that generate --run-dir kept, or the text so far of an "
-        "unfinished one, from its journal. No model is needed.",
-        epilog="Exit codes: 0 done, 1 the text could not be written, 2 bad input.",
-    )
-    parser.set_defaults(run=text)
-    add_options(parser, options.RunDir)
-    parser.add_argument(
-        "--output", metavar="FILE", help="write the text to this file; default, and -: standard output"
-    )
-    add_options(parser, options.Quiet)
-
-    parser = subparsers.add_parser(
-        "report",
-        help="write a page about a run",
-        description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed "
-        "and acceptance against length, cost by phase, and the text, each token marked by its source, "
-        "repeats highlighted. For a folder (or an address) with the runs of many prompts: figures of each "
-        "and of all. The page needs no network and no scripts.",
-    )
-    parser.set_defaults(run=report)
-    add_options(parser, options.RunDir)
-    parser.add_argument(
-        "--output", metavar="FILE", help="write the page to this file; default: report.html in the folder"
-    )
-    add_options(parser, options.Quiet)
+    add_options(parser, options.Record)
+    add_options(parser, options.Shown, ("verbose", "raw_output"))
+    parser = command(subparsers, "runs", list_runs, "list runs")
+    add_options(parser, Where)
+    add_options(parser, options.Record, texts={"json": "write one JSON record per run to this file"})
+    for name, run, words in (
+        ("text", text, "print the whole text of a run"),
+        ("report", report, "write a page about a run"),
+    ):
+        parser = command(subparsers, name, run, words)
+        add_options(parser, options.RunDir)
+        add_options(parser, Written)
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Check the journal before anything is loaded; then go on."""
+    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The continuation
+    streams to standard output; the whole text is in the folder. --max-new-tokens makes a finished run longer.
+    """
     from tokenswift.runs import folder as folders
 
     device_map = options.device_map_from(args)
@@ -154,7 +135,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def list_runs(args: argparse.Namespace) -> int:
-    """Read the journals; nothing is loaded, nothing is locked."""
+    """List the runs that were kept with generate --run-dir, with state and figures."""
     from tokenswift.runs.report import cells
 
     record = output.check_record(args.json)
@@ -191,7 +172,8 @@ def summaries(name: str) -> list[dict[str, Any]]:
 
 
 def text(args: argparse.Namespace) -> int:
-    """Read the journal and write the text."""
+    """Print the whole text of a run that generate --run-dir kept, or the text so far of an unfinished one,
+    from its journal. No model is needed."""
     file = args.output not in (None, str(output.STDOUT))
     state = _state(Path(args.run_dir).expanduser())
     path = output.check_writable("--output", args.output) if file else None
@@ -209,7 +191,10 @@ def text(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Read the journals and write the page."""
+    """Write one HTML page about a run that was kept with generate --run-dir, by default report.html in its
+    folder: settings, speed and acceptance against length, cost by phase, and the text, each token marked by
+    its source, repeats highlighted. For a folder (or an address) with the runs of many prompts: figures of
+    each and of all. The page needs no network and no scripts."""
     from tokenswift.runs import folder as folders
     from tokenswift.runs.report import find, page, page_of_all
 

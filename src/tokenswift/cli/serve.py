@@ -11,7 +11,7 @@ from signal import SIGTERM
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options
+from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.output import check_folder
 from tokenswift.cli.terminal import Interrupted
 from tokenswift.serve.settings import Settings
@@ -24,23 +24,18 @@ logger = logging.getLogger("tokenswift")
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve a model over HTTP, with OpenAI's interface",
-        description="Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also "
-        "in the background; a client that was cut off resumes where it was), /v1/models, /health, /metrics, "
-        "and a page at /. It listens on this machine only, unless --host and --api-key-file are given.",
-        epilog="SIGTERM or Ctrl-C stops it between two steps, within ten seconds in any case. Exit "
-        "codes: 0 ended by SIGTERM, 1 it failed, 2 bad input, 129, 130 hung up, interrupted, 143 ended by "
-        "force.",
-    )
+    parser = command(subparsers, "serve", run, "serve a model over HTTP, with OpenAI's interface")
     add_options(parser.add_argument_group("server"), Settings, rare=RARELY)
     options.add_model_options(parser)
     add_options(parser, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model, then serve; cheap checks come first."""
+    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the background;
+    a client that was cut off resumes where it was), /v1/models, /health, /metrics, and a page at /. It
+    listens on this machine only, unless --host and --api-key-file are given. SIGTERM or Ctrl-C stops it
+    between two steps, within ten seconds in any case; the exit code after SIGTERM is 0, 143 where it had to
+    be forced."""
     settings = Settings(**{one.name: getattr(args, one.name) for one in fields(Settings)})
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(name) is None:

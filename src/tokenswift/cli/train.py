@@ -1,4 +1,4 @@
-"""``tokenswift train``: heads, an EAGLE-3 drafter or a draft model for a model; or how well heads draft."""
+"""``tokenswift train``: heads, an EAGLE-3 drafter or a draft model for a model."""
 
 from __future__ import annotations
 
@@ -13,25 +13,16 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import RARE, add_options, option, texts_of
+from tokenswift.cli.declare import RARE, add_options, command, option, texts_of
 from tokenswift.cli.main import reason
-from tokenswift.cli.output import (
-    add_json_option,
-    check_apart,
-    check_folder,
-    check_record,
-    check_writable,
-    give,
-)
-from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
-from tokenswift.config import LoadConfig, TokenSwiftOptions
+from tokenswift.cli.output import check_apart, check_folder, check_writable
+from tokenswift.cli.terminal import Interrupted, Signals, Stages
+from tokenswift.config import LoadConfig
 from tokenswift.loader.find import check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions, check_eagle_out
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
-FIGURES = ("mean_acceptance_length", "acceptance_rate", "ngram_acceptance_rate", "tokens_per_second")
-COLUMNS = ("top1", "top3", "match", "match3")
 #: fields of `train.options.TrainingOptions` that are no options of their own
 ASIDE = ("targets", "log_every", "seed", "bf16")
 #: training options that every help shows
@@ -62,7 +53,7 @@ class Drafter(options.Quiet):
 
     model: str = option(options.DEFAULT_MODEL, "M")
     kind: str = option("conditioned")
-    out: Path | None = option(None)
+    out: Path = option()
     num_heads: int = option(3, least=1)
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
     depths: int = option(3, least=1, level=RARE)
@@ -74,39 +65,10 @@ class Drafter(options.Quiet):
     device: str = option("auto")
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How well heads draft.
-
-    Attributes:
-        evaluate: instead of training, measure these heads (a file, auto or a kind that ships) on --data,
-            which they have not learnt from, and on the model's own text
-        positions: positions to evaluate per kind of text, at least 16
-        context: tokens of a text that is evaluated, at least 16
-        count: prompts to generate from, with the tree 1,3,3,3 and 20 n-grams, at least 0; 0 skips it
-        prompt_tokens: tokens of a prompt, at least 16
-        max_new_tokens: new tokens per prompt, at least 16
-        budget: tokens in the partial KV cache
-    """
-
-    evaluate: str | None = option(None, "HEADS")
-    positions: int = option(500, least=16, level=RARE)
-    context: int = option(512, least=16, level=RARE)
-    count: int = option(4, least=0, level=RARE)
-    prompt_tokens: int = option(1500, least=16, level=RARE)
-    max_new_tokens: int = option(200, least=16, level=RARE)
-    budget: int = option(512, level=RARE)
-
-
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train draft heads, an EAGLE-3 drafter or a draft model for a model",
-        description="Train what drafts for a model: it learns the model's next-token distribution, as "
-        "decoding processes it, from hidden states that the model makes of the data once. The same command "
-        "resumes an interrupted training.",
-    )
+    words = "train draft heads, an EAGLE-3 drafter or a draft model for a model"
+    parser = command(subparsers, "train", run, words)
     add_options(parser, Drafter)
     kinds = {**texts_of(DataOptions), **texts_of(TrainingOptions)}
     for name, text in kinds.items():
@@ -116,20 +78,15 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("training")
     for kind in (DataOptions, TrainingOptions):
         add_options(group, kind, names, unset=True, texts=kinds, rare=names - {*USUAL})
-    group = parser.add_argument_group("evaluation")
-    add_options(group, Evaluation)
-    add_json_option(group, "write the figures of --evaluate to this file")
     title = "sampling (what the model writes, and the distribution that is learnt)"
     options.add_sampling_options(parser, title, plain=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or evaluate."""
-    if args.evaluate is not None:
-        return evaluated(args)
+    """Train what drafts for a model: it learns the model's next-token distribution, as decoding processes it,
+    from hidden states that the model makes of the data once. The same command resumes an interrupted
+    training."""
     check_choice("kind", args.kind, tuple(RECIPES))
-    if args.out is None:
-        raise InputError("--out is not given; valid: the file or folder to write, or --evaluate HEADS")
     if args.kind == "draft":
         from tokenswift.loader.default_model import check_out
 
@@ -238,69 +195,3 @@ def keeping(work: Path) -> Iterator[None]:
             raise Interrupted(error.number, kept()) from None
         except (RunError, OSError) as error:
             raise RunError(f"{reason(error)}; {kept()}") from error
-
-
-def evaluated(args: argparse.Namespace) -> int:
-    """Measure heads and print the table: for each head top-1 and top-3 accuracy and the coupled match rate,
-    on the data and on the model's own continuations; then the mean acceptance length by source."""
-    from tokenswift.train.data import check_source, passages, prefix_of
-
-    if args.data is None:
-        raise InputError("--data is not given; valid: text that the heads have not learnt from")
-    tree = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": args.budget}
-    TokenSwiftOptions(**tree)
-    sampling = options.sampling_from(args)
-    check_name(args.model)
-    options.check_heads(args.evaluate, "evaluate")
-    check_source(args.data)
-    record = check_record(args.json, options.inputs_of(args) | {"--evaluate": args.evaluate})
-    logger.info("loading %s", args.model)
-    with Stages(args.quiet, "loading") as stages:
-        from tokenswift.engine.llm import LLM
-        from tokenswift.train.evaluate import head_rates, own_text
-        from tokenswift.train.states import Backbone
-
-        llm = LLM(args.model, args.dtype, args.device, heads=args.evaluate, on_progress=stages)
-    heads = llm.resources.heads
-    if heads is None:
-        raise InputError(f"evaluate is {args.evaluate!r}; no heads fit {llm.name}; valid: a heads file")
-    sampling = options.model_sampling(args, sampling, llm)
-    prefix, backbone = prefix_of(llm.tokenizer), Backbone(llm.model)
-
-    def taken(count: int, length: int, seed: int) -> list[list[int]]:
-        return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
-
-    given = taken(8, args.context, sampling.seed)
-    half = [passage[: len(passage) // 2] for passage in given]
-    made: dict[str, Any] = {"heads": heads.count, "kind": heads.kind}
-    with Stages(args.quiet) as stages:
-        rates = partial(head_rates, backbone, heads, sampling=sampling, positions=args.positions)
-        made["text"] = rates(given, learn=32, tell=partial(stages, "text"))
-        own = own_text(backbone, half, len(half[0]), sampling, partial(stages, "write"))
-        made["own"] = rates(own, learn=len(half[0]), tell=partial(stages, "own"))
-        prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
-
-        made["acceptance"] = {}
-        for number, draft in enumerate(("partial", "hidden") if prompts else ()):
-            how = {**tree, "draft": draft}, sampling
-            runs = []
-            for prompt in prompts:
-                stages("generate", number * len(prompts) + len(runs), 2 * len(prompts))
-                runs.append(llm.generate(prompt, args.max_new_tokens, "tokenswift", *how, ignore_eos=True))
-            figures = {name: sum(getattr(one.metrics, name) for one in runs) / len(runs) for name in FIGURES}
-            made["acceptance"][draft] = figures
-    give(record, made, shown(made))
-    return 0
-
-
-def shown(made: dict[str, Any]) -> str:
-    """The figures as text."""
-    rates = [
-        (source, str(i), *(f"{row[column]:.3f}" for column in COLUMNS))
-        for source in ("text", "own")
-        for i, row in enumerate(made[source], 1)
-    ]
-    shares = [(draft, *(f"{row[name]:.3f}" for name in FIGURES)) for draft, row in made["acceptance"].items()]
-    titles = ("draft from", "mean acceptance length", "α", "n-grams β", "tokens/s")
-    tables = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
-    return "\n\n".join(tables + [table(shares, titles, right=range(1, 5))] * bool(shares))

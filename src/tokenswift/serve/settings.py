@@ -68,7 +68,7 @@ class Settings:
     served_model_name: tuple[str, ...] = _option((), "NAME", nargs="+")
     strict_model: bool = False
     run_dir: str | None = _option(None, "DIR")
-    max_concurrent: str = _option("auto", "N", shown="--max-num-seqs")
+    max_concurrent: str = _option("auto", "N", names=("--max-num-seqs",))
     queue: int = _option(64, "N", 0)
     max_tokens: int = _option(32_768, "N", 1)
     max_prompt: int | None = _option(None, "N", 1)

@@ -70,10 +70,8 @@ class DataOptions:
     data: str = field(metadata={"metavar": "PATH"})
     continued: bool = False
     tokens: int = least(300_000, 256)
-    sequence_length: int = least(768, 32, earlier="--block")
-    prompt_lengths: tuple[int, ...] = field(
-        default=(256,), metadata={"metavar": "N,N,…", "earlier": "--prompt"}
-    )
+    sequence_length: int = least(768, 32)
+    prompt_lengths: tuple[int, ...] = field(default=(256,), metadata={"metavar": "N,N,…"})
     write_batch: int = least(48, 1)
 
     def __post_init__(self) -> None:
@@ -131,7 +129,7 @@ class TrainingOptions:
     batch: int = least(4, 1)
     window: int = least(128, 16)
     accumulate: int = least(1, 1)
-    loss_vocabulary: int = least(0, 0, earlier="--vocabulary")
+    loss_vocabulary: int = least(0, 0)
     held_out: float = 0.02
     save_every: int = least(200, 1)
     log_every: int = least(20, 1)

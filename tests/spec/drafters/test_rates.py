@@ -1,4 +1,4 @@
-"""The rates of `train --evaluate` against the reference, and a floor under what the shipped heads reach."""
+"""The rates of heads against the reference, and a floor under what the shipped heads reach."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.head_rates import head_rates
 from tests.default_model import default_llm, prompt_of
 from tests.spec.drafters import reference
 from tests.spec.drafters.plain import Text, logits
 from tests.spec.drafters.test_reference import PROMPT, VOCAB, heads_of, model_of
 from tokenswift import SamplingParams
-from tokenswift.train.evaluate import head_rates
 from tokenswift.train.states import Backbone
 
 SAMPLING = SamplingParams(seed=4, min_p=0.02, temperature=1.3, penalty_window=10)
