@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         TokenSwiftOptions,
         TriForceOptions,
     )
-    from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.journal import resume
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.request import Request
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
-    "AsyncLLM",
-    "AsyncStream",
     "AutoOptions",
     "Generation",
     "Grammar",
@@ -74,7 +71,6 @@ _MODULES = {
     "chat.calls": "Reply ToolCall",
     "config": "AutoOptions LoopOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions "
     "TriForceOptions",
-    "engine.async_llm": "AsyncLLM AsyncStream",
     "engine.journal": "resume",
     "engine.llm": "LLM",
     "engine.request": "Request",

@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
@@ -168,16 +169,19 @@ def named_errors(kind: type[T]) -> type[T]:
     return kind
 
 
-def named_arguments(hints: Mapping[str, str] | None = None) -> Callable[[F], F]:
+def named_arguments(hints: Mapping[str, str] | None = None, options: type | None = None) -> Callable[[F], F]:
     """A decorator of functions: keywords that are no arguments are an :class:`InputError` that lists those
     there are, where Python has a TypeError.
 
     Args:
         hints: of names that other libraries have: what there is here instead.
+        options: a dataclass whose fields are arguments besides.
     """
 
     def decorated(function: F) -> F:
-        known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+        own = inspect.signature(function).parameters.values()
+        known = [one.name for one in own if one.name not in ("self", "cls") and one.kind != one.VAR_KEYWORD]
+        known += [] if options is None else [one.name for one in fields(options) if one.name not in known]
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_integer
 from tokenswift.config import SamplingParams, sampling_over
-from tokenswift.engine.request import FIELDS, asked, record_of
+from tokenswift.engine.request import FIELDS, SAMPLING, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
 from tokenswift.runs import folder as folders
@@ -132,7 +132,6 @@ class Generator:
         **settings: Any,
     ) -> None:
         from tokenswift.engine.llm import LLM
-        from tokenswift.engine.request import SamplingFields
         from tokenswift.engine.scheduler import Scheduler
 
         self._node, cores = _place()
@@ -141,7 +140,7 @@ class Generator:
             if not fs.exists(path):
                 raise InputError(f"out is {str(out)!r}: node {self._node} does not see it; {SHARED}")
         self._llm = LLM(model, **{"threads": cores, **(loading or {})})
-        fields = {key: settings.pop(key) for key in SamplingFields.__annotations__ if key in settings}
+        fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
         if sampling == "model":
             self._sampling = self._answers = self._llm.model_sampling(**fields)
         elif isinstance(sampling, SamplingParams):

@@ -1,8 +1,7 @@
-"""``LLM.chat`` and ``AsyncLLM``: calls are valid whatever the model, exact like all text, and answered."""
+"""``LLM.chat``: calls are valid whatever the model, exact like all text, and answered."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
-from tokenswift import LLM, AsyncLLM, InputError, Reply, SamplingParams
+from tokenswift import LLM, InputError, Reply, SamplingParams
 from tokenswift.chat.calls import ToolCall, conversation
 
 WEATHER = {
@@ -168,54 +167,6 @@ def test_what_is_wrong_is_named(untrained: LLM) -> None:
             untrained.chat(ASKED, 8, **options)
     with pytest.raises(InputError, match="messages is not a list of messages"):
         untrained.chat("Hello", 8)  # type: ignore[arg-type]
-
-
-def test_asynchronous_texts_are_those_of_generate(untrained: LLM) -> None:
-    """Several at once, whole, as a stream, and with calls."""
-
-    async def ask() -> tuple[Any, ...]:
-        async with AsyncLLM(untrained, at_once=3) as llm:
-
-            async def streamed() -> tuple[str, Any]:
-                async with llm.stream("once", 30, seed=2) as stream:
-                    text = "".join([step.text async for step in stream])
-                return text, stream.result
-
-            return await asyncio.gather(
-                llm.generate("hello", 30, seed=1),
-                streamed(),
-                llm.chat(ASKED, 600, tools=TOOLS, seed=3, tool_choice=NAMED),
-            )
-
-    whole, (text, result), reply = asyncio.run(ask())
-    assert whole.token_ids == untrained.generate("hello", 30, "autoregressive", seed=1).token_ids
-    assert text == result.text == untrained.generate("once", 30, "autoregressive", seed=2).text
-    again = untrained.chat(ASKED, 600, tools=TOOLS, tool_choice=NAMED, seed=3)
-    assert reply.tool_calls == again.tool_calls and reply.message == again.message
-
-
-def test_asynchronous_texts_end_with_their_tasks(untrained: LLM) -> None:
-    """A task that is cancelled, and a stream that is left, end their texts; errors come to whoever waits."""
-
-    async def ask() -> tuple[int, int]:
-        async with AsyncLLM(untrained) as llm:
-            figures = llm._scheduler.figures
-            task = asyncio.ensure_future(llm.generate("hello", 1900, ignore_eos=True))
-            async with llm.stream("once", 1900, ignore_eos=True) as stream:
-                await anext(stream)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            with pytest.raises(InputError, match="max_new_tokens is 0"):
-                await llm.generate("hello", 0)
-            while figures().running + figures().reading + figures().waiting:
-                await asyncio.sleep(0.01)
-            return figures().cancelled, figures().tokens
-
-    cancelled, tokens = asyncio.run(ask())
-    assert cancelled == 2 and tokens < 3000
-    with pytest.raises(InputError, match="llm is of type str"):
-        AsyncLLM("smollm2-135m")  # type: ignore[arg-type]
 
 
 def test_a_schema_of_the_answer_beside_tools(untrained: LLM) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Admission, Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import PrefillChunk, prefill, step
 from tokenswift.kv.full import FullCache
@@ -159,6 +160,32 @@ def test_steps_come_as_in_a_stream(llm: LLM) -> None:
         assert scheduler.figures().tokens == 32
     assert steps == list(llm.start(request))
     assert tickets[0].result.metrics.steps == len(steps)
+
+
+def test_asynchronous_programs_have_the_steps_too(llm: LLM) -> None:
+    """Several at once; one whose steps nobody takes any more ends, and a failure comes to its reader."""
+    requests = [plain([3, 4, 5], 12), plain([8, 8], 9)]
+
+    async def taken(ticket: Ticket) -> list[Step]:
+        return [step async for step in ticket]
+
+    async def ask(scheduler: Scheduler) -> list[list[Step]]:
+        left = asyncio.ensure_future(taken(scheduler.submit(plain([9, 9], 500))))
+        made = await asyncio.gather(*(taken(scheduler.submit(one)) for one in requests))
+        left.cancel()
+        failing = scheduler.submit(plain([6] * 5, 9, on_progress=lambda *_: sys.exit("planted")))
+        with pytest.raises(RunError, match="planted"):
+            await taken(failing)
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        return made
+
+    with Scheduler(llm) as scheduler:
+        made = asyncio.run(ask(scheduler))
+        while scheduler.figures().running:
+            time.sleep(0.01)
+        assert scheduler.figures().cancelled == 1 and scheduler.figures().tokens < 500
+    assert made == [list(llm.start(one)) for one in requests]
 
 
 def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
@@ -367,29 +394,6 @@ def test_a_request_in_the_moment_of_a_fault_is_ended_too(llm: LLM, monkeypatch: 
             _ = ticket.result
     with pytest.raises(InputError, match="the scheduler is closed"):
         scheduler.submit(plain([1]))
-
-
-def test_requests_come_while_the_next_one_is_chosen(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose, more = Admission.next, list[Ticket]()
-    submitting = threading.Thread(target=lambda: more.append(scheduler.submit(plain([5], 3))), daemon=True)
-
-    def slowly(self: Admission, waiting: Iterable[Ticket]) -> Ticket:
-        def one_by_one() -> Iterator[Ticket]:
-            for ticket in waiting:
-                yield ticket
-                if submitting.ident is None:
-                    submitting.start()
-                    submitting.join(0.3)  # it waits, or would have submitted by then
-
-        return choose(self, one_by_one())
-
-    monkeypatch.setattr(Admission, "next", slowly)
-    with Scheduler(llm) as scheduler:
-        first = scheduler.submit(plain([4], 3))
-        over(first)
-        submitting.join(60)
-        over(*more)
-    assert [len(ticket.result.token_ids) for ticket in (first, *more)] == [3, 3]
 
 
 def test_a_callback_that_leaves_ends_its_text_alone(llm: LLM) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
 
@@ -20,9 +20,7 @@ from tokenswift.engine.chat import chat_request, reply_of, request_of_ids
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import (
     INSTEAD,
-    GenerateOptions,
     Request,
-    SamplingFields,
     check_callback,
 )
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
@@ -79,38 +77,18 @@ class LLM(AbstractContextManager["LLM"]):
     loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
     _resources: Resources | None = None
 
-    @named_arguments(INSTEAD)
+    @named_arguments(INSTEAD, LoadConfig)
     def __init__(
         self,
         model: str | os.PathLike[str],
         dtype: words.Dtype | str | torch.dtype = "auto",
         device: words.Device | str | torch.device = "auto",
         heads: Literal["auto", "none"] | words.HeadKind | str | Path | Heads | None = "auto",
-        rope_scaling: str | None = None,
-        on_progress: OnProgress | None = None,
-        threads: int | None = None,
-        weights: words.Weights | str = "stored",
-        activations: words.Activations | str = "float",
-        kv_cache_dtype: words.KvCacheDtype | str = "auto",
-        device_map: str | Mapping[str, str | int] | None = None,
-        tp: int = 1,
-        backend: words.Backend | str = "auto",
-        cuda_graphs: words.CudaGraphs | str = "auto",
         eagle: str | Path | EagleWeights | None = None,
+        on_progress: OnProgress | None = None,
+        **loading: Any,
     ) -> None:
-        how = LoadConfig(
-            dtype=dtype,  # type: ignore[arg-type]  # torch's own become names
-            device=device,  # type: ignore[arg-type]
-            rope_scaling=rope_scaling,
-            threads=threads,
-            weights=weights,
-            activations=activations,
-            kv_cache_dtype=kv_cache_dtype,
-            device_map=device_map,
-            tp=tp,
-            backend=backend,
-            cuda_graphs=cuda_graphs,
-        )
+        how = LoadConfig(dtype, device, **loading)  # type: ignore[arg-type]  # torch's own become names
         source, self.name = open_model(model, how, on_progress), str(model)
         self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
         self.loading = {
@@ -230,14 +208,7 @@ class LLM(AbstractContextManager["LLM"]):
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
-    @property
-    def generation_config(self) -> Any:
-        """The model's transformers ``GenerationConfig``; None where it has none. It is the model's own: the
-        model is loaded for it, if need be."""
-        with self.resources.lock:
-            return getattr(self.source.model, "generation_config", None)
-
-    def model_sampling(self, **given: Unpack[SamplingFields]) -> SamplingParams:
+    def model_sampling(self, **given: Any) -> SamplingParams:
         """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
 
         Args:
@@ -267,7 +238,7 @@ class LLM(AbstractContextManager["LLM"]):
         sampling: SamplingParams | None = None,
         *,
         on_step: Callable[[Step], None] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Any,
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
@@ -304,33 +275,21 @@ class LLM(AbstractContextManager["LLM"]):
         how = (max_new_tokens, strategy, strategy_options, sampling)
         return self.stream(prompt, *how, **options).finish(on_step)
 
-    def stream(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int | None = None,
-        strategy: words.Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Stream:
-        """The steps of `generate`, as they happen; their ``text`` holds complete characters only. After the
-        last one ``stream.result`` is what `generate` would have returned (see `Stream`)."""
-        how = (max_new_tokens, strategy, strategy_options, sampling)
-        return self.start(Request.of(prompt, self.default_sampling, *how, **options))
+    def stream(self, prompt: Prompt, *args: Any, **options: Any) -> Stream:
+        """The steps of `generate`, with its arguments, as they happen; their ``text`` holds complete
+        characters only. After the last one ``stream.result`` is what `generate` would have returned (see
+        `Stream`)."""
+        return self.start(Request.of(prompt, self.default_sampling, *args, **options))
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        max_new_tokens: int | None = None,
-        strategy: words.Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        *,
+        *args: Any,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         on_step: Callable[[Step], None] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Any,
     ) -> Reply:
         """Answer a conversation, in which functions may be called.
 
@@ -349,9 +308,8 @@ class LLM(AbstractContextManager["LLM"]):
         The others are `generate`'s. Raises as it does.
         """
         check_callback("on_step", on_step)
-        how = (max_new_tokens, strategy, strategy_options, sampling)
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
-        request, calls = chat_request(self, messages, asked, *how, **options)
+        request, calls = chat_request(self, messages, asked, *args, **options)
         return reply_of(self.start(request).finish(on_step), request, calls)
 
     def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
@@ -364,14 +322,10 @@ class LLM(AbstractContextManager["LLM"]):
     def generate_many(
         self,
         prompts: Sequence[Prompt],
-        max_new_tokens: int | None = None,
-        strategy: words.Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
-        sampling: SamplingParams | None = None,
-        *,
+        *args: Any,
         at_once: int | Literal["auto"] = "auto",
         on_result: Callable[[int, Generation], None] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Any,
     ) -> list[Generation]:
         """Generate after several prompts, concurrently; the results are in the order of the prompts.
 
@@ -393,8 +347,7 @@ class LLM(AbstractContextManager["LLM"]):
             raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
         check_at_once(at_once)
-        how = (max_new_tokens, strategy, strategy_options, sampling)
-        requests = self._requests(prompts, *how, **options)
+        requests = self._requests(prompts, *args, **options)
         results: dict[int, Generation] = {}
         for i, result in self._run_all(requests, at_once):
             if isinstance(result, Exception):

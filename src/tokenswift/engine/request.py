@@ -8,16 +8,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice, check_whole, keep_field, meant
 from tokenswift.config import (
     ON_LOOP,
     OPTIONS,
-    Biases,
     LoopOptions,
     SamplingParams,
-    Texts,
     build_options,
     check_flag,
     check_strategy,
@@ -30,7 +28,7 @@ from tokenswift.config import (
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
 from tokenswift.types import Generation, InputError, OnProgress
-from tokenswift.words import LogprobsMode, OnLoop, words
+from tokenswift.words import LogprobsMode, words
 
 if TYPE_CHECKING:
     from tokenswift.engine.sequence import Prefilled
@@ -48,49 +46,6 @@ OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
 NOT_WRITTEN = ("metrics", "logprobs", "prompt_logprobs")  # of a generation: the figures stand by themselves
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
-
-
-class SamplingFields(TypedDict, total=False):
-    """The fields of `SamplingParams` as keywords of a generation: ``llm.generate(prompt, seed=3)``."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    eta_cutoff: float
-    repetition_penalty: float
-    penalty_window: int
-    seed: int
-    greedy: bool
-    presence_penalty: float
-    frequency_penalty: float
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_range: int
-    dry_breakers: Texts
-    logit_bias: Biases
-    min_tokens: int
-    bad_words: Texts
-    grammar: Grammar | None
-
-
-class GenerateOptions(SamplingFields, total=False):
-    """What ``LLM.generate`` (which describes it), ``stream`` and ``generate_many`` take by name alone; the
-    defaults are those of :class:`Request`."""
-
-    ignore_eos: bool
-    stop: str | Sequence[str | Sequence[int]]
-    on_loop: OnLoop | str
-    loop: LoopOptions | None
-    run_dir: str | os.PathLike[str] | None
-    drop_damaged: bool
-    on_progress: OnProgress | None
-    logprobs: int | None
-    logprobs_mode: LogprobsMode | str
-    prompt_logprobs: int | None
-    response_format: Any
-    template_options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +76,9 @@ class Request:
     logprobs: int | None = None
     logprobs_mode: str = "processed_logprobs"
     prompt_logprobs: int | None = None
+    template_options: Mapping[str, Any] | None = None
     prefilled: Prefilled | None = None
     asked: str | None = None
-    template_options: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -142,21 +97,20 @@ class Request:
         Args:
             usual: gives the sampling of a prompt for which none is given.
             sampling: None leaves it to the fields among the options, over what is usual.
-            options: `GenerateOptions`, of which ``response_format`` becomes the sampling's grammar, and
-                ``prefilled``.
+            options: other fields, those of the sampling too, and ``response_format``, which becomes the
+                sampling's grammar.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
-        chosen = {name: value for name, value in options.items() if name in SamplingFields.__annotations__}
-        rest = {name: value for name, value in options.items() if name not in chosen}
-        wanted = Grammar.of_format(rest.pop("response_format", None))
-        for name in rest:
-            if name not in GenerateOptions.__annotations__ and name != "prefilled":
-                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "asked")]
-                known = [*own, "response_format", *SamplingFields.__annotations__]
+        chosen = {name: options.pop(name) for name in SAMPLING if name in options}
+        wanted = Grammar.of_format(options.pop("response_format", None))
+        own = [one.name for one in fields(cls) if one.name != "asked"]
+        for name in options:
+            if name not in own:
+                known = [*own[: own.index("prefilled")], "response_format", *SAMPLING]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
-        prefilled: Prefilled | None = rest.get("prefilled")
+        prefilled: Prefilled | None = options.get("prefilled")
         if sampling is None:
             sampling = sampling_over(usual(prompt) if prefilled is None else prefilled.sampling, chosen)
         elif chosen:
@@ -172,7 +126,7 @@ class Request:
                 "response_format",
             )
         sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
-        return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **rest)
+        return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **options)
 
     def __post_init__(self) -> None:
         least = 1 if self.prompt_logprobs is None else 0

@@ -9,9 +9,10 @@ others wait in order.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,17 +28,16 @@ from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import step
-from tokenswift.kernels.base import Backend
 from tokenswift.types import Generation, InputError, RunError, Step, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
-BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
+BARE = 16  # every so many steps nothing is read: by those is known what a step takes without
 DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
 READ = 1.5  # steps' time that a part of a prompt may add to a step
-FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
-FEW = 64  # rows of the first part that is read alone
-FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
+FIRST, MORE = 4, 1.1  # rows of the first part that is read beside texts under way, and by what they grow
+FEW, MUCH_MORE = 64, 2.0  # the same of parts that are read alone
+FEWER = 0.7  # what the next part's rows are at least, times the last one's
 PART = 0.5  # seconds that a part of a prompt may take for which no text waits
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
@@ -51,7 +51,7 @@ logger = logging.getLogger("tokenswift")
 class Ticket:
     """A text that was asked for; may be used from any thread. Made by `Scheduler.submit`.
 
-    Each step is given once: to `steps`, or to the callback.
+    Each step is given once: to `steps`, to ``async for step in ticket``, or to the callback.
 
     Args:
         sequence: the text.
@@ -84,6 +84,27 @@ class Ticket:
             if event is None:
                 return
             yield event
+
+    async def __aiter__(self) -> AsyncIterator[Step]:
+        """The steps as they come, in an asynchronous program; leaving them ends the text.
+
+        Raises:
+            Exception: the text's failure, after its last step.
+        """
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def tell(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        self.on_event(tell)
+        try:
+            while isinstance(event := await events.get(), Step):
+                yield event
+        finally:
+            self.cancel()
+        if event is not None:
+            raise event
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
@@ -159,105 +180,26 @@ class Ticket:
             logger.warning("a callback failed at the end of its text (%s)", fault)
 
 
-class PrefillPace:
-    """Size of prefill chunks, by what chunks and steps took: decode latency against time to first token.
+class Pace:
+    """How many rows of a prompt are read at a time, by what the last ones took.
 
     Args:
+        rows: of the first part.
         most: rows of a part at most.
+        more: what the next part's rows are at most, times the last one's.
 
     Attributes:
-        step: running mean of the seconds of a step in which nothing is read; 0: there was none.
+        rows: of the next part.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._beside, self._alone = most, float(FIRST), FEW
-        self.step = 0.0
+    def __init__(self, rows: int, most: int, more: float) -> None:
+        self.rows, self._most, self._more, self._exact = min(rows, most), most, more, float(rows)
 
-    @property
-    def beside(self) -> int:
-        """Rows that fit beside a step."""
-        return int(self._beside)
-
-    @property
-    def alone(self) -> int:
-        """Rows of a part for which no text waits."""
-        return min(self._alone, self._most)
-
-    def has_read(self, seconds: float) -> None:
-        """A part for which no text waited took so long: whoever comes, or cancels, does not wait long."""
-        fit = PART / max(seconds, 1e-9)
-        self._alone = min(max(FIRST, int(self.alone * min(fit, 2.0))), self._most)
-
-    def has_stepped(self, seconds: float) -> None:
-        """A step in which nothing was read took so long."""
-        self.step = self.step + _SLOW * (seconds - self.step) if self.step else seconds
-
-    def has_read_beside(self, seconds: float) -> None:
-        """A step took so long with a part beside it."""
-        if self.step:
-            wanted = READ * self.step / max(seconds - self.step, 1e-9)
-            rows = self._beside * min(max(wanted, FEWER), MORE)
-            self._beside = min(max(1.0, rows), float(self._most))
-
-
-class Admission:
-    """The texts of one scheduler that have their turn, and the memory that they share; its thread's own.
-
-    Args:
-        backend: whose memory it is.
-        prefixes: texts kept for their beginnings, which give way.
-    """
-
-    def __init__(self, backend: Backend, prefixes: Prefixes) -> None:
-        self._backend, self._prefixes = backend, prefixes
-        self._nbytes: dict[Ticket, int] = {}
-        self._turns: dict[str, int] = {}  # of each owner, its last one's number
-        self._budget = 0  # bytes that they may take together
-
-    def __len__(self) -> int:
-        return len(self._nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the texts that have their turn."""
-        return sum([*self._nbytes.values()])
-
-    def next(self, waiting: Iterable[Ticket]) -> Ticket:
-        """Fair queueing: the owner with the fewest texts under way first, then the one served least
-        recently."""
-        held = Counter(ticket.sequence.owner for ticket in self._nbytes)
-        return min(
-            waiting, key=lambda one: (held[one.sequence.owner], self._turns.get(one.sequence.owner, 0))
-        )
-
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether the memory holds one more text.
-
-        Raises:
-            InputError: it does not hold it alone.
-        """
-        memory = self._backend.memory()
-        if memory is None:
-            return True
-        if not self._nbytes:
-            sequence.check_memory()
-            after = self._backend.memory() or memory  # which may have let go of ended texts
-            self._budget = after.free + self._prefixes.nbytes
-        else:
-            room = self._budget - self.nbytes - sequence.nbytes
-            if room < 0:
-                return False
-            self._prefixes.shrink(room)
-        return True
-
-    def add(self, ticket: Ticket) -> None:
-        """A text has its turn."""
-        self._turns[ticket.sequence.owner] = max(self._turns.values(), default=0) + 1
-        self._nbytes[ticket] = ticket.sequence.nbytes
-
-    def remove(self, ticket: Ticket) -> None:
-        """A text is over, whether it had its turn or not."""
-        self._nbytes.pop(ticket, None)
+    def took(self, seconds: float, wanted: float) -> None:
+        """A part took so long, where ``wanted`` seconds would be right."""
+        fit = wanted / max(seconds, 1e-9)
+        self._exact = min(max(1.0, self._exact * min(max(fit, FEWER), self._more)), float(self._most))
+        self.rows = int(self._exact)
 
 
 class QueueFull(InputError):
@@ -270,19 +212,14 @@ class Figures:
 
     Attributes:
         running, reading, waiting: texts that are written, whose prompts are read, and that wait their turn.
-        at_once: texts that may run concurrently.
         ended, failed, cancelled: texts so far.
         steps: that texts have made; several in one pass count for each.
         passes: verify passes.
         tokens, drafted, accepted: new tokens, drafted nodes that were verified, and drafted tokens accepted.
         read, reused: tokens of prompts that were read, and that were copied from another text's beginning.
         rows: of the last verify pass.
-        step_seconds: time of the last step of all texts, drafting and journals included.
-        pause_seconds: the longest time between two steps of a text.
-        kept_bytes: caches of ended texts that are kept for their beginnings.
     """
 
-    at_once: int
     running: int = 0
     reading: int = 0
     waiting: int = 0
@@ -297,9 +234,6 @@ class Figures:
     read: int = 0
     reused: int = 0
     rows: int = 0
-    step_seconds: float = 0.0
-    pause_seconds: float = 0.0
-    kept_bytes: int = 0
 
 
 class Scheduler:
@@ -320,18 +254,20 @@ class Scheduler:
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
         self._prefixes = Prefixes.beside(llm.target)
-        self._admission = Admission(llm.target.backend, self._prefixes)
+        self._budget = 0  # bytes that the texts that have their turn may take together
+        self._turns: dict[str, int] = {}  # of each owner, its last one's number
         self._wake = Condition()  # guards the three lists, and what is counted
         self._waiting: deque[Ticket] = deque()
         self._reading: list[Ticket] = []
         self._running: list[Ticket] = []
         self._cancelled: list[Ticket] = []
         self._is_closed = False
-        self._figures = Figures(self.at_once)
+        self._figures = Figures()
         self._turn = 0
-        self._pace = PrefillPace(llm.target.prefill_chunk)
+        most: int = llm.target.prefill_chunk
+        self._beside, self._alone = Pace(FIRST, most, MORE), Pace(FEW, most, MUCH_MORE)
+        self._bare = 0.0  # running mean of the seconds of a step in which nothing is read; 0: there was none
         self._pass = 0.0  # seconds of the last verify pass
-        self._last = 0.0  # when the last step of all texts ended; 0: none is under way
         self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
@@ -350,7 +286,7 @@ class Scheduler:
         """
         with self._wake:
             self._check_queue()
-            held = self._admission.nbytes
+            held = self._held()
         sequence = Sequence(self._llm, request, self._prefixes, held, owner)
         try:
             sequence.open()
@@ -375,7 +311,7 @@ class Scheduler:
     def _check_queue(self) -> None:
         if self._is_closed:
             raise InputError("the scheduler is closed; valid: one that was not closed")
-        idle = self.at_once - len(self._running) - len(self._reading)
+        idle = self.at_once - len(self._admitted())
         if self._queue is not None and len(self._waiting) >= self._queue + max(0, idle):
             waiting = counted(len(self._waiting), "request waits", "requests wait")
             raise QueueFull(f"{waiting} already; valid: up to queue {self._queue}")
@@ -389,7 +325,6 @@ class Scheduler:
                 reading=len(self._reading),
                 waiting=len(self._waiting),
                 reused=self._prefixes.reused,
-                kept_bytes=self._prefixes.nbytes,
             )
 
     @property
@@ -429,7 +364,7 @@ class Scheduler:
 
     def _patience(self) -> float:
         """Seconds that a text may draft for: one that drafts for long does not keep the others waiting."""
-        if len(self._running) + len(self._reading) + len(self._waiting) < 2:
+        if len(self._all()) < 2:
             return inf
         return max(DRAFT, self._pass) / max(1, len(self._running))
 
@@ -452,14 +387,20 @@ class Scheduler:
                 self._leave(ticket, "failed", error)
         self._prefixes.clear()
 
+    def _admitted(self) -> list[Ticket]:
+        return [*self._running, *self._reading]
+
     def _all(self) -> list[Ticket]:
-        return [*self._running, *self._reading, *self._waiting]
+        return [*self._admitted(), *self._waiting]
+
+    def _held(self) -> int:
+        """Bytes of the texts that have their turn."""
+        return sum(one.sequence.nbytes for one in self._admitted())
 
     def _waits(self) -> bool:
         """Wait for something to do, and let those go that were cancelled; False once it is closed."""
         with self._wake:
             while not (self._is_closed or self._cancelled or self._all()):
-                self._last = 0.0
                 self._wake.wait()
             known = self._all()
             gone = known if self._is_closed else [one for one in self._cancelled if one in known]
@@ -469,20 +410,45 @@ class Scheduler:
         return not self._is_closed
 
     def _admit(self) -> None:
-        """Let texts have their turn while there is room."""
-        while self._waiting and len(self._admission) < self.at_once:
+        """Let texts have their turn while there is room. Fair queueing: the owner with the fewest texts under
+        way first, then the one served least recently."""
+        while self._waiting and len(self._admitted()) < self.at_once:
+            held = Counter(one.sequence.owner for one in self._admitted())
             with self._wake:
-                ticket = self._admission.next(self._waiting)
+                ticket = min(
+                    self._waiting,
+                    key=lambda one: (held[one.sequence.owner], self._turns.get(one.sequence.owner, 0)),
+                )
             try:
-                if not self._admission.fits(ticket.sequence):
+                if not self._fits(ticket.sequence):
                     return
-                self._admission.add(ticket)
             except BaseException as error:
                 self._leave(ticket, "failed", error)
                 continue
+            self._turns[ticket.sequence.owner] = max(self._turns.values(), default=0) + 1
             with self._wake:
                 self._waiting.remove(ticket)
                 self._reading.append(ticket)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether the memory holds one more text, for which texts kept for their beginnings give way.
+
+        Raises:
+            InputError: it does not hold it alone.
+        """
+        backend = self._llm.target.backend
+        memory = backend.memory()
+        if memory is None:
+            return True
+        if not self._admitted():
+            sequence.check_memory()
+            after = backend.memory() or memory  # which may have let go of ended texts
+            self._budget = after.free + self._prefixes.nbytes
+            return True
+        room = self._budget - self._held() - sequence.nbytes
+        if room >= 0:
+            self._prefixes.shrink(room)
+        return room >= 0
 
     def _next(self) -> Ticket | None:
         """Whose prompt is read on: in turns the text that came first and the one with the least left, so that
@@ -497,8 +463,6 @@ class Scheduler:
         )
         try:
             ticket.sequence.begin()
-            if self._running and not ticket.sequence.cache.prefault(self._pace.step):
-                return None
         except BaseException as error:
             self._leave(ticket, "failed", error)
             return None
@@ -509,19 +473,17 @@ class Scheduler:
         sequence, begun = ticket.sequence, perf_counter()
         try:
             before = sequence.unread
-            left = sequence.read(rows or self._pace.alone)
+            left = sequence.read(rows or self._alone.rows)
         except BaseException as error:
             self._fail(ticket, error)
             return
         if rows is None and left:
-            self._pace.has_read(perf_counter() - begun)
+            self._alone.took(perf_counter() - begun, PART)  # whoever comes, or cancels, does not wait long
         self._has_read(ticket, before - left, left)
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
         self._count(read=rows)
-        if (
-            not left and ticket.sequence.finish_reason is not None
-        ):  # no token may come: what was asked for is of the prompt
+        if not left and ticket.sequence.finish_reason is not None:  # what was asked for is of the prompt
             self._finish(ticket)
         elif not left:
             with self._wake:
@@ -536,7 +498,7 @@ class Scheduler:
         chunk = None
         if reader is not None:
             if self._llm.target.prefill_keeps_bits and reader.sequence.unread:
-                chunk = reader.sequence.chunk(self._pace.beside)
+                chunk = reader.sequence.chunk(self._beside.rows)
             else:  # nothing, or in the passes that it would have alone
                 self._read(reader, 1)
         for ticket, made in zip(tickets, step(sequences, chunk), strict=True):
@@ -550,15 +512,11 @@ class Scheduler:
                 self._has_read(reader, chunk.rows, reader.sequence.took(chunk))
             except BaseException as error:
                 self._fail(reader, error)
-        now = perf_counter()
-        figures.step_seconds = now - begun
+        seconds = perf_counter() - begun
         if reader is None:
-            self._pace.has_stepped(now - begun)
-        elif chunk is not None:
-            self._pace.has_read_beside(now - begun)
-        if self._last:
-            figures.pause_seconds = max(figures.pause_seconds, now - self._last)
-        self._last = now if self._running else 0.0
+            self._bare = self._bare + _SLOW * (seconds - self._bare) if self._bare else seconds
+        elif chunk is not None and self._bare:
+            self._beside.took(seconds - self._bare, READ * self._bare)
 
     def _take(self, ticket: Ticket, made: Step | Exception) -> None:
         """A text's part of a step; it may be the last one."""
@@ -611,7 +569,6 @@ class Scheduler:
             for those in (self._running, self._reading, self._waiting):
                 with suppress(ValueError):
                     those.remove(ticket)
-            self._admission.remove(ticket)
         self._count(**{how: 1})
         ticket.end(result, error)
 

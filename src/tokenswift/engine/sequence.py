@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -375,7 +376,7 @@ def _keep(what: Callable[[], object]) -> None:
         logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
 
 
-class Stream(Iterator[Step]):
+class Stream(Iterator[Step], AbstractContextManager["Stream"]):
     """The steps of a generation, as they happen; afterwards its result.
 
     ::
@@ -385,23 +386,15 @@ class Stream(Iterator[Step]):
             print(step.text, end="", flush=True)
         print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
 
-    The result is the iterator's return value too (``result = yield from stream``). A stream is a context
-    manager: leaving it early lets go of the run's memory and closes its journal, as `close` does.
+    A stream is a context manager: leaving it early lets go of the run's memory and closes its journal, as
+    `close` does.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence, self._steps = sequence, iter(sequence)
 
-    def __iter__(self) -> Stream:
-        return self
-
     def __next__(self) -> Step:
-        try:
-            return next(self._steps)
-        except StopIteration:
-            if self._sequence.finish_reason is None:
-                raise
-            raise StopIteration(self._sequence.result()) from None
+        return next(self._steps)
 
     @property
     def result(self) -> Generation:
@@ -426,9 +419,6 @@ class Stream(Iterator[Step]):
     def close(self) -> None:
         """End the generation here; what was kept of it is kept."""
         self._steps.close()
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

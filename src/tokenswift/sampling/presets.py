@@ -6,25 +6,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from tokenswift.config import SamplingParams
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.types import InputError
-
-_OFF: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "eta_cutoff": 0.0,
-    "penalty_window": 1024,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-}
-
 
 #: name → fields of `config.SamplingParams`, all but seed and greedy; "paper" is `SamplingParams()`
 SAMPLERS: dict[str, dict[str, Any]] = {
-    name: _OFF | given
+    name: {**NEUTRAL, "penalty_window": 1024, **given}
     for name, given in {
         "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
         "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
