@@ -68,9 +68,7 @@ def head_rates(
     base = FrozenBase(model, torch.zeros(1, dtype=torch.long))
 
     def logits(i: int, rows: Tensor) -> Tensor:
-        return (
-            heads.own_logits(i, rows) if heads.own_lm_heads else model.lm_head(rows.to(model.dtype)).float()
-        )
+        return model.lm_head(rows.to(model.dtype)).float()
 
     def read(tokens: Tensor, hidden: Tensor) -> Tensor:
         return hidden

@@ -48,7 +48,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A source of tokens, as journals and reports name it; `spec.drafters.registry` knows all of them.
+    """A source of tokens, as journals and reports name it; `spec.drafters.base` knows all of them.
 
     Attributes:
         name: in figures and records.
@@ -75,7 +75,7 @@ class DraftTree:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        sources: who proposed each node, a name of `drafters.registry`; "ngram" only where nothing else did.
+        sources: who proposed each node, a name of `drafters.base`; "ngram" only where nothing else did.
         gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
             the denominator of the acceptance rate.
         branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
@@ -141,7 +141,7 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
-        sources: where each new token came from, a name of `drafters.registry`; the last is the target's own
+        sources: where each new token came from, a name of `drafters.base`; the last is the target's own
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         chars: how many characters of ``text`` each new token released; what is more, the end did.
@@ -237,7 +237,7 @@ class Generation:
         heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
             NAME", several with commas between them, or "none".
-        token_sources: how many of the new tokens came from where, by the names of `spec.drafters.registry`.
+        token_sources: how many of the new tokens came from where, by the names of `spec.drafters.base`.
         logprobs: of each new token, where they were asked for; else [].
         prompt_logprobs: of each token of the prompt, after those before it, where they were asked for; else
             []. The first one, which nothing stands before, has None.

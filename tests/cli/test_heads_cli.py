@@ -48,7 +48,7 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
                "--kind", "medusa", "--num-heads", "2", *DATA)  # fmt: skip
     assert done.code == 0, done.err
     heads, _, notes = read_heads("m.safetensors")
-    assert heads.kind == notes["kind"] == "medusa" and heads.config.blocks == 1
+    assert heads.kind == notes["kind"] == "medusa"
 
 
 def test_published_heads_load_as_they_are(cli: Call, base: str, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
+from tokenswift.spec.drafters.base import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.drafter import Outcome
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.types import DraftTree
 

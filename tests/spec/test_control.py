@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenswift.spec.control import PLAIN, Control, Costs, Drafted
-from tokenswift.spec.drafters.drafter import CostEstimate
+from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted
 from tokenswift.spec.strategy import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree
 

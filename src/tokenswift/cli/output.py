@@ -25,7 +25,7 @@ ENDINGS = {
     "stop": "ended at a stop text",
     "loop": "stopped, it began to repeat itself",
 }
-#: source of tokens (`spec.drafters.registry`) → in words
+#: source of tokens (`spec.drafters.base`) → in words
 DRAFTERS = {
     "head": "heads",
     "ngram": "n-grams",

@@ -34,7 +34,7 @@ from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.sampling.choice import RefusedRow, logprobs_of
 from tokenswift.sampling.penalties import rules_of
-from tokenswift.spec.drafters.registry import mark_of, marks
+from tokenswift.spec.drafters.base import MARKS, mark_of
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
@@ -105,7 +105,7 @@ class Sequence(TokenSequence):
         self.prefixes = prefixes if target.equal_bits else None
         self.check_memory(spare)
         self.new_tokens: list[int] = []
-        self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
+        self.sources: Counter[str] = Counter(dict.fromkeys(MARKS, 0))
         self.logprobs: list[Logprob] = []
         self.end_reason: str | None = None if new else "length"
         self.tail = ""

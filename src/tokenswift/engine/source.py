@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
 from tokenswift.loader import placed
-from tokenswift.loader.config import NORM, named_sampling
+from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights
 from tokenswift.loader.identity import (
@@ -172,8 +172,7 @@ class FromFiles(Source):
         prepare()  # the first text asks its template where turns end
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
-        norm, place = partial(files.weights.get, NORM), str(files.folder)
-        self.host = HeadsHost(base, files.weights.dtype, backend.device, place, norm, layout.eps)
+        self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         needed, others = self._sizes()
         check_memory(files.name, needed, str(backend.device), others)
         if how.weights in FORMATS:

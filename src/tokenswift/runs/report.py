@@ -21,7 +21,7 @@ import msgspec
 from tokenswift.metrics import PREFILL, decoding, distinct
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
-from tokenswift.spec.drafters.registry import mark_of, marks
+from tokenswift.spec.drafters.base import MARKS, mark_of
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
@@ -278,7 +278,7 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
 
 def _sources(state: RunState) -> Rows:
     """How many tokens came from each source: of all that are known, and of those of the run."""
-    letters = dict.fromkeys([*(mark.letter for mark in marks().values()), *sorted(set(state.sources))])
+    letters = dict.fromkeys([*(mark.letter for mark in MARKS.values()), *sorted(set(state.sources))])
     every = max(1, len(state.tokens))
     counts = {letter: state.sources.count(letter) for letter in letters}
     return [(mark_of(letter).title, f"{count:,}", f"{count / every:.1%}") for letter, count in counts.items()]

@@ -20,7 +20,7 @@ from msgspec import Meta
 from tokenswift.checks import check_choice
 from tokenswift.config import ADJUSTING, OPTIONS, LoopOptions, SamplingParams, shown
 from tokenswift.runs.journal import Record
-from tokenswift.spec.drafters.registry import marks
+from tokenswift.spec.drafters.base import MARKS
 from tokenswift.types import InputError, Loop, Step
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -209,8 +209,7 @@ def typed(record: dict[str, Any], kind: type[T] | UnionType) -> T:
 def sources_of(step: Step) -> str:
     """A letter for each token of a step; "t" for all where nobody says."""
     named = step.sources or ("target",) * len(step.token_ids)
-    known = marks()
-    return "".join(known[name].letter for name in named)
+    return "".join(MARKS[name].letter for name in named)
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class Part:
 
     Attributes:
         pieces: the text that each token released.
-        letters: who drafted each token (`spec.drafters.registry`).
+        letters: who drafted each token (`spec.drafters.base`).
         steps: tokens and milliseconds of each step.
         echo: its prompt, where the answer is to tell of it.
         logprobs: of each token, where they are asked for: its id, its place in the text, and what is told.

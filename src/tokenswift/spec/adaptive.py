@@ -21,9 +21,9 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import PLAIN, Control, Costs, Drafted, Gain, Learnt
+from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Gain, Learnt
+from tokenswift.spec.drafters.base import Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Below, Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Drafter, Outcome
 from tokenswift.spec.strategy import ALONE, TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step

@@ -39,48 +39,29 @@ class Entry(NamedTuple):
     get: Callable[[], Any]
 
 
-def tensors_in(
-    folder: Path,
-    where: str,
-    wanted: Callable[[str], bool] = lambda name: True,
-    others: tuple[str, ...] = (),
-) -> Iterator[Entry]:
-    """The tensors of a folder whose names are wanted.
+def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
+    """The tensors of a folder.
 
     Args:
         where: whose they are, for messages.
-        others: names of files to look for besides the usual ones.
     Raises:
         InputError: there are no weights, or a file is missing, unreadable or more than plain weights.
     """
-    for file in shards(folder, where, wanted, others):
-        read = entries_of if file.suffix == ".safetensors" else _pickled
-        yield from (entry for entry in read(file, where) if wanted(entry.name))
+    for file in _shards(folder, where):
+        yield from (entries_of if file.suffix == ".safetensors" else _pickled)(file, where)
 
 
-def shards(
-    folder: Path, where: str, wanted: Callable[[str], bool], others: tuple[str, ...] = ()
-) -> list[Path]:
-    """The files of a folder in which tensors with wanted names are; raises as :func:`tensors_in`."""
-    for name in (*STEMS, *others):
-        if (folder / name).is_file():
-            return [folder / name]
-    names = indexed(folder, where, wanted)
-    if not names:
-        raise InputError(f"{where} has no safetensors or bin weights")
-    missing = next((name for name in names if not (folder / name).is_file()), None)
-    if missing is not None:
-        raise InputError(f"{where} lacks the file {missing}, which its index names; valid: all of its files")
-    return [folder / name for name in names]
-
-
-def indexed(folder: Path, where: str, wanted: Callable[[str], bool]) -> list[str]:
-    """The names of files in which tensors with wanted names are, by a folder's index; none without one."""
+def _shards(folder: Path, where: str) -> list[Path]:
+    """The files of a folder that weights are in; raises as :func:`tensors_in`."""
     for stem in STEMS:
+        if (folder / stem).is_file():
+            return [folder / stem]
         if (index := folder / f"{stem}.index.json").is_file():
-            files = weight_map(index, where, ("safetensors", "bin"))
-            return sorted({file for name, file in files.items() if wanted(name)})
-    return []
+            names = sorted({*weight_map(index, where, ("safetensors", "bin")).values()})
+            if missing := [name for name in names if not (folder / name).is_file()]:
+                raise InputError(f"{where} lacks {missing[0]}, which its index names; valid: all its files")
+            return [folder / name for name in names]
+    raise InputError(f"{where} has no safetensors or bin weights")
 
 
 def entries_of(file: Path, where: str) -> Iterator[Entry]:

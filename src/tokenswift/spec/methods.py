@@ -19,8 +19,8 @@ from tokenswift.memory import Need, Planned
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
 from tokenswift.spec.adaptive import ByChance
+from tokenswift.spec.drafters.base import CHAIN, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.drafter import Drafter, Outcome, Setting
 from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
@@ -28,7 +28,6 @@ from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import CheckedDrafter, PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recycle import Recycle
-from tokenswift.spec.drafters.registry import CHAIN, others
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.resources import Resources
 from tokenswift.spec.strategy import Strategy, TokenSequence
@@ -154,7 +153,7 @@ class Medusa(FixedWidths):
             )
         tree = options.tree
         check_tree(tree, llm.target.vocab_size)
-        drafter = HeadDrafter(llm.target, heads, options.vocabulary == "frequent")
+        drafter = HeadDrafter(llm.target, llm.packed(heads), options.vocabulary == "frequent")
         coupled = options.candidates == "coupled"
         super().__init__([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
 
@@ -178,7 +177,7 @@ class TokenSwift(FixedWidths):
         check_tree(tree, target.vocab_size)
         self.budget = options.budget
         heads, frequent = llm.heads, options.vocabulary == "frequent"
-        self.heads = [] if heads is None else [HeadDrafter(target, heads, frequent)]
+        self.heads = [] if heads is None else [HeadDrafter(target, llm.packed(heads), frequent)]
         context, frozen = None, options.cache == "partial"
         if options.cache != "full":
             context = SparseContext(target, "important", self.budget, options.sinks, 1, frozen=frozen)
@@ -285,7 +284,7 @@ class Auto(ByChance):
         levels = None
         if heads is not None:
             depth = DEPTH if heads.conditioned else heads.count
-            levels = HeadDrafter(target, heads, options.vocabulary == "frequent", depth)
+            levels = HeadDrafter(target, llm.packed(heads), options.vocabulary == "frequent", depth)
             drafters += [levels] if options.draft != "partial" else []
         if options.draft != "hidden" and options.cache != "full":
             budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
@@ -299,7 +298,6 @@ class Auto(ByChance):
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
         if llm.eagle is not None:
             drafters.append(EagleDrafter(llm.eagle))
-        drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
         super().__init__(drafters, sampler, coupled, llm.learnt, priors, options.explain)
 
@@ -341,7 +339,6 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
                 parts[f"draft model {llm.draft_models.name(options.draft_model)}"] = True
             if llm.eagle is not None:
                 parts[f"EAGLE-3 drafter {llm.eagle.name}"] = True
-            parts |= dict.fromkeys((drafter.mark.title for drafter in others()), True)
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":
         return llm.heads_of("medusa"), "heads"

@@ -18,7 +18,7 @@ from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.control import Learnt
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.eagle.model import Features, eagle_of
-from tokenswift.spec.heads.files import packaged_kinds, read_packaged, resolve_heads
+from tokenswift.spec.heads.files import resolve_heads, shipped_heads, shipped_kinds
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.types import OnProgress
 
@@ -63,16 +63,17 @@ class Resources:
         self.source, self.name = source, name
         self.sampling = OwnSampling(name, source.named_sampling)
         self.heads = resolve_heads(heads, source.host)
-        packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
-        self._packaged = packaged if automatic else {}
-        self._shipped: dict[str, Heads] = {}  # those of them that were asked for
+        shipped = shipped_kinds(source.host)
+        self._kinds = [*shipped] if isinstance(heads, str) and heads == "auto" else []
+        self._shipped: dict[str, Heads | None] = {}  # those of them that were asked for
+        self._packed: dict[Heads, Heads] = {}
         self._learnt: dict[int, Learnt] = {}  # by number of threads
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
         self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec, on_progress)
-        self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
+        self.draft_models = DraftModels(self.target, source.codec, is_default=bool(shipped))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
@@ -84,10 +85,16 @@ class Resources:
         if self.heads is not None and self.heads.kind == kind:
             return self.heads
         with self.lock:
-            if kind in self._packaged and kind not in self._shipped:
-                heads = read_packaged(self._packaged[kind])
-                self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
+            if kind in self._kinds and kind not in self._shipped:
+                self._shipped[kind] = shipped_heads(self.source.host, kind)
             return self._shipped.get(kind)
+
+    def packed(self, heads: Heads) -> Heads:
+        """Heads as the model's kernels run them."""
+        with self.lock:
+            if heads not in self._packed:
+                self._packed[heads] = heads.packed(self.target.backend, self.target.whole)
+            return self._packed[heads]
 
     def features(self) -> Features | None:
         """What keeps a text's features for :attr:`eagle`; None where there is none."""

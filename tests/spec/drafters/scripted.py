@@ -106,17 +106,15 @@ def scripted_model(sure: bool = True) -> Any:
 
 
 @torch.no_grad()
-def scripted_heads(kind: str, own_lm_heads: bool = False, sure: bool = True, count: int = HEADS) -> Heads:
+def scripted_heads(kind: str, count: int = HEADS) -> Heads:
     """Heads that draft what the model of :func:`scripted_model` would say."""
-    config = HeadsConfig(kind, count, WIDTH, VOCAB, eps=1e-12, own_lm_heads=own_lm_heads)
+    config = HeadsConfig(kind, count, WIDTH, VOCAB, eps=1e-12)
     heads = Heads(config).eval()
     weights = heads.state_dict()
     if kind == "linear":
         weights = _linear(count)
     elif kind == "conditioned":
         weights |= _conditioned()
-    elif own_lm_heads:
-        weights = _medusa_own(count, sure)
     else:
         weights = _medusa(count)
     heads.load_state_dict(weights)
@@ -159,16 +157,4 @@ def _medusa(count: int) -> dict[str, Tensor]:
         found[f"layers.{i}.final_norm.weight"] = torch.full((WIDTH,), small)
         found[f"layers.{i}.blocks.0.weight"] = step * (high + _FAR) / (small * NORMED)
         found[f"layers.{i}.blocks.0.bias"] = torch.full((WIDTH,), -_FAR)
-    return found
-
-
-def _medusa_own(count: int, sure: bool) -> dict[str, Tensor]:
-    """The block does nothing; the LM head of each looks further ahead."""
-    found, step = {}, torch.eye(WIDTH)
-    for i in range(count):
-        step = _advance() @ step
-        found[f"layers.{i}.final_norm.weight"] = torch.ones(WIDTH)
-        found[f"layers.{i}.blocks.0.weight"] = torch.zeros(WIDTH, WIDTH)
-        found[f"layers.{i}.blocks.0.bias"] = torch.zeros(WIDTH)
-        found[f"layers.{i}.lm_head.weight"] = lm_head(sure) @ step
     return found

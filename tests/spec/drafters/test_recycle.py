@@ -17,8 +17,8 @@ from tokenswift.interfaces import Pass
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import Noise, gumbel, position_key
 from tokenswift.spec.drafters import recycle
+from tokenswift.spec.drafters.base import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.drafter import Outcome
 from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.recycle import KEPT, Rankings, Recycle, best_of
 from tokenswift.spec.strategy import TokenSequence

@@ -23,7 +23,7 @@ from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 
 if TYPE_CHECKING:
-    from tokenswift.spec.drafters.drafter import Drafter
+    from tokenswift.spec.drafters.base import Drafter
 
 MOST = 3  # calls with a refused row, and a source is left out
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Need
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import EAGLE, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import EAGLE
 from tokenswift.spec.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
@@ -73,7 +72,7 @@ class Branches:
         return found[::-1]
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """A tree by the drafter's own rows, behind those that it has read.
 
     Args:

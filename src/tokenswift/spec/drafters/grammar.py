@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from tokenswift.memory import Need
 from tokenswift.sampling.masks import Masks
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import GRAMMAR, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import GRAMMAR
 from tokenswift.spec.strategy import TokenSequence
 
 MOST = 31  # tokens drafted in a step
 _FIRST, _SLOW = 0.5, 1 / 16  # chance of a token that is not certain, and the weight of a new one
 
 
-class GrammarDrafter:
+class GrammarDrafter(Drafter):
     """The forced text, in every step, for the price of its rows. Where it could be written in other tokens,
     and its last token could reach beyond it, the tokenizer's own are proposed.
 
@@ -29,13 +27,6 @@ class GrammarDrafter:
         self.refusals = Source("the grammar")
         self._chance = _FIRST
         self._open: tuple[int, int] | None = None  # place in the step, and token, of the first uncertain one
-
-    def begin(self, sequence: TokenSequence) -> None:
-        """Nothing to read: the masks follow the text."""
-
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Nothing beside the tree's rows."""
-        return []
 
     def offer(self, costs: Costs) -> CostEstimate:
         """It costs nothing."""

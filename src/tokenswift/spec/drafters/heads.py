@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import to_device
-from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import HEAD, Drafter
 from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.heads.packed import packed_steps
 from tokenswift.spec.strategy import TokenSequence
 
 HIDDEN = "hidden"
@@ -45,12 +41,11 @@ class HeadLevels:
     def __init__(self, model: BaseTarget, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
-        self._steps = packed_steps(heads, model.backend, model.whole)
         self._base = torch.empty(0, dtype=torch.float32)
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens may be drafted, from the prompt."""
-        if self.frequent and not self.heads.own_lm_heads:
+        if self.frequent:
             self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens, self.model.vocab_size)
 
     @property
@@ -71,23 +66,16 @@ class HeadLevels:
             last: the token before the one that the head predicts, for each row; where the model is, or here.
         """
         heads = self.heads
-        if self._steps is None:
-            embeds = self._embeds(last) if heads.conditioned else None
-            states = heads.advance(head, states, self._base.expand(len(states), -1), embeds)
-            if heads.own_lm_heads:
-                return states, heads.own_logits(head, states)
-            return states, self.vocabulary.project(heads.normed(head, states))
-        step = self._steps[min(head, len(self._steps) - 1)]
-        rows = [part for part in self.vocabulary.rows if isinstance(part, Packed)]  # or dense
-        states, logits = step.level(states, self._base, self._embeds(last), head == 0, rows)
-        return states, logits if rows else self.vocabulary.project(states)
+        embeds = self._embeds(last) if heads.conditioned else None
+        states = heads.advance(head, states, self._base.expand(len(states), -1), embeds)
+        return states, self.vocabulary.project(heads.normed(head, states))
 
     def _embeds(self, tokens: list[int] | Tensor) -> Tensor:
         known = isinstance(tokens, list)
         return self.model.embed(to_device(tokens, self.model.device) if known else tokens)
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Levels of draft heads, on the state that the last verify pass left, or below another drafter's passes.
 
     Heads that see the drafted token before theirs (*conditioned*) are evaluated for every place; of the
@@ -117,10 +105,6 @@ class HeadDrafter:
             self._begun = sequence
             self.levels.begin(sequence.tokens)
 
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Nothing beside the tree's rows."""
-        return []
-
     def offer(self, costs: Costs) -> CostEstimate:
         """One candidate of the verified state, or two, what pays better."""
         level = costs.level()
@@ -146,6 +130,3 @@ class HeadDrafter:
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]
             head += 1
-
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Nothing to learn."""

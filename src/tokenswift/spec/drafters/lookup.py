@@ -30,10 +30,9 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import Noise
 from tokenswift.spec.chances import Regression
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import NGRAM, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import NGRAM
 from tokenswift.spec.strategy import TokenSequence
 
 LENGTH = 4  # n of the n-grams that are drafted
@@ -170,7 +169,7 @@ class NgramTable:
         return [(followers, counts[followers] >> _COUNT) for followers in best]
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """What followed earlier occurrences of the newest tokens, in every step, for nothing.
 
     Args:
@@ -186,10 +185,6 @@ class PromptLookup:
     def begin(self, sequence: TokenSequence) -> None:
         """Read the prompt."""
         self.matches.extend(sequence.tokens)
-
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Lists of the text, which are not worth counting."""
-        return []
 
     def offer(self, costs: Costs) -> CostEstimate:
         """It costs nothing."""
@@ -207,7 +202,7 @@ class PromptLookup:
         self.matches.extend(outcome.tokens)
 
 
-class Ngrams:
+class Ngrams(Drafter):
     """The paper's n-gram branches, behind the token that is likeliest to follow.
 
     Args:
@@ -234,9 +229,6 @@ class Ngrams:
     def needs(self, text: int, row: int) -> list[Need]:
         """The branches' rows."""
         return [Need("ngrams", self.count, self.count * LENGTH * row)]
-
-    def offer(self, costs: Costs) -> None:
-        """Branches without chances are no part of adaptive drafting."""
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The best branches."""

@@ -16,10 +16,9 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import CHAIN, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import CHAIN
 from tokenswift.spec.strategy import TokenSequence
 
 MODEL = "model"
@@ -182,7 +181,7 @@ def _common(one: list[int], other: list[int]) -> int:
     return count
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Passes of a draft model along the best path.
 
     Args:

@@ -15,11 +15,10 @@ from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import CHAIN, HEAD, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Drafter, Outcome
 from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
-from tokenswift.spec.drafters.registry import CHAIN, HEAD
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource
 
@@ -104,7 +103,7 @@ class SparseContext:
             self.sparse.append(full, full.length - committed, full.length)
 
 
-class PartialDrafter:
+class PartialDrafter(Drafter):
     """Passes of the target along the best path, over the partial cache.
 
     Args:
@@ -203,7 +202,7 @@ class PartialDrafter:
 # ---- two levels ---------------------------------------------------------------------------------
 
 
-class CheckedDrafter:
+class CheckedDrafter(Drafter):
     """A chain that another drafter wrote and the target, over its partial cache, would write itself.
 
     Args:
@@ -244,9 +243,6 @@ class CheckedDrafter:
     def begin(self, sequence: TokenSequence) -> None:
         """Let the inner drafter read the prompt."""
         self.inner.begin(sequence)
-
-    def offer(self, costs: Costs) -> None:
-        """No part of adaptive drafting, which asks drafters one by one."""
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The chain, in parts."""

@@ -22,10 +22,9 @@ from torch import Tensor
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import gumbel, position_key
-from tokenswift.spec.control import Costs
+from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.drafters.base import RECYCLE, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.drafters.drafter import CostEstimate, Outcome
-from tokenswift.spec.drafters.registry import RECYCLE
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree
 
@@ -99,7 +98,7 @@ class _Place(NamedTuple):
     keys: list[tuple[int, int, int]]
 
 
-class Recycle:
+class Recycle(Drafter):
     """What the target ranked first in earlier passes, in every step, for nothing.
 
     Args:
@@ -119,9 +118,6 @@ class Recycle:
         self._value = self._lost = 0.0  # running means of tokens a step: gained, and taken by its time
         self._judged = self._rest = 0  # steps that it is a mean of; steps in which nothing is done
         self._pause = _PAUSE
-
-    def begin(self, sequence: TokenSequence) -> None:
-        """Nothing to read: of a prompt there are no logits."""
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""

@@ -1,68 +1,47 @@
-"""Files of draft heads: our own format, published checkpoints, and which heads a name means.
+"""Files of draft heads: our own, those inside published TokenSwift checkpoints, and which heads a name means.
 
 A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of the base
 model's weights as ``base.sample``, and a JSON object under ``tokenswift_heads`` in the header's metadata. The
 sample is the base's identity. It is compared with a tolerance, so that a base model cast to another type
 still matches, and a fine-tuned one does not.
 
-Published checkpoints are folders. TokenSwift's are whole transformers checkpoints with heads in them
-(``model.medusa_layers.{i}…``), whose base is known by its own weights. Medusa-1's hold heads alone
-(``{i}.{j}.linear…``: residual block j of head i; ``{i}.{n}.weight``: the head's LM head).
+Published checkpoints are folders: a whole transformers checkpoint with the paper's linear heads in it, as
+``model.medusa_layers.{i}…``.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import logging
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from tokenswift.checks import check_integer, shown
+from tokenswift.checks import shown
 from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
+from tokenswift.kernels.base import check_ids
 from tokenswift.loader.default_model import weights, where
-from tokenswift.loader.find import HUB_ID, cached_file
-from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of, sample_of
+from tokenswift.loader.find import HUB_ID, answers, cached_file, fetch
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity, Values, base_of, base_of_weights
 from tokenswift.loader.weights import open_weights
-from tokenswift.spec.files import STEMS, Entry, entries_of, indexed, tensors_in
+from tokenswift.spec.files import Entry, entries_of, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
 
 FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
+OWN, PUBLISHED = "heads.", "model.medusa_"  # what tensors' names begin with
 SAMPLE, FREQUENT = "base.sample", "draft.frequent"
-#: types that weights of heads may have
-TYPES = ("F32", "BF16", "F16", "F64")
-MOST_NAME = 200  # characters of a name in messages
+MOST_NAME, MOST_WORDS = 200, 500  # characters of a name, and of what is wrong, in messages
 #: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
 #: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
 ROUNDED = 0.15
-
-#: names of tensors in published checkpoints, and ours
-PUBLISHED = (
-    (re.compile(r"model\.medusa_layers\.(\d{1,6})\.(.+)"), r"layers.\1.\2"),
-    (re.compile(r"(?:medusa_head\.)?(\d{1,6})\.(\d{1,6})\.linear\.(.+)"), r"layers.\1.blocks.\2.\3"),
-    (re.compile(r"(?:medusa_head\.)?(\d{1,6})\.\d{1,6}\.(.+)"), r"layers.\1.lm_head.\2"),
-)
-EMBEDDING = "model.embed_tokens.weight"
-#: files of published heads that are fetched at once, and those of Medusa's
-SMALL = ("config.json", "*.index.json", "medusa_lm_head.*")
-ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-
-logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +52,12 @@ class HeadsHost:
         base: its identity.
         dtype, device: of the weights.
         place: the folder or hub id that it was loaded from, "" where it came from a program.
-        norm: gives the weight (D,) of its final norm, through which Medusa's heads read.
-        eps: of that norm.
     """
 
     base: BaseIdentity
     dtype: torch.dtype
     device: torch.device
     place: str
-    norm: Callable[[], Any] | None = None
-    eps: float = 1e-5
 
 
 def host_of(model: Any, values: Values | None = None) -> HeadsHost:
@@ -91,34 +66,31 @@ def host_of(model: Any, values: Values | None = None) -> HeadsHost:
     if isinstance(model, HeadsHost):
         return model
     place = str(getattr(model.config, "_name_or_path", "") or "")
-    eps = getattr(model.config, "rms_norm_eps", 1e-5)
-    base = base_of(model, values=values)
-    return HeadsHost(base, model.dtype, model.device, place, partial(_final_norm, model), eps)
+    return HeadsHost(base_of(model, values=values), model.dtype, model.device, place)
 
 
-def _final_norm(model: Any) -> Any:
-    from tokenswift.models.generic import final_norm  # which brings transformers with it
+# ---- files -------------------------------------------------------------------------------------------------
 
-    return final_norm(model).weight
-
-
-def check_base(heads: str, wanted: BaseIdentity, model: BaseIdentity) -> None:
-    """Raise :class:`InputError` unless heads made for ``wanted`` fit ``model``."""
-    mine = f"hidden size {wanted.hidden_size}, vocabulary {wanted.vocab_size}"
-    theirs = f"hidden size {model.hidden_size}, vocabulary {model.vocab_size}"
-    if mine != theirs:
-        raise InputError(
-            f"heads {heads} were made for {wanted.name} ({mine}), the model is {model.name} ({theirs})"
-        )
-    far = wanted.distance(model)
-    if not far <= TOLERANCE:
-        raise InputError(
-            f"heads {heads} were made for {wanted.name}, the model is {model.name}: "
-            f"their weights differ by {far:.0%}"
-        )
+_Row = Annotated[list[float], msgspec.Meta(min_length=6, max_length=6)]
+_Rows = Annotated[list[_Row], msgspec.Meta(min_length=2, max_length=2)]
 
 
-# ---- our own files -----------------------------------------------------------------------------------------
+class _Header(msgspec.Struct):
+    """What a heads file says of itself.
+
+    Attributes:
+        version: of the format.
+        heads: what they are made of.
+        base: the model's name.
+        notes: how they were trained.
+        calibration: weights of `spec.chances`, two rows of six a source.
+    """
+
+    version: int
+    heads: HeadsConfig
+    base: str = "?"
+    notes: dict[str, Any] | None = None
+    calibration: dict[str, _Rows] | None = None
 
 
 def save_heads(
@@ -139,7 +111,7 @@ def save_heads(
     Raises:
         InputError: a weight is not finite in that type, or the file cannot be written.
     """
-    tensors = {f"heads.{k}": v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
+    tensors = {OWN + k: v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
     tensors[SAMPLE] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -147,61 +119,48 @@ def save_heads(
             raise InputError(f"heads tensor {name} is not finite in {kind}; nothing was written to {path}")
     if heads.frequent is not None:
         tensors[FREQUENT] = heads.frequent.to("cpu", torch.int32).contiguous()
-    header = {"version": FORMAT_VERSION, "base": base.name, "heads": heads.config.to_dict()}
-    header |= {"notes": notes or {}}
-    if heads.calibration is not None:
-        header["calibration"] = heads.calibration
+    header = _Header(FORMAT_VERSION, heads.config, base.name, notes or {}, heads.calibration)
     try:
         with replacing(Path(path)) as part:
-            save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
+            save_file(tensors, part, metadata={METADATA_KEY: msgspec.json.encode(header).decode()})
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write heads to {path}: {line_of(error)}") from error
 
 
-_Row = tuple[float, float, float, float, float, float]
-
-
-class _Header(msgspec.Struct):
-    """What a heads file says of itself.
-
-    Attributes:
-        version: of the format.
-        base: the model's name.
-        heads: what they are made of.
-        notes: how they were trained.
-        calibration: weights of `spec.chances`, two rows of six a source.
-    """
-
-    version: int
-    heads: HeadsConfig
-    base: str = "?"
-    notes: dict[str, Any] | None = None
-    calibration: dict[str, tuple[_Row, _Row]] | None = None
-
-
 def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
-    """A heads file's content: float32 heads on the CPU, their base's identity, their notes.
+    """The heads in a heads file, or in the folder of a published checkpoint: float32 on the CPU, their base's
+    identity, their notes.
 
     Raises:
-        InputError: it is not there, damaged, or no heads file.
+        InputError: it is not there, damaged, or holds no heads.
     """
-    path, what = Path(path), f"heads file {path}"
-    if not path.is_file():
-        raise InputError(f"{what} does not exist")
-    header = _header(path)
-    config, found = header.heads, {entry.name: entry for entry in entries_of(path, what)}
-    if SAMPLE not in found:
-        raise InputError(f"{what} lacks tensor {SAMPLE}")
-    sample = _read(found.pop(SAMPLE), (2 * SAMPLE_SIZE,), str(path))
-    frequent = found.pop(FREQUENT, None)
-    heads = build_heads(config, {k.removeprefix("heads."): v for k, v in found.items()}, str(path))
-    if frequent is not None:
-        heads.frequent = _frequent(frequent, config.vocab_size, what)
-    if header.calibration is not None:
-        heads.calibration = {k: [[*row] for row in rows] for k, rows in header.calibration.items()}
-    heads.source, heads.notes = str(path), header.notes or {}
-    base = BaseIdentity(header.base[:MOST_NAME], config.hidden_size, config.vocab_size, sample)
+    path = Path(path)
+    if path.is_dir():
+        heads, base = _published(path)
+    elif not path.is_file():
+        raise InputError(f"heads file {path} does not exist")
+    else:
+        heads, base = _own(path)
+    heads.source = str(path)
     return heads, base, heads.notes
+
+
+def _own(path: Path) -> tuple[Heads, BaseIdentity]:
+    """What a heads file holds."""
+    header, found = _header(path), {entry.name: entry for entry in entries_of(path, f"heads file {path}")}
+    config, sample, frequent = header.heads, found.pop(SAMPLE, None), found.pop(FREQUENT, None)
+    if sample is None:
+        raise InputError(f"heads file {path} lacks tensor {SAMPLE}")
+    heads = build_heads(config, {k.removeprefix(OWN): v for k, v in found.items()}, str(path))
+    if frequent is not None:
+        heads.frequent = frequent.get().long().flatten()
+        try:
+            check_ids(heads.frequent, config.vocab_size)
+        except InputError as error:
+            raise InputError(f"heads file {path}: tensor {FREQUENT}: {error}") from error
+    heads.calibration, heads.notes = header.calibration, header.notes or {}
+    name = header.base[:MOST_NAME]
+    return heads, BaseIdentity(name, config.hidden_size, config.vocab_size, sample.get().float())
 
 
 def _header(path: Path) -> _Header:
@@ -217,166 +176,49 @@ def _header(path: Path) -> _Header:
     return header
 
 
-def _frequent(entry: Entry, vocab: int, what: str) -> Tensor:
-    """Token ids worth drafting, (S,) int64."""
-    fits = entry.kind in ("I32", "I64") and len(entry.shape) == 1 and 0 < entry.shape[0] <= vocab
-    ids = entry.get().long() if fits else torch.tensor([-1])
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
-        raise InputError(
-            f"{what}: tensor {entry.name} is {entry.kind} of shape {shown(list(entry.shape))}; valid: 1 to "
-            f"{vocab} token ids below {vocab}"
-        )
-    return ids
+def _published(folder: Path) -> tuple[Heads, BaseIdentity]:
+    """The linear heads in a whole checkpoint."""
+    source = f"heads in {folder}"
+    said, rest = object_in(folder / "config.json", MOST_CONFIG, source), dict[str, Entry]()
+    found = dict[str, Entry]()
+    for entry in tensors_in(folder, source):
+        (found if entry.name.startswith(PUBLISHED) else rest)[entry.name.removeprefix(PUBLISHED)] = entry
+    given = {"hidden_size": said.get("hidden_size"), "vocab_size": said.get("vocab_size")}
+    given |= {"kind": "linear", "count": sum(name.endswith(".linear.weight") for name in found)}
+    layers = said.get("num_hidden_layers")
+    try:
+        config = msgspec.convert(given | {"eps": said.get("rms_norm_eps", 1e-5)}, HeadsConfig)
+        middle = msgspec.convert(layers, int)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{source}: {error}; valid: a checkpoint with model.medusa_layers.*") from error
+
+    def get(name: str) -> Any:
+        matrix = (entry := rest.get(name)) is not None and len(entry.shape) == 2 and 0 not in entry.shape
+        return rest[name].get() if matrix else None
+
+    return build_heads(config, found, str(folder)), base_of_weights(get, middle, folder.resolve().name)
 
 
 def build_heads(config: HeadsConfig, found: Mapping[str, Entry], source: str) -> Heads:
-    """Heads from tensors by our names, float32; all shapes are looked at before any is read.
+    """Heads from tensors by our names, float32.
 
     Raises:
-        InputError: a tensor is missing, unknown, of another shape or type, or not finite.
+        InputError: a tensor is missing, unknown, of another shape, or not finite.
     """
-    if not config.kind == "conditioned" and config.count * config.blocks > len(found):
+    if not config.kind == "conditioned" and config.count > len(found):
         raise InputError(f"heads in {source} have {len(found)} tensors, too few for {config.count} heads")
     try:
         with torch.device("meta"):
             heads = Heads(config)  # without memory, and without the random numbers that modules begin with
-    except RuntimeError as error:  # sizes beyond what a tensor's can be
-        raise InputError(f"heads in {source} have impossible sizes: {line_of(error)}") from error
-    wanted = heads.state_dict()
-    unknown = sorted(found.keys() - wanted.keys())
-    missing = next((name for name in wanted if name not in found), None)
-    if missing or unknown:
-        what = f"lack tensor {missing}" if missing else f"hold an unknown tensor {unknown[0][:MOST_NAME]}"
-        raise InputError(f"heads in {source} {what}")
-    made = {name: _read(found[name]._replace(name=name), part.shape, source) for name, part in wanted.items()}
-    heads.load_state_dict(made, assign=True)
+        tensors = {name: entry.get().to(torch.float32, copy=True) for name, entry in found.items()}
+        heads.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:  # sizes beyond what a tensor's can be, and all that does not fit
+        words = " ".join(str(error).split())[:MOST_WORDS]
+        raise InputError(f"heads in {source} are not what their header says: {words}") from error
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
     return heads.eval().requires_grad_(False)
-
-
-def _read(entry: Entry, shape: Iterable[int], source: str) -> Tensor:
-    """A tensor, float32; refused where it is of another shape, of no float type, or not finite."""
-    if entry.shape != tuple(shape):
-        raise InputError(
-            f"heads in {source}: tensor {entry.name} has shape {shown(list(entry.shape))}; "
-            f"{[*shape]} is needed"
-        )
-    if entry.kind not in TYPES:
-        raise InputError(
-            f"heads in {source}: tensor {entry.name} is of the type {entry.kind}; valid: {', '.join(TYPES)}"
-        )
-    tensor = entry.get().to(torch.float32, copy=True)
-    if not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"heads in {source}: tensor {entry.name} holds values that are not finite")
-    return tensor
-
-
-# ---- published checkpoints ---------------------------------------------------------------------------------
-
-
-def holds_heads(folder: str | Path) -> bool:
-    """True for a folder in the published TokenSwift layout."""
-    path = Path(folder) / "config.json"
-    try:
-        return path.is_file() and "medusa_heads" in object_in(path, MOST_CONFIG, str(folder))
-    except InputError:
-        return False
-
-
-def published_heads(folder: Path, host: HeadsHost) -> Heads:
-    """The heads of a published checkpoint, float32 on the CPU; its base's weights are compared where they
-    are there.
-
-    Raises:
-        InputError: the folder holds none, or those of another model.
-    """
-    source, config = f"heads {folder}", _config_in(folder)
-    there = {entry.name: entry for entry in tensors_in(folder, source, _wanted(config, source), ALONE)}
-    found = {_ours(name): entry for name, entry in there.items() if _ours(name)}
-    if not found:
-        raise InputError(f"{source}: no tensor is named as heads are, model.medusa_layers.* or 0.0.linear.*")
-    if EMBEDDING in there and (middle := there.get(_middle(config, source))) is not None:
-        for entry in (there[EMBEDDING], middle):
-            if entry.kind not in TYPES or len(entry.shape) != 2 or 0 in entry.shape:
-                shape = shown(list(entry.shape))
-                raise InputError(
-                    f"{source}: tensor {entry.name} is {entry.kind} of shape {shape}; valid: a matrix"
-                )
-        vocab, width = there[EMBEDDING].shape
-        sample = torch.cat((sample_of(there[EMBEDDING].get()), sample_of(middle.get())))
-        name = str(config.get("_name_or_path") or folder.resolve().name).rstrip("/").rpartition("/")[2]
-        check_base(f"in {folder}", BaseIdentity(name[:MOST_NAME], width, vocab, sample), host.base)
-    count = 1 + max(int(name.split(".")[1]) for name in found)
-    said = config.get("medusa_heads", config.get("medusa_num_heads", count))
-    if not check_integer(f"{source}: number of heads", said, 0) <= count:
-        raise InputError(f"{source} has {count} heads, its config says {said}")
-    inner = [int(name.split(".")[3]) for name in found if ".blocks." in name]
-    more: dict[str, Any] = {"eps": config.get("rms_norm_eps", 1e-5)}
-    if inner:
-        norm = host.norm() if host.norm is not None else torch.ones(0)
-        more = {"eps": host.eps, "own_lm_heads": True, "blocks": 1 + max(inner)}
-        entry = Entry("final_norm", tuple(norm.shape), "F32", lambda: norm.detach().cpu())
-        found |= {f"layers.{i}.final_norm.weight": entry for i in range(count)}
-    try:
-        shape = HeadsConfig(
-            "medusa" if inner else "linear", count, host.base.hidden_size, host.base.vocab_size, **more
-        )
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
-    heads = build_heads(shape, found, str(folder))
-    heads.source = str(folder)
-    return heads
-
-
-def _ours(name: str) -> str:
-    """Our name of a tensor of a published checkpoint; "" for one that is no head's."""
-    for theirs, ours in PUBLISHED:
-        if (found := theirs.fullmatch(name)) is not None:
-            return found.expand(ours)
-    return ""
-
-
-def _config_in(folder: Path) -> dict[str, Any]:
-    if not (folder / "config.json").is_file():
-        raise InputError(f"heads {folder} has no config.json; valid: a checkpoint with heads")
-    return object_in(folder / "config.json", MOST_CONFIG, f"heads {folder}")
-
-
-def _middle(config: Mapping[str, Any], source: str) -> str:
-    """The weight of the middle layer that identifies a base."""
-    layers = check_integer(f"{source}: num_hidden_layers", config.get("num_hidden_layers", 0), 0)
-    return f"model.layers.{layers // 2}.self_attn.q_proj.weight"
-
-
-def _wanted(config: Mapping[str, Any], source: str) -> Callable[[str], bool]:
-    """Whether a tensor of a published checkpoint is read: heads, and what identifies the base."""
-    names = (EMBEDDING, _middle(config, source))
-    return lambda name: name in names or bool(_ours(name))
-
-
-def _fetched(name: str) -> Path:
-    """Where heads are: a path, or the folder of a hub id, fetched as far as they need it.
-
-    Raises:
-        InputError: the hub does not give it.
-    """
-    path = Path(name).expanduser()
-    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name) or ".." in name:
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=list(SMALL)))
-        if not any((folder / one).is_file() for one in ALONE):
-            files = indexed(folder, f"heads {name}", _wanted(_config_in(folder), name))
-            snapshot_download(name, allow_patterns=files or list(STEMS))
-    except InputError:
-        raise
-    except Exception as error:  # the hub's own errors are many
-        reason = line_of(error)
-        raise InputError(
-            f"heads is {name!r}: not here, and the hub does not give it ({reason})", "heads"
-        ) from error
-    return folder
 
 
 # ---- which heads a name means ------------------------------------------------------------------------------
@@ -392,64 +234,53 @@ def load_heads(path: str | Path, model: Any) -> Heads:
     Raises:
         InputError: they cannot be read, or were made for another model.
     """
-    host, place = host_of(model), _fetched(str(path))
-    if place.is_dir():
-        heads = published_heads(place, host)
-    else:
-        heads, base, _ = read_heads(place)
-        check_base(str(path), base, host.base)
+    host = host_of(model)
+    heads, base, _ = read_heads(_fetched(str(path)))
+    far = base.distance(host.base)
+    if not far <= TOLERANCE:
+        sizes = [f"hidden size {one.hidden_size}, vocabulary {one.vocab_size}" for one in (base, host.base)]
+        mine, theirs = (f" ({size})" if sizes[0] != sizes[1] else "" for size in sizes)
+        raise InputError(
+            f"heads {path} were made for {base.name}{mine}, the model is {host.base.name}{theirs}: their "
+            f"weights differ{'' if mine else f' by {far:.0%}'}"
+        )
     return heads.to(dtype=host.dtype, device=host.device)
 
 
-def packaged_kinds(model: Any) -> dict[str, Traversable]:
-    """The files of the shipped heads that were made for this model, or for its weights quantized, by kind, in
-    the order of their names."""
-    base, found = host_of(model).base, dict[str, Traversable]()
-    for entry, kind, sample in _shipped(base.hidden_size, base.vocab_size):
-        if BaseIdentity("", base.hidden_size, base.vocab_size, sample).distance(base) <= ROUNDED:
-            found.setdefault(kind, entry)
+def _fetched(name: str) -> Path:
+    """Where heads are: a path, or the folder of a hub id, fetched where it can be.
+
+    Raises:
+        InputError: the hub does not give it.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name) or ".." in name:
+        return path
+    kept = cached_file(name, "config.json")
+    return Path(kept).parent if kept and answers() else Path(fetch(name))
+
+
+def shipped_kinds(model: Any) -> dict[str, Path]:
+    """The files of the shipped heads that were made for this model, or for its weights quantized, by kind;
+    of two of a kind the first by name. Only headers and samples are read."""
+    base, found = host_of(model).base, dict[str, Path]()
+    for path in (Path(str(entry)) for entry in weights(".heads.safetensors")):
+        config = _header(path).heads
+        if (config.hidden_size, config.vocab_size) == (base.hidden_size, base.vocab_size):
+            sample = open_weights(path).get_tensor(SAMPLE).float()
+            if BaseIdentity("", base.hidden_size, base.vocab_size, sample).distance(base) <= ROUNDED:
+                found.setdefault(config.kind, path)
     return found
 
 
-def may_have_heads(hidden: int, vocab: int) -> bool:
-    """Whether shipped heads are of a model's sizes, D and V."""
-    return bool(_shipped(hidden, vocab))
-
-
-def _shipped(hidden: int, vocab: int) -> list[tuple[Traversable, str, Tensor]]:
-    """The files of shipped heads for a model of these sizes, their kinds and their bases' samples; only
-    headers and samples are read."""
-    found = []
-    for entry in weights(".heads.safetensors"):
-        with resources.as_file(entry) as path:
-            config = _header(path).heads
-            if (config.hidden_size, config.vocab_size) == (hidden, vocab):
-                found.append((entry, config.kind, open_weights(path).get_tensor(SAMPLE).float()))
-    return found
-
-
-def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
-    """The shipped heads that were made for this model, if there are any: the first file by name, or
-    the first of a ``kind``."""
-    host = host_of(model)
-    found = packaged_kinds(host)
-    entry = next(iter(found.values()), None) if kind is None else found.get(kind)
-    return None if entry is None else read_packaged(entry, host.base).to(dtype=host.dtype, device=host.device)
-
-
-def read_packaged(entry: Traversable, model: BaseIdentity | None = None) -> Heads:
-    """Shipped heads from :func:`packaged_kinds`, which has seen that they fit; float32 on the CPU. Says so
-    where they were made for other weights than a ``model``'s."""
-    with resources.as_file(entry) as path:
-        heads, base, _ = read_heads(path)
-    if model is not None and (far := base.distance(model)) > TOLERANCE:
-        logger.info(
-            "the shipped heads were made for %s, whose weights differ from this model's by %.0f%%, as "
-            "quantization does; they may guess less well here, and cannot change the text",
-            base.name,
-            100 * far,
-        )
-    heads.source = f"{entry.name} (shipped)"
+def shipped_heads(model: Any, kind: str | None = None) -> Heads | None:
+    """The shipped heads of a kind that were made for this model, or its first ones by name; None without."""
+    host, found = host_of(model), shipped_kinds(model)
+    path = next(iter(found.values()), None) if kind is None else found.get(kind)
+    if path is None:
+        return None
+    heads = read_heads(path)[0].to(dtype=host.dtype, device=host.device)
+    heads.source = f"{path.name} (shipped)"
     return heads
 
 
@@ -478,10 +309,10 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
             f"heads is {shown(spec)}; valid: auto, none, a kind, a file, a folder or hub id, or Heads"
         )
     if spec == "auto":
-        return _heads_beside(host) or packaged_heads(host)
+        return _heads_beside(host) or shipped_heads(host)
     if spec not in HEAD_KINDS:
         return load_heads(spec, host)
-    shipped = packaged_heads(host, str(spec))
+    shipped = shipped_heads(host, str(spec))
     if shipped is None:
         raise InputError(
             f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}{where()}; "
@@ -491,11 +322,19 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
     return shipped
 
 
+def holds_heads(folder: str | Path) -> bool:
+    """True for a folder in the published TokenSwift layout."""
+    path = Path(folder) / "config.json"
+    try:
+        return path.is_file() and "medusa_heads" in object_in(path, MOST_CONFIG, str(folder))
+    except InputError:
+        return False
+
+
 def _heads_beside(host: HeadsHost) -> Heads | None:
     """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
     a hub id's."""
     place = host.place
-    if place and not Path(place).is_dir():
-        config = cached_file(place, "config.json") if HUB_ID.fullmatch(place) else None
-        place = str(Path(config).parent) if config else ""
+    if HUB_ID.fullmatch(place) and not Path(place).is_dir():
+        place = str(Path(cached_file(place, "config.json") or "").parent)
     return load_heads(place, host) if place and holds_heads(place) else None

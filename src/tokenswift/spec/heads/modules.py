@@ -8,21 +8,24 @@ caller to :meth:`Heads.normed` of it, gives the head's logits.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
+from msgspec import Meta
 from torch import Tensor, nn
 
-from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import HEAD_KINDS, check_flag, check_number
-from tokenswift.types import InputError
+from tokenswift.kernels.base import Backend
+from tokenswift.words import HeadKind
+
+_Size = Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """What it takes to build a set of heads.
+    """What it takes to build a set of heads. Files' are held to the bounds that the types name.
 
     Attributes:
         kind: "linear", "conditioned" or "medusa".
@@ -31,47 +34,22 @@ class HeadsConfig:
         vocab_size: V of the base model.
         inner: width of the hidden layer (conditioned); 0 for none.
         eps: ε of the norms.
-        own_lm_heads: each head has an LM head of its own (medusa).
-        blocks: residual blocks of each head (medusa).
     """
 
-    kind: str
-    count: int
-    hidden_size: int
-    vocab_size: int
-    inner: int = 0
-    eps: float = 1e-5
-    own_lm_heads: bool = False
-    blocks: int = 1
-
-    def __post_init__(self) -> None:
-        check_choice("kind of heads", self.kind, HEAD_KINDS)
-        for name in ("count", "hidden_size", "vocab_size", "blocks"):
-            check_integer(f"heads' {name}", getattr(self, name), 1)
-        check_integer("heads' inner", self.inner, 0)
-        if check_flag("heads' own_lm_heads", self.own_lm_heads) and self.kind != "medusa":
-            raise InputError(f"heads' own_lm_heads is True for {self.kind} heads; valid: medusa ones alone")
-        eps = self.eps if type(self.eps) in (int, float) else -1.0
-        check_number("heads' eps", self.eps, "0 to 1", 0 <= eps <= 1)
+    kind: HeadKind
+    count: _Size
+    hidden_size: _Size
+    vocab_size: _Size
+    inner: Annotated[int, Meta(ge=0, le=1 << 32)] = 0
+    eps: Annotated[float, Meta(ge=0, le=1)] = 1e-5
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
         return asdict(self)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32, as Llama's."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32))
-        self.eps = eps
-
-    def forward(self, states: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
-        """The states, each divided by its root mean square, times the weights."""
-        wide = states.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(self.weight.dtype)
+def _norm(config: HeadsConfig) -> nn.RMSNorm:
+    return nn.RMSNorm(config.hidden_size, config.eps, dtype=torch.float32)
 
 
 class ConditionedStep(nn.Module):
@@ -84,10 +62,9 @@ class ConditionedStep(nn.Module):
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.first_norm = RMSNorm(width, config.eps)  # of the base model's own state, as `previous`
-        self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
-        self.base_norm = RMSNorm(width, config.eps)
-        self.embed_norm = RMSNorm(width, config.eps)
+        self.first_norm = _norm(config)  # of the base model's own state, as `previous`
+        self.state_norm = _norm(config)  # of a head's state, as `previous`
+        self.base_norm, self.embed_norm = _norm(config), _norm(config)
         self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
         self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
         self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
@@ -113,8 +90,7 @@ class LinearHead(nn.Module):
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
-        self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.input_layernorm, self.post_layernorm = _norm(config), _norm(config)
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, previous: Tensor) -> Tensor:
@@ -122,26 +98,34 @@ class LinearHead(nn.Module):
 
 
 class MedusaHead(nn.Module):
-    """One Medusa-1 head: ``x + SiLU(Linear(x))`` blocks on the final-normed base state."""
+    """One Medusa-1 head: a block ``x + SiLU(Linear(x))`` on the final-normed base state."""
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.final_norm = RMSNorm(width, config.eps)
-        self.blocks = nn.ModuleList(
-            nn.Linear(width, width, dtype=torch.float32) for _ in range(config.blocks)
-        )
-        self.lm_head = (
-            nn.Linear(width, config.vocab_size, bias=False, dtype=torch.float32)
-            if config.own_lm_heads
-            else None
-        )
+        self.final_norm = _norm(config)
+        self.blocks = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size, dtype=torch.float32)])
 
     def forward(self, base: Tensor) -> Tensor:
         state = self.final_norm(base)
-        for block in self.blocks:
-            state = state + nn.functional.silu(block(state))
-        return state
+        return state + nn.functional.silu(self.blocks[0](state))
+
+
+class _Kernel(nn.Module):
+    """A linear layer or a norm on a backend's kernels, its weights packed."""
+
+    def __init__(self, layer: nn.Linear | nn.RMSNorm, backend: Backend, int8: bool) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        if isinstance(layer, nn.RMSNorm):
+            factors, eps = weight.float().contiguous(), layer.eps or 0.0
+            self._run = lambda states: backend.norm(states, factors, eps, weight.dtype)
+        else:
+            packed = backend.pack_for_drafts(weight, int8)
+            bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
+            self._run = lambda states: backend.draft_product(states, packed, bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self._run(states)
 
 
 LAYERS = {"conditioned": ConditionedStep, "linear": LinearHead, "medusa": MedusaHead}
@@ -155,11 +139,14 @@ class Heads(nn.Module):
         calibration: weights of `spec.chances` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         notes: how they were trained, from their file: tokens, steps and the like.
+        kind, count: of the heads; see :class:`HeadsConfig`.
+        conditioned: whether a head needs the embedding of the token drafted before its own.
     """
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.kind, self.count = config, config.kind, config.count
+        self.conditioned = config.kind == "conditioned"
         self.frequent: Tensor | None = None
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
@@ -168,29 +155,22 @@ class Heads(nn.Module):
         self.layers = nn.ModuleList(LAYERS[config.kind](config) for _ in range(count))
 
     @property
-    def kind(self) -> str:
-        """ "linear", "conditioned" or "medusa"."""
-        return self.config.kind
-
-    @property
-    def conditioned(self) -> bool:
-        """Whether a head needs the embedding of the token drafted before its own."""
-        return self.config.kind == "conditioned"
-
-    @property
-    def count(self) -> int:
-        """Number of heads."""
-        return self.config.count
-
-    @property
-    def own_lm_heads(self) -> bool:
-        """True when the heads have LM heads of their own; see :meth:`own_logits`."""
-        return self.config.own_lm_heads
-
-    @property
     def dtype(self) -> torch.dtype:
         """The type that the heads compute in."""
-        return next(self.parameters()).dtype
+        return next((weight.dtype for weight in self.parameters()), torch.float32)
+
+    def packed(self, backend: Backend, int8: bool) -> Heads:
+        """The same heads on a backend's kernels, where it has some for them; ``int8``: of products."""
+        weight = next(self.parameters())
+        fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.device == backend.device
+        if not (fits and backend.fused and self.config.hidden_size % 2 == 0):
+            return self
+        made = copy.deepcopy(self)
+        for name, part in list(made.named_modules()):
+            if isinstance(part, nn.Linear | nn.RMSNorm):
+                above, _, own = name.rpartition(".")
+                setattr(made.get_submodule(above), own, _Kernel(part, backend, int8))
+        return made
 
     def advance(
         self,
@@ -219,10 +199,3 @@ class Heads(nn.Module):
         """What the base model's LM head reads to give head i's logits: linear ones have a norm each."""
         layer = self.layers[i] if self.kind == "linear" else None
         return layer.post_layernorm(states) if isinstance(layer, LinearHead) else states
-
-    def own_logits(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m V"]:
-        """Head i's logits by its own LM head, float32; only where :attr:`own_lm_heads`."""
-        lm_head = getattr(self.layers[i], "lm_head", None)
-        if not isinstance(lm_head, nn.Linear):
-            raise ValueError(f"head {i} has no LM head of its own; use the base model's on normed()")
-        return lm_head(states).float()

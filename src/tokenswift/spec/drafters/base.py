@@ -1,38 +1,38 @@
-"""What drafts: the protocol by which strategies know their sources, and what it says and hears.
+"""What drafts: the class that all drafters are of, and whose tokens they are, by name and letter.
 
-A drafter of another package is one class: a ``mark``, a constructor that takes a :class:`Setting`, and the
-methods of :class:`Drafter`; an entry point of the group ``tokenswift.drafters`` makes it known (see
-docs/drafting.md). It proposes; whether what it proposes is drafted follows from widths, or from chances and
-prices, and no token can depend on it.
+A drafter proposes; whether that is drafted follows from widths, or from chances and prices, and no token can
+depend on it. Light: nothing is loaded here, since journals and reports ask for the marks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tokenswift.memory import Need
-from tokenswift.models.base import BaseTarget
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import Ranked
-from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftSource, DraftTree
 
-__all__ = [
-    "Candidates",
-    "Costs",
-    "CostEstimate",
-    "Drafter",
-    "DraftSource",
-    "Need",
-    "Outcome",
-    "Ranked",
-    "Setting",
-    "Source",
-]
+if TYPE_CHECKING:
+    from tokenswift.memory import Need
+    from tokenswift.spec.control import CostEstimate, Costs
+    from tokenswift.spec.drafters.candidates import Candidates, Source
+    from tokenswift.spec.strategy import TokenSequence
+
+TARGET = DraftSource("target", "t", "the model's own choice")
+HEAD = DraftSource("head", "h", "draft head")  # also the target's own passes
+NGRAM = DraftSource("ngram", "n", "n-gram")
+CHAIN = DraftSource("chain", "c", "chain")
+GRAMMAR = DraftSource("grammar", "g", "grammar")
+EAGLE = DraftSource("eagle", "e", "EAGLE-3 drafter")
+RECYCLE = DraftSource("recycle", "r", "recycled ranking")
+#: all sources of tokens by name
+MARKS = {mark.name: mark for mark in (TARGET, HEAD, NGRAM, CHAIN, GRAMMAR, EAGLE, RECYCLE)}
+
+
+def mark_of(letter: str) -> DraftSource:
+    """The source that a journal's letter stands for, also one that nobody knows any more."""
+    found = (mark for mark in MARKS.values() if mark.letter == letter)
+    return next(found, DraftSource(f"drafter-{letter}", letter, f"drafter {letter} (unknown)"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,57 +54,35 @@ class Outcome:
     tree: DraftTree | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a drafter is made with.
-
-    Attributes:
-        model: the target.
-        sampler: its choice rule.
-        coupled: whether candidates are ranked with the target's noise.
-    """
-
-    model: BaseTarget
-    sampler: Sampler
-    coupled: bool
-
-
-class Drafter(Protocol):
+class Drafter:
     """One source of drafts in one run.
 
     Attributes:
-        name: of its steps in figures and explanations; ``mark.name`` where it is the only drafter with it.
+        name: of its steps in figures and explanations.
+        mark: name, letter and colours of its tokens.
         refusals: counts its rows of logits that no token can be chosen from; after a few it is left out.
     """
 
     name: str
-
-    @property
-    def refusals(self) -> Source: ...
-
-    @property
-    def mark(self) -> DraftSource:
-        """Name, letter and colours of its tokens."""
-        ...
+    mark: DraftSource
+    refusals: Source
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory that it will hold in a run of up to ``text`` tokens, and that nodes beside the tree's take;
         ``row``: bytes of one node."""
-        ...
+        return []
 
     def begin(self, sequence: TokenSequence) -> None:
         """The prompt is there."""
-        ...
 
     def offer(self, costs: Costs) -> CostEstimate | None:
         """What it expects, once after :meth:`begin`; None where it has no part in adaptive drafting. By
         ``costs`` a pass over n rows takes ``costs.verify(n)`` plain passes."""
-        ...
+        return None
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Add candidates for the tokens that may follow ``sequence.tokens``, each with a chance."""
-        ...
+        raise NotImplementedError
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """A step was verified, whoever drafted it; ``sequence`` holds its tokens."""
-        ...
