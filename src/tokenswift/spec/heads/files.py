@@ -153,9 +153,9 @@ def _own(path: Path) -> tuple[Heads, BaseIdentity]:
         raise InputError(f"heads file {path} lacks tensor {SAMPLE}")
     heads = build_heads(config, {k.removeprefix(OWN): v for k, v in found.items()}, str(path))
     if frequent is not None:
-        heads.frequent = frequent.get().long().flatten()
+        heads.frequent = ids = frequent.get().long().flatten()
         try:
-            check_ids(heads.frequent, config.vocab_size)
+            check_ids(ids, config.vocab_size)
         except InputError as error:
             raise InputError(f"heads file {path}: tensor {FREQUENT}: {error}") from error
     heads.calibration, heads.notes = header.calibration, header.notes or {}

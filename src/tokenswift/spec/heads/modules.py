@@ -17,8 +17,8 @@ from jaxtyping import Float
 from msgspec import Meta
 from torch import Tensor, nn
 
+from tokenswift.config import HEAD_KINDS
 from tokenswift.kernels.base import Backend
-from tokenswift.words import HeadKind
 
 _Size = Annotated[int, Meta(ge=1, le=1 << 32)]
 
@@ -36,7 +36,7 @@ class HeadsConfig:
         eps: ε of the norms.
     """
 
-    kind: HeadKind
+    kind: Annotated[str, Meta(pattern=f"^({'|'.join(HEAD_KINDS)})$")]
     count: _Size
     hidden_size: _Size
     vocab_size: _Size
