@@ -28,6 +28,7 @@ from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import step
+from tokenswift.interfaces import FeatureStore
 from tokenswift.types import Generation, InputError, RunError, Step, Stopped
 from tokenswift.words import counted
 
@@ -274,11 +275,13 @@ class Scheduler:
 
     # ---- for any thread -------------------------------------------------------------------------
 
-    def submit(self, request: Request, owner: str = "") -> Ticket:
+    def submit(self, request: Request, owner: str = "", features: FeatureStore | None = None) -> Ticket:
         """Have a request run, in its turn. A journal begins now.
 
         Args:
             owner: whose it is: what texts of one owner begin with is read once.
+            features: takes those of its tokens (see `models.base.BaseTarget.tap`), from the first one on that
+                no other text began with.
         Raises:
             InputError: the request is wrong, or cannot fit the memory.
             QueueFull: as many wait as may.
@@ -288,6 +291,7 @@ class Scheduler:
             self._check_queue()
             held = self._held()
         sequence = Sequence(self._llm, request, self._prefixes, held, owner)
+        sequence.features = features  # type: ignore[assignment]
         try:
             sequence.open()
             ticket = Ticket(sequence, self._cancel)

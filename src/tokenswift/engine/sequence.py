@@ -207,7 +207,7 @@ class Sequence(TokenSequence):
         reads = self.scores is not None  # all of the prompt, whoever has read it before
         with self.meter.phase(PREFILL):
             prefilled, cache = self.request.prefilled, None
-            if self.request.strategy == "auto":
+            if self.features is None and self.request.strategy == "auto":
                 self.features = self.llm.resources.features()
             if prefilled is not None and not self.new_tokens and not reads:
                 base = prefilled.sequence

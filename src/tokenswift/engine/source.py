@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,10 @@ class Source:
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
         return named_sampling(getattr(self.model, "generation_config", None))
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return attrgetter(name)(self.model)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now."""
@@ -209,6 +214,10 @@ class FromFiles(Source):
         made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
         made.name_or_path = files.name
         return made.to(place)
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return self._weights.get(name)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, its weights packed from the files."""

@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import random
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
+from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,6 +123,21 @@ def _pg19() -> Iterator[str]:
         raise InputError(
             f"--data pg19 cannot be loaded: {type(error).__name__}; name a local file"
         ) from error
+
+
+def questions(seed: int) -> Iterator[tuple[str, float]]:
+    """Without an end: what a model is asked so that its answers can be learnt from, of six kinds in turns, and
+    the temperature of the answer."""
+    text = resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
+    kinds = tomllib.loads(text)
+    drawn = random.Random(seed)
+    while True:
+        pairs = [list(product(kind["tasks"], kind["topics"])) for kind in kinds.values()]
+        for kind in pairs:
+            drawn.shuffle(kind)
+        for several in zip(*pairs, strict=False):  # as many of each kind
+            for task, topic in several:
+                yield task.replace("{0}", topic), drawn.choice((0.7, 1.0))
 
 
 def first_tokens(text: str, tokenizer: Encoder, count: int) -> list[int]:

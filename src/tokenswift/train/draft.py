@@ -42,10 +42,10 @@ class DraftStudent(Student):
         self.body: Any
 
     def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], base: FrozenBase
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
         """See :class:`Student`."""
-        embeds = base.embed(tokens[:, : hidden.shape[1]]).to(self.norm.weight.dtype)
+        embeds = base.embed(tokens[:, : states.shape[1]]).to(self.norm.weight.dtype)
         return [self.body(inputs_embeds=embeds, use_cache=False).last_hidden_state.flatten(0, 1)]
 
 
@@ -78,8 +78,7 @@ def make_student(model: Any, layers: int) -> Any:
 
 
 def train_draft(
-    model: Any,
-    tokenizer: Any,
+    llm: Any,
     job: Job,
     report: Report,
     on_progress: OnProgress,
@@ -89,19 +88,19 @@ def train_draft(
     """The whole way to a model folder; returns the notes that are also written to its ``tokenswift.json``.
 
     Args:
-        model, tokenizer, job, report, on_progress: see :class:`Recipe`.
+        llm, job, report, on_progress: see :class:`Recipe`.
         layers: of the student, from 1 to the target's.
     Raises:
         InputError: layers out of range, too little data, ``job.out`` is something else, foreign states.
         RunError: the loss is not finite, the disk is full.
     """
-    student = make_student(model, layers)
+    student = make_student(llm.model, layers)
     check_out(job.out)
-    recipe = Recipe(model, tokenizer, job, report, on_progress, layers=layers)
+    recipe = Recipe(llm, job, report, on_progress, layers=layers)
     notes = {"layers": layers, **recipe.distil(DraftStudent(student))}
     if first_process():
         record = {"name": job.out.name, "target": recipe.base.name, "notes": notes}
-        save_draft(student, tokenizer, job.out, record, model.dtype)
+        save_draft(student, llm.tokenizer, job.out, record, llm.model.dtype)
     return notes
 
 

@@ -1,150 +1,114 @@
-"""EAGLE-3 drafters: their training by the recipe with training-time test, and their start in closed form.
+"""Narrow EAGLE-3 drafters: their training by the recipe with training-time test.
 
 Training-time test (Li et al. 2025): what the layer makes of a position is its feature at the next depth, as
 in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up to t, and of its
 own chain one row of each depth; so it is here, for all positions of a window at once.
 
-The LM head stays the base model's, its rows those of the tokens in the loss, which are the tokens that the
-drafter can name.
-
-The start is by ridge regressions on the text; the layer starts as a recurrence. What stands for a feature is
-about the base model's normed state: `fc` reads it off the features, and what the layer makes of it and of the
-token's embedding is about the next state, at every depth. The embedding comes in by attention, through one
-query head of each KV head that reads its own row alone: its queries and keys are the same constant, which a
-product with normed embeddings can be made to say, in the fastest pairs of dimensions, where rotary positions
-part rows that are a few tokens away. It goes where states vary least. Of the MLP's units the first are
-linear, their gates constant; the others have random gates, and its last product is a regression over all
-depths.
+The layer is narrower than the target's own ones, so that a drafted token costs a few hundredths of a pass.
+It reads the target's embeddings through a projection to its width, and its states go through another one to
+rows of the target's LM head, those of the tokens in the loss, which are the tokens that it can name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import line_of, replacing
-from tokenswift.loader.config import head_width
-from tokenswift.loader.default_model import RECORD
-from tokenswift.loader.rope import Rotary
-from tokenswift.spec.eagle.files import FEATURES, FLAGS, NAMES, SHARED, EagleConfig, default_layers
-from tokenswift.train.heads import Regression, norm_weight
-from tokenswift.train.loop import Recipe, Report, first_process, once
+from tokenswift.loader.gguf import straight
+from tokenswift.spec.eagle.files import BASE, FEATURES, FLAGS, NAMES, EagleConfig
+from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
-from tokenswift.train.options import Job, check_eagle_out
-from tokenswift.train.states import HiddenStore, gather_features
+from tokenswift.train.options import Job
 from tokenswift.types import InputError, OnProgress, RunError
 
-MOST = 40_000  # positions that a regression looks at
-SHARP = 20.0  # score of a row's own key; those of others are lower by their distance
-AMPLITUDE = 0.25  # of what embeddings add to a row, a dimension
-GATE = 2.0  # of linear units
+HEAD = 64  # width of an attention head
+WINDOW = 512  # newest keys that a row sees
+BLOCK = 32  # numbers of a file's matrix that have a scale in common
 
 
-def eagle_config(model: Any, drafted: int, window: int) -> EagleConfig:
-    """What the drafter to train looks like: a layer of the base model's sizes, with normed features.
+def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
+    """What the drafter to train looks like.
 
     Args:
         drafted: tokens that it can name.
-        window: positions that it learns from at once.
+        hidden: width of its rows, a multiple of 64.
     Raises:
-        InputError: the model has too few layers, or sizes of a kind of its own.
+        InputError: the model has too few layers, or no rotary positions of one kind.
     """
-    config = model.config
-    layers = default_layers(config.num_hidden_layers)
+    target = llm.target
+    layers = (2, target.layers // 2, target.layers)
     if len({*layers}) < FEATURES:
-        raise InputError(
-            f"the model has {config.num_hidden_layers} layers; valid: 7 or more, of which three give features"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
+        raise InputError(f"the model has {target.layers} layers; valid: 6 or more; three give features")
+    rope = getattr(target.config, "rope_parameters", None) or {}
     if "rope_theta" not in rope:
         raise InputError("the model has no rotary positions of one kind; valid: a model with them")
+    if hidden % HEAD or hidden < HEAD:
+        raise InputError(f"hidden is {hidden}; valid: a multiple of {HEAD}", "hidden")
+    heads = hidden // HEAD
     return EagleConfig(
-        hidden=config.hidden_size,
-        target_hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=head_width(config),
-        intermediate=config.intermediate_size,
-        eps=float(config.rms_norm_eps),
+        hidden=hidden,
+        target_hidden=target.hidden_size,
+        heads=heads,
+        kv_heads=heads // 3 if heads % 3 == 0 else heads,
+        head_dim=HEAD,
+        intermediate=3 * hidden,
+        eps=1e-6,
         rope={"rope_type": "default", "rope_theta": rope["rope_theta"]},
-        vocab=config.vocab_size,
+        vocab=target.vocab_size,
         draft_vocab=drafted,
         feature_layers=layers,
-        trained=window,
+        trained=llm.target.rotary.limit or 1 << 20,
         fc_norm=True,
+        window=WINDOW,
+        narrow=True,
     )
 
 
 def train_eagle(
-    model: Any,
-    tokenizer: Any,
-    job: Job,
-    report: Report,
-    on_progress: OnProgress,
-    *,
-    depths: int = 3,
+    llm: Any, job: Job, report: Report, on_progress: OnProgress, *, depths: int = 3, hidden: int = 768
 ) -> dict[str, Any]:
-    """The whole way to a checkpoint in the form of Speculators; returns the notes that stand beside it.
+    """The whole way to a GGUF file; returns notes.
 
     Args:
-        model, tokenizer, job, report, on_progress: see :class:`Recipe`.
+        llm, job, report, on_progress: see :class:`Recipe`.
         depths: tokens of a chain that are trained.
+        hidden: see :func:`eagle_config`.
     Raises:
         InputError: an option out of range, too little data, a work folder of another training, or a model
             whose layers are of another kind.
         RunError: the loss is not finite, the disk is full.
     """
-    check_eagle_out(job.out)
-    training = job.training
-    layers = eagle_config(model, 1, training.window).feature_layers
-    recipe = Recipe(model, tokenizer, job, report, on_progress, eagle=[depths, *layers])
-    config = eagle_config(model, recipe.frozen.size, training.window)
-    size = sum(store.tokens_stored for store in recipe.stores) * FEATURES * config.hidden * 2
-    held = sum(torch.Size(shape).numel() for shape in config.shapes().values()) * 16  # with two moments
-    report(f"features: {size / 1e9:.2f} GB on the disk; the drafter takes {held / 1e9:.2f} GB of memory")
-    features = list[HiddenStore]()
-    for number, store in enumerate(recipe.stores):
-        place = job.work / f"features-{number}"
-
-        def gather(store: HiddenStore = store, place: Path = place) -> HiddenStore:
-            return gather_features(model, store, layers, place, on_progress)
-
-        once(lambda place=place: _is_whole(place), gather)
-        features.append(gather())
-
-    def make() -> dict[str, Tensor]:
-        items = recipe.items(0, depths, 0, features)
-        return started(config, recipe.frozen, items, depths, training.seed)
-
-    student = EagleStudent(config, recipe.started(make), depths)
-    notes = {"kind": "eagle3", "depths": depths, "drafted": config.draft_vocab}
-    notes |= recipe.distil(student, features)
+    layers = eagle_config(llm, 1, hidden).feature_layers
+    recipe = Recipe(llm, job, report, on_progress, layers[:-1], eagle=[depths, hidden])
+    config = eagle_config(llm, recipe.frozen.size, hidden)
+    made = recipe.started(lambda: started(config, job.training.seed))
+    student = EagleStudent(config, made, depths)
+    notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
+    notes |= recipe.distil(student)
     if first_process():
-        save_eagle(student, model, recipe.frozen, job, notes)
+        save_eagle(student, recipe, job)
     return notes
 
 
-def _is_whole(folder: Path) -> bool:
-    index = folder / "index.json"
-    return index.exists() and bool(json.loads(index.read_text(encoding="utf-8"))["complete"])
-
-
-# ---- the forward pass --------------------------------------------------------------------------------------
-
-
-def normed(x: Float[Tensor, "*m w"], weight: Float[Tensor, " w"], eps: float) -> Float[Tensor, "*m w"]:
-    """RMS norm."""
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
+    """The weights that training starts from, float32; products that end in a sum are small."""
+    drawn, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    scales = {"o": 0.3, "down": 0.3, "out_proj": 0.5}
+    for name, shape in config.shapes().items():
+        if len(shape) == 1:
+            found[name] = torch.ones(shape)
+        else:
+            found[name] = torch.randn(shape, generator=drawn) * scales.get(name, 1.0) * shape[1] ** -0.5
+    return found
 
 
 def _turned(
@@ -181,27 +145,35 @@ class EagleStudent(Student):
         return {name: self.weights[name.replace(".", "_")] for name in self.names}
 
     def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n F"], base: FrozenBase
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n F"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
-        """See :class:`Student`; ``hidden`` are features."""
-        return [read.flatten(0, 1) for *_, read in self.chain(tokens, hidden, base)]
+        """See :class:`Student`; the states are features."""
+        return [self.read(made).flatten(0, 1) for made in self.chain(tokens, states, base)]
 
     def chain(
         self, tokens: Int[Tensor, "b L"], features: Float[Tensor, "b n F"], base: FrozenBase
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each level, of all positions: attention's rows, the residual, and what the LM head reads."""
+    ) -> Iterator[Float[Tensor, "b m H"]]:
+        """For each level, of all positions, the normed state."""
         m = features.shape[1] - self.extra
         rotary, positions = self.rotary.to(features.device), torch.arange(m, device=features.device)
         state = self.fuse(features[:, :m].float())
         keys, values = list[Tensor](), list[Tensor]()
         for i in range(self.levels):
-            embeds = base.embed(tokens[:, 1 + i : 1 + i + m]).float()
+            embeds = self.embedded(base.embed(tokens[:, 1 + i : 1 + i + m]).float())
             q, k, v, residual = self.enter(embeds, state, *rotary.angles(positions + i))
             keys.append(k)
             values.append(v)
             seen = attended(q, keys, values, self.config.window)
-            state, read = self.leave(seen, residual)
-            yield seen, residual, read
+            state, made = self.leave(seen, residual)
+            yield made
+
+    def embedded(self, embeds: Float[Tensor, "*m T"]) -> Float[Tensor, "*m H"]:
+        """The target's embeddings in the drafter's width."""
+        return F.linear(embeds, self.tensors()["embed_proj"]) if self.config.narrow else embeds
+
+    def read(self, made: Float[Tensor, "*m H"]) -> Float[Tensor, "*m T"]:
+        """What the LM head reads of normed states."""
+        return F.linear(made, self.tensors()["out_proj"]) if self.config.narrow else made
 
     def fuse(self, features: Float[Tensor, "*m F"]) -> Float[Tensor, "*m H"]:
         """What the layer takes for a feature, of three rows of the target."""
@@ -230,7 +202,7 @@ class EagleStudent(Student):
     def leave(
         self, seen: Float[Tensor, "*m n heads d"], residual: Float[Tensor, "*m n H"]
     ) -> tuple[Float[Tensor, "*m n H"], Float[Tensor, "*m n H"]]:
-        """What the next depth takes for a feature, and what the LM head reads."""
+        """What the next depth takes for a feature, and the same normed."""
         config, t = self.config, self.tensors()
         rows = residual + F.linear(seen.flatten(-2), t["o"], t.get("o_bias"))
         x = normed(rows, t["post_norm"], config.eps)
@@ -270,182 +242,71 @@ def attended(
     return out.flatten(2, 3)
 
 
-# ---- the checkpoint ----------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
-def save_eagle(student: EagleStudent, model: Any, base: FrozenBase, job: Job, notes: dict[str, Any]) -> None:
-    """Write the checkpoint, in bfloat16; embeddings stay the base model's.
+def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
+    """Write a GGUF file of the architecture eagle3, its matrices in int8, with the identity of the model that
+    it drafts for, whose embeddings and LM head it shares.
 
     Raises:
-        RunError: the disk is full.
+        RunError: the disk is full, or a weight is not finite.
     """
     config = student.config
-    weights = student.tensors() | {"lm_head": base.rows[: base.size]}
-    tensors = {
-        NAMES[name][0].replace("midlayer", "layers.0") + ".weight": value.detach().to("cpu", torch.bfloat16)
-        for name, value in weights.items()
-    }
-    for name, value in tensors.items():
-        if not bool(torch.isfinite(value).all()):
-            raise RunError(f"tensor {name} is not finite in bfloat16; nothing was written")
-    if config.draft_vocab < config.vocab:
-        drafted = base.subset.cpu()
-        tensors["d2t"] = drafted - torch.arange(len(drafted))
-        tensors["t2d"] = torch.zeros(config.vocab, dtype=torch.bool).index_fill(0, drafted, True)
     try:
-        job.out.mkdir(parents=True, exist_ok=True)
-        said = _said(config, model, job, student.levels)
-        for name, value in ((RECORD, {"target": job.name, "notes": notes}), ("config.json", said)):
-            with replacing(job.out / name) as part:
-                part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        with replacing(job.out / "model.safetensors") as part:
-            kept = {name: value.contiguous() for name, value in tensors.items()}
-            save_file(kept, part, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
+        with replacing(job.out) as part:
+            writer = gguf.GGUFWriter(part, "eagle3")
+            _say(writer, config, job.name)
+            writer.add_array(BASE, recipe.base.sample.tolist())
+            for name, tensor in student.tensors().items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise RunError(f"tensor {name} is not finite; nothing was written")
+                _add(writer, f"{NAMES[name][1]}.weight", _in_file_order(name, tensor.detach().cpu(), config))
+            writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+    except OSError as error:
         raise RunError(f"cannot write the drafter to {job.out}: {line_of(error)}") from error
 
 
-def _said(config: EagleConfig, model: Any, job: Job, depths: int) -> dict[str, Any]:
-    """The config.json of a drafter, as the package `speculators` reads it."""
-    architectures = list(getattr(model.config, "architectures", None) or [])
-    return {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": config.draft_vocab,
-        "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
-        **{name: getattr(config, name) for name in FLAGS},
+def _say(writer: Any, config: EagleConfig, target: str) -> None:
+    """The config, as `spec.eagle.files` reads it."""
+    writer.add_name(f"drafter for {target}")
+    for name, number in {
+        "context_length": config.trained,
+        "embedding_length": config.hidden,
+        "block_count": 1,
+        "feed_forward_length": config.intermediate,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.sliding_window": config.window or 0,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab,
         "target_hidden_size": config.target_hidden,
-        "torch_dtype": "bfloat16",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depths}],
-            "verifier": {"name_or_path": job.name, "architectures": architectures},
-        },
-        "transformer_layer_config": {
-            "model_type": "llama",
-            "hidden_size": config.hidden,
-            "intermediate_size": config.intermediate,
-            "num_hidden_layers": 1,
-            "num_attention_heads": config.heads,
-            "num_key_value_heads": config.kv_heads,
-            "head_dim": config.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": config.eps,
-            "rope_parameters": dict(config.rope),
-            "vocab_size": config.vocab,
-            "max_position_embeddings": config.trained,
-        },
-    }
+    }.items():
+        writer.add_uint32(f"eagle3.{name}", number)
+    writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.eps)
+    writer.add_float32("eagle3.rope.freq_base", config.rope["rope_theta"])
+    for name in FLAGS:
+        writer.add_bool(f"eagle3.{name}", getattr(config, name))
+    writer.add_array("eagle3.target_layers", list(config.feature_layers))
 
 
-# ---- the start ---------------------------------------------------------------------------------------------
+def _in_file_order(name: str, tensor: Tensor, config: EagleConfig) -> Tensor:
+    """Queries and keys with their rows in pairs of neighbours, as the architecture has them."""
+    heads = {"q": config.heads, "k": config.kv_heads}.get(name)
+    if heads is None:
+        return tensor
+    return torch.empty_like(tensor).index_copy(0, straight(len(tensor), heads), tensor)
 
 
-@torch.no_grad()
-def started(config: EagleConfig, base: FrozenBase, data: Any, depths: int, seed: int) -> dict[str, Tensor]:
-    """The weights that training starts from, float32, on the base's device.
-
-    Args:
-        data: a dataset of `states.Windows` with features, ``depths`` further states and no tokens before.
-        depths: tokens of a chain.
-    Raises:
-        InputError: the base model's final norm is no RMS norm.
-    """
-    made, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
-    for name, shape in config.shapes().items():
-        if name in SHARED:
-            continue
-        drawn = torch.randn(shape, generator=made, dtype=torch.float32)
-        drawn *= config.hidden**-0.5 if name in ("gate", "up") else 0.02
-        found[name] = (drawn if len(shape) > 1 else torch.ones_like(drawn)).to(base.device)
-    for name in ("o", "down"):
-        found[name].zero_()
-    every = max(1, len(data) * len(data[0]["valid"]) // MOST)
-    chosen = [
-        {name: value.to(base.device) for name, value in data[k].items()} for k in range(0, len(data), every)
-    ]
-    found["norm"] = norm_weight(base) * _recurrence(config, base, found, chosen)
-    student = EagleStudent(config, found, depths)
-    _linear_units(student, base, chosen)
-    for levels in sorted({1, depths}):
-        _last_product(student, base, chosen, levels)
-    return student.tensors()
-
-
-def _recurrence(
-    config: EagleConfig, base: FrozenBase, found: dict[str, Tensor], items: Sequence[Any]
-) -> float:
-    """Set `fc` and attention; how long a predicted state is, a dimension, where a true one is 1."""
-    wide, d, eps = config.hidden, config.head_dim, config.eps
-    state = Regression(FEATURES * config.target_hidden, wide, base.device)  # of features
-    after = Regression(2 * wide, wide, base.device)  # of the state and an embedding
-    constant = Regression(wide, 1, base.device)  # of an embedding
-    for item in items:
-        m = int(item["valid"].sum())
-        parts = item["features"][:m].float().chunk(FEATURES, dim=-1)
-        embeds = _unit(base.embed(item["tokens"][1 : m + 1]).float(), eps)
-        hidden = _unit(item["hidden"][: m + 1].float(), eps)
-        state.add(torch.cat([_unit(part, eps) for part in parts], dim=-1), hidden[:-1])
-        after.add(torch.cat((hidden[:-1], embeds), dim=-1), hidden[1:])
-        constant.add(embeds, torch.ones_like(embeds[:, :1]))
-    gram, rank = after.gram(), min(wide // 2, len(found["v"]))
-    _, axes = torch.linalg.eigh(gram[:wide, :wide])  # those in which states vary least are the first
-    found["fc"].copy_((state.weights() @ axes[:, rank:] @ axes[:, rank:].T).T)
-    gram = gram[wide:, wide:]
-    root = torch.linalg.cholesky(gram)
-    u, s, _ = torch.linalg.svd(root.T @ after.weights()[wide:])  # what of embeddings matters most
-    inner = torch.linalg.solve_triangular(root.T, (u * s)[:, :rank], upper=True)
-    found["v"][:rank, :wide] = inner.T * (AMPLITUDE / float((inner * (gram @ inner)).sum(0).sqrt().mean()))
-    pairs = _pairs(config.rotary(), config.trained)
-    same = constant.weights().T * (SHARP * d**0.5 / pairs) ** 0.5
-    for head in range(config.kv_heads):
-        first, part = head * d * (config.heads // config.kv_heads), axes[:, :rank][:, head * d : head * d + d]
-        found["o"][:, first : first + part.shape[1]] = part
-        found["k"][head * d : head * d + pairs, :wide] = same
-        found["q"][first : first + pairs, :wide] = same
-    return after.explained() ** 0.5
-
-
-def _unit(x: Float[Tensor, "*m D"], eps: float) -> Float[Tensor, "*m D"]:
-    return normed(x, x.new_ones(x.shape[-1]), eps)
-
-
-def _pairs(rotary: Rotary, window: int) -> int:
-    """In how many of the fastest pairs of dimensions a constant key outdoes the window's others by most."""
-    cos, _ = rotary.angles(torch.arange(1, max(2, window)))
-    means = cos.cumsum(-1) / torch.arange(1, cos.shape[1] + 1)
-    return int(torch.exp(SHARP * (means - 1)).sum(0).argmin()) + 1
-
-
-def _before_mlp(
-    student: EagleStudent, base: FrozenBase, items: Sequence[Any], levels: int
-) -> Iterator[tuple[Float[Tensor, "m D"], Float[Tensor, "m D"], Float[Tensor, "m D"]]]:
-    """Rows before the MLP, the same normed, and the states to predict, of so many depths."""
-    t, eps = student.tensors(), student.config.eps
-    for item in items:
-        m, states = int(item["valid"].sum()), _unit(item["hidden"].float(), eps)
-        chain = student.chain(item["tokens"][None], item["features"][None], base)
-        for i, (seen, residual, _) in enumerate(islice(chain, levels)):
-            rows = (residual + F.linear(seen.flatten(-2), t["o"]))[0, :m]
-            yield rows, normed(rows, t["post_norm"], eps), states[1 + i : 1 + i + m]
-
-
-def _linear_units(student: EagleStudent, base: FrozenBase, items: Sequence[Any]) -> None:
-    """Make the MLP's first units linear: their gates say the same of all rows."""
-    t, wide = student.tensors(), student.config.hidden
-    constant = Regression(wide, 1, base.device)
-    for _, x, _ in _before_mlp(student, base, items, 1):
-        constant.add(x, torch.ones_like(x[:, :1]))
-    units = min(wide, len(t["gate"]) // 2)
-    t["gate"][:units] = constant.weights().T * GATE
-    t["up"][:units] = torch.eye(wide, dtype=torch.float32, device=base.device)[:units]
-
-
-def _last_product(student: EagleStudent, base: FrozenBase, items: Sequence[Any], levels: int) -> None:
-    """Set the MLP's last product, from so many depths."""
-    t = student.tensors()
-    rest = Regression(student.config.intermediate, student.config.hidden, base.device)
-    for rows, x, states in _before_mlp(student, base, items, levels):
-        rest.add(F.silu(F.linear(x, t["gate"])) * F.linear(x, t["up"]), states - rows)
-    t["down"].copy_(rest.weights().T)
+def _add(writer: Any, name: str, tensor: Tensor) -> None:
+    """A matrix in int8 where its rows are whole blocks; anything else in float32."""
+    values = tensor.numpy().astype(np.float32)
+    if values.ndim < 2 or values.shape[1] % BLOCK:
+        writer.add_tensor(name, values)
+        return
+    writer.add_tensor(name, gguf.quants.quantize(values, Kind.Q8_0), raw_dtype=Kind.Q8_0)

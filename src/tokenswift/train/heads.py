@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.loader.identity import BaseIdentity, base_of
-from tokenswift.models.generic import final_norm
-from tokenswift.spec.heads.files import save_heads
+from tokenswift.spec.heads.files import HeadsHost, save_heads
 from tokenswift.spec.heads.modules import ConditionedStep, Heads, HeadsConfig
 from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
@@ -39,9 +37,10 @@ class HeadsStudent(Student):
         self.heads, self.levels = heads, heads.count
 
     def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], base: FrozenBase
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
         """See :class:`Student`."""
+        hidden = states[..., -base.width :]
         m = hidden.shape[1] - self.extra
         start = state = hidden[:, :m].flatten(0, 1)
         made = []
@@ -52,22 +51,19 @@ class HeadsStudent(Student):
         return made
 
 
-def heads_config(kind: str, count: int, inner: int, base: BaseIdentity, model: Any) -> HeadsConfig:
+def heads_config(kind: str, count: int, inner: int, host: HeadsHost) -> HeadsConfig:
     """What the heads to train look like.
 
     Args:
         kind: "linear", "conditioned" or "medusa" (one residual block, the base model's own LM head).
         inner: width of the hidden layer (conditioned), 0 for none.
     """
-    norm = final_norm(model)
-    eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
     width = inner if kind == "conditioned" else 0
-    return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps)
+    return HeadsConfig(kind, count, host.base.hidden_size, host.base.vocab_size, width, eps=host.eps)
 
 
 def train_heads(
-    model: Any,
-    tokenizer: Any,
+    llm: Any,
     job: Job,
     report: Report,
     on_progress: OnProgress,
@@ -79,14 +75,14 @@ def train_heads(
     """The whole way to a heads file; returns the notes that are also written to its header.
 
     Args:
-        model, tokenizer, job, report, on_progress: see :class:`Recipe`.
+        llm, job, report, on_progress: see :class:`Recipe`.
         kind, count, inner: which heads; see :func:`heads_config`.
     Raises:
         InputError: an option out of range, too little data, a work folder of another training.
         RunError: the loss is not finite, the disk is full.
     """
-    config = heads_config(kind, count, inner, base_of(model), model)
-    recipe = Recipe(model, tokenizer, job, report, on_progress, heads=config.to_dict())
+    config = heads_config(kind, count, inner, llm.source.host)
+    recipe = Recipe(llm, job, report, on_progress, heads=config.to_dict())
     heads = Heads(config).to(recipe.frozen.device)
 
     def make() -> dict[str, Tensor]:
@@ -123,7 +119,7 @@ def start(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> None
 
 def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     """The final norm's factors, seen from outside (some families store them less one)."""
-    probe = torch.linspace(-1, 2, base.rows.shape[1], dtype=torch.float32, device=base.device)
+    probe = torch.linspace(-1, 2, base.width, dtype=torch.float32, device=base.device)
     weight = base.normed(torch.ones_like(probe)).float()
     want = weight * probe * probe.pow(2).mean().rsqrt()
     if not torch.allclose(base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())):
@@ -172,7 +168,7 @@ def _ridge(step: ConditionedStep, stores: Sequence[HiddenStore], base: FrozenBas
     for windows, k in items[:: max(1, len(items) * 512 // MOST)]:
         item = windows[k]
         n = int(item["valid"].sum())
-        hidden = item["hidden"][: n + 1].float().to(base.device)
+        hidden = item["states"][: n + 1, -width:].float().to(base.device)
         embeds = base.embed(item["tokens"][1 : n + 1].to(base.device)).float()
         x = step.inputs(hidden[:-1], hidden[:-1], embeds, True)
         x[:, :width] = 0  # the state's own part starts at zero: at the first step it repeats the base

@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,19 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, default_collate
 from transformers import get_cosine_schedule_with_warmup
 
+from tokenswift.checks import shown
 from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.files import replacing
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, digest_of
-from tokenswift.train.data import fingerprint, prefix_of
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity, digest_of
+from tokenswift.train.data import fingerprint
 from tokenswift.train.loss import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import HiddenStore, Windows, collect, counts, frequent, held_out, other_training
 from tokenswift.types import InputError, OnProgress, RunError
 
 Report = Callable[[str], None]
-VERSION = 4  # raised whenever the same options make other states
+VERSION = 5  # raised whenever the same options make other states
 COLUMNS = ("step", "loss", "learning_rate", "seconds", "held_out_loss")
 HELD_OUT = 64  # items that the held-out loss looks at
 
@@ -103,10 +104,11 @@ class Recipe:
     """The states that a student learns from, and its training.
 
     Args:
-        model, tokenizer: the loaded base; it stays as it is.
+        llm: the base, an ``LLM``.
         job: what to learn from, how, and where.
         report: takes lines of what is done and found.
         on_progress: told how many tokens have states, and how many steps are done.
+        layers: whose entering states are learnt from, beside those before the final norm.
         about: what else the outcome depends on; a work folder of other values is refused.
 
     Attributes:
@@ -120,42 +122,48 @@ class Recipe:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, job: Job, report: Report, on_progress: OnProgress, **about: Any
+        self,
+        llm: Any,
+        job: Job,
+        report: Report,
+        on_progress: OnProgress,
+        layers: Sequence[int] = (),
+        **about: Any,
     ) -> None:
         self.job, self.report, self.on_progress, self._begun = job, report, on_progress, time.monotonic()
-        self.base = base_of(model, job.name)
+        self.base = replace(llm.source.host.base, name=job.name)
+        self.layers = (*layers, llm.target.layers)
         if job.data is None:
-            self.stores = [_finished(folder, self.base) for folder in job.states]
+            self.stores = [_finished(folder, self.base, self.layers) for folder in job.states]
         else:
             if job.data.writes:
                 report(
                     f"the model writes {job.data.tokens:,} tokens to learn from; --tokens for another number"
                 )
-            self.stores = [self._gathered(model, tokenizer, job.data)]
+            self.stores = [self._gathered(llm, job.data)]
         report(f"hidden states: {sum(store.tokens_stored for store in self.stores):,} tokens")
         self.counts = counts(self.stores, self.base.vocab_size)
         subset = frequent(self.counts, job.training.loss_vocabulary)
         self._claim([about, subset.tolist()])
-        self.frozen = FrozenBase(model, subset)
+        self.frozen = FrozenBase(llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32)
 
-    def _gathered(self, model: Any, tokenizer: Any, data: DataOptions) -> HiddenStore:
+    def _gathered(self, llm: Any, data: DataOptions) -> HiddenStore:
         """The work folder's store, filled by the first process while others wait."""
         job, base = self.job, self.base
         idle = () if data.continued else ("prompt_lengths",)
         idle = idle if data.writes else (*idle, "write_batch")  # batches, seed and sampling count in writing
         options = {name: value for name, value in asdict(data).items() if name not in idle}
         writing = [job.training.seed, _law(job.sampling)] if data.writes else []
-        words = digest_of([sorted(tokenizer.get_vocab().items()), prefix_of(tokenizer)])
-        key = digest_of(
-            [VERSION, {**options, "data": fingerprint(data.data)}, writing, words, str(model.dtype)]
-        )
+        what = [{**options, "data": fingerprint(data.data)}, writing, llm.resources.identity()]
+        key = digest_of([VERSION, self.layers, *what])
         sizes = [base.vocab_size, base.hidden_size, *base.sample.tolist()]
 
         def store() -> HiddenStore:
-            return HiddenStore(job.work / "states", base.hidden_size, {"key": key, "base": sizes})
+            made_from = {"key": key, "base": sizes, "layers": list(self.layers)}
+            return HiddenStore(job.work / "states", len(self.layers) * base.hidden_size, made_from)
 
         def make() -> None:
-            collect(model, tokenizer, data, job, store(), self.on_progress)
+            collect(llm, data, job, self.layers, store(), self.on_progress)
 
         once(lambda: store().complete, make)
         return store()
@@ -190,20 +198,17 @@ class Recipe:
         once(path.exists, write)
         return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
 
-    def items(self, k: int, extra: int, context: int, features: Sequence[HiddenStore]) -> Any:
+    def items(self, k: int, extra: int, context: int) -> Any:
         """A dataset of `states.Windows` of all stores: what is learnt from (k = 0), or held out (1)."""
         training, made = self.job.training, list[Windows]()
-        for number, store in enumerate(self.stores):
+        for store in self.stores:
             blocks = held_out(store, training.held_out)[k]
-            beside = features[number] if features else None
-            made.append(Windows(store, extra, training.window, context, blocks, beside))
+            made.append(Windows(store, extra, training.window, context, blocks))
         return ConcatDataset(made)
 
-    def distil(self, student: Student, features: Sequence[HiddenStore] = ()) -> dict[str, Any]:
+    def distil(self, student: Student) -> dict[str, Any]:
         """Train a student, in place, on the base's device; notes for its header.
 
-        Args:
-            features: of the stores' tokens, where the student reads those and not the states.
         Raises:
             InputError: no text is long enough.
             RunError: the loss is not finite, the disk is full, the checkpoint is damaged.
@@ -211,7 +216,7 @@ class Recipe:
         job = self.job
         objective = Distillation(student, self.frozen, job.sampling, job.training.targets)
         context = objective.sampling.window
-        learnt, kept = (self.items(k, student.extra, context, features) for k in (0, 1))
+        learnt, kept = (self.items(k, student.extra, context) for k in (0, 1))
         data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {
             **data,
@@ -222,7 +227,7 @@ class Recipe:
         }
 
 
-def _finished(folder: Path, base: BaseIdentity) -> HiddenStore:
+def _finished(folder: Path, base: BaseIdentity, layers: tuple[int, ...]) -> HiddenStore:
     """The whole store of a work folder, whatever data and options it was made with.
 
     Raises:
@@ -238,7 +243,9 @@ def _finished(folder: Path, base: BaseIdentity) -> HiddenStore:
         ) from error
     if not BaseIdentity("", width, vocab_size, torch.tensor(sample)).distance(base) <= TOLERANCE:
         raise InputError(f"states {folder} are of another model")
-    store = HiddenStore(place, width, made_from)
+    if (stored := tuple(made_from.get("layers", ())))[-len(layers) :] != layers:
+        raise InputError(f"states {folder} are of the layers {shown(list(stored))}; valid: {list(layers)}")
+    store = HiddenStore(place, len(stored) * width, made_from)
     if not store.complete or not store.blocks:
         raise InputError(f"states {folder} are not finished; run the command that makes them again")
     return store

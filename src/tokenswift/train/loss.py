@@ -19,7 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tokenswift.config import NEUTRAL, SamplingParams
-from tokenswift.models.generic import final_norm, shaped_logits
+from tokenswift.kernels.formats import Stored
+from tokenswift.loader.config import HEAD
+from tokenswift.models.generic import shaped_logits
 from tokenswift.sampling.choice import processed, temperature
 
 Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
@@ -34,36 +36,40 @@ def penalty(logits: Float[Tensor, "m S"], ids: Int[Tensor, "m w"], theta: float)
 
 
 class FrozenBase:
-    """The parts of a loaded base model that training needs: embedding, final norm, rows of the LM head.
+    """The parts of a base model that training needs: embedding, final norm, rows of the LM head.
 
     They are the model's own, used without gradients, but for the rows, which are a copy.
 
     Args:
-        model: a loaded causal LM.
+        llm: the model, an ``LLM``.
         subset: tokens that the loss looks at, ascending, (S,).
+        dtype: of products with the rows.
     """
 
-    def __init__(self, model: Any, subset: Int[Tensor, " S"]) -> None:
-        head: Tensor = model.get_output_embeddings().weight.detach()
-        self.config, self.device, self.dtype = model.config, head.device, head.dtype
+    def __init__(self, llm: Any, subset: Int[Tensor, " S"], dtype: torch.dtype = torch.float32) -> None:
+        self.target = target = llm.target
+        self.config, self.device, self.dtype = target.config, target.device, dtype
+        self.width = target.hidden_size
         self.subset, self.size = subset.to(self.device), len(subset)
+        head = llm.source.weight(HEAD)
+        stored = isinstance(head, Stored)
+        found = head.take(subset).decode() if stored else head.detach()[subset.to(head.device)]
         # Place S stands for every other token: its column takes the penalty of those and is dropped.
-        self.rows = head.new_zeros(-(-(self.size + 1) // 16) * 16, head.shape[1])
-        torch.index_select(head, 0, self.subset, out=self.rows[: self.size])
-        self.place = torch.full((len(head) + 1,), self.size, dtype=torch.long, device=self.device)
+        self.rows = torch.zeros(-(-(self.size + 1) // 16) * 16, self.width, dtype=dtype, device=self.device)
+        self.rows[: self.size] = found.to(dtype)
+        self.place = torch.full((target.vocab_size + 1,), self.size, dtype=torch.long, device=self.device)
         self.place[self.subset] = torch.arange(self.size, device=self.device)
-        self._embedding: nn.Module = model.get_input_embeddings()
-        self._norm = final_norm(model)
 
     @torch.no_grad()
     def normed(self, hidden: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
         """The final norm, as the LM head reads it."""
-        return self._norm(hidden.to(self.dtype))
+        rows = self.target.norm(hidden.reshape(-1, self.width).to(self.target.dtype).contiguous())
+        return rows.clone().to(self.dtype).view(hidden.shape)
 
     @torch.no_grad()
     def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
         """Input embeddings; padding (-1) reads as token 0."""
-        return self._embedding(tokens.clamp_min(0))
+        return self.target.embed(tokens.clamp_min(0).flatten()).clone().view(*tokens.shape, self.width)
 
     def recent(self, tokens: Int[Tensor, "b L"], first: int, rows: int, window: int) -> Recent:
         """The places of the last ``window`` tokens up to positions ``first`` … ``first + rows - 1``.
@@ -123,7 +129,7 @@ class Student(nn.Module):
     ahead: int
 
     def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], base: FrozenBase
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
         """For each level the states that the base's LM head reads, of the first m positions (r = b · m).
 
@@ -131,7 +137,7 @@ class Student(nn.Module):
 
         Args:
             tokens: of those positions and after; -1 pads.
-            hidden: the base's states, n = m + :attr:`extra`.
+            states: the base's, n = m + :attr:`extra`.
         """
         raise NotImplementedError
 
@@ -161,16 +167,15 @@ class Distillation(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "b L"],
-        hidden: Float[Tensor, "b n D"],
+        states: Float[Tensor, "b n W"],
         valid: Bool[Tensor, "b m"],
-        features: Float[Tensor, "b n F"] | None = None,
     ) -> dict[str, Tensor]:
         """Sum over the levels of the mean cross-entropy, nats a token.
 
-        Arguments as `store.Windows` makes them; its ``extra`` is the student's. With ``features`` the student
-        gets those in place of the states.
+        Arguments as `states.Windows` makes them; its ``extra`` is the student's.
         """
         base, sampling, ahead = self.base, self.sampling, self.student.ahead
+        hidden = states[..., -base.width :]  # before the final norm
         m, n = valid.shape[1], hidden.shape[1]
         context = tokens.shape[1] - n - 1
         recent = base.recent(tokens, context + ahead, n - ahead, sampling.window)
@@ -179,8 +184,7 @@ class Distillation(nn.Module):
         else:
             shares, places = base.teacher(hidden[:, ahead:], recent, sampling)
         losses = []
-        seen = hidden if features is None else features
-        for i, normed in enumerate(self.student(tokens[:, context:], seen, base)):
+        for i, normed in enumerate(self.student(tokens[:, context:], states, base)):
             scores = base.scores(normed, None if recent is None else recent[:, i : i + m], sampling)
             share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
             rows = scores.logsumexp(-1) * share.sum(-1) - (share * scores.gather(-1, place)).sum(-1)

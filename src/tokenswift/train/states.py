@@ -1,183 +1,50 @@
-"""Hidden states of text, computed once, kept on disk and read by memory map: of given text, or of text that
-the model writes, whose states the writing computes anyway.
+"""Hidden states of text, computed once by the engine, kept on disk and read by memory map: of text that is
+given, or of text that the model writes, whose states writing computes anyway.
 
-A store is a folder with ``tokens.bin`` (int32), ``hidden.bin`` (bfloat16, D per token) and ``index.json``
-(blocks, and what the states were made from). Blocks are appended; the index is replaced by rename after their
-data is on disk, so a killed run leaves a store that is whole up to the last indexed block.
+A store is a folder with ``tokens.bin`` (int32), ``hidden.bin`` (bfloat16, W per token: the states that enter
+some layers, side by side, the last of them those before the final norm) and ``index.json`` (blocks, and what
+the states were made from). Blocks are appended; the index is replaced by rename after their data is on disk,
+so a killed run leaves a store that is whole up to the last indexed block.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AttentionInterface
 
-from tokenswift.checks import check_tokens
-from tokenswift.config import SamplingParams
+from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import Scheduler, Ticket
 from tokenswift.files import replacing
-from tokenswift.loader.identity import digest_of
-from tokenswift.loader.rope import Rotary
-from tokenswift.models.generic import final_norm, final_norm_name, shaped_logits, shared_copy
-from tokenswift.sampling.choice import recent_scores
-from tokenswift.train.data import SHORTEST, blocks, passages, prefix_of
+from tokenswift.spec.eagle.model import Features
+from tokenswift.train.data import SHORTEST, blocks, passages, prefix_of, questions
 from tokenswift.train.options import DataOptions, Job
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError, OnProgress, RunError
 
-ATTENTION = "tokenswift_batched"
 LEAST = 256  # tokens of text that anything can be learnt from
-AT_ONCE = 2048  # tokens that are run together for the features of their layers
+PLAIN = "autoregressive"
 
 
-# ---- the model's forward -----------------------------------------------------------------------------------
+class Recorder(Features):
+    """Features of a text, all of them, in bfloat16."""
 
+    def __init__(self) -> None:
+        super().__init__(1 << 40)
 
-class BatchCache:
-    """Preallocated keys and values of a batch of equally long texts."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append (B, K, n, d) to a layer and return all its entries."""
-        if layer_idx not in self.layers:
-            shape = (*key_states.shape[:2], self.capacity, key_states.shape[3])
-            self.layers[layer_idx] = (key_states.new_empty(shape), value_states.new_empty(shape))
-        keys, values = self.layers[layer_idx]
-        end = self.length + key_states.shape[2]
-        keys[:, :, self.length : end] = key_states
-        values[:, :, self.length : end] = value_states
-        return keys[:, :, :end], values[:, :, :end]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Entries written before the pass under way."""
-        return self.length
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *_: object,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """Causal attention over whole texts, or of their newest tokens; (B, H, n, d) → (B, n, H, d).
-
-    Query heads of one new token are packed per KV head, so that the cache is read once.
-    """
-    if softcap is not None or s_aux is not None:
-        raise InputError("the model's attention has capped scores or sinks; training knows neither")
-    batch, heads, n, width = query.shape
-    length = key.shape[2]
-    window = min(sliding_window or length, length)
-    if n == 1:
-        key, value = key[:, :, length - window :], value[:, :, length - window :]
-        packed = query.view(batch, key.shape[1], heads // key.shape[1], width)
-        out = F.scaled_dot_product_attention(packed, key, value, scale=scaling)
-        return out.reshape(batch, 1, heads, width), None
-    mask = None
-    if window < length or n < length:
-        at = torch.arange(length - n, length, device=query.device)[:, None]
-        behind = at - torch.arange(length, device=query.device)
-        mask = (behind >= 0) & (behind < window)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-    )
-    return out.transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, _attention)
-
-
-class Backbone:
-    """A transformers causal LM run for its hidden states *before* the final norm.
-
-    It works on a copy that shares the model's tensors; the model itself is not touched.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        copied = shared_copy(model, Rotary(None, 1.0, None, model.config))
-        copied.config._attn_implementation = ATTENTION
-        self.body, self.norm = copied.base_model, final_norm(model)
-        setattr(self.body, final_norm_name(model), torch.nn.Identity())
-
-    @torch.no_grad()
-    def hidden(self, tokens: Int[Tensor, "B n"], cache: BatchCache | None = None) -> Float[Tensor, "B n D"]:
-        """States of the tokens; they are appended to ``cache``, whose texts they continue."""
-        start = cache.length if cache is not None else 0
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-        given = {"past_key_values": cache, "use_cache": cache is not None}
-        made = self.body(input_ids=tokens, position_ids=positions, **given)
-        if cache is not None:
-            cache.length += tokens.shape[1]
-        return made.last_hidden_state
-
-    @torch.no_grad()
-    def features(self, layers: Sequence[int], tokens: Int[Tensor, "B n"]) -> Float[Tensor, "B n F"]:
-        """What enters the layers, side by side; behind the last one for the number of layers."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        given = {"use_cache": False, "output_hidden_states": True}
-        states = self.body(input_ids=tokens, position_ids=positions, **given).hidden_states
-        return torch.cat([states[number] for number in layers], dim=-1)
-
-    @torch.no_grad()
-    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Final norm and LM head, in float32."""
-        return shaped_logits(self.model.lm_head(self.norm(hidden)), self.model.config).float()
-
-
-def chances(
-    logits: Float[Tensor, "B V"], recent: Int[Tensor, "B L"], sampling: SamplingParams
-) -> Float[Tensor, "B V"]:
-    """The probabilities that continuations are drawn from; one-hot where ``sampling`` is greedy.
-
-    Args:
-        recent: the end of each text; its last W tokens are penalised.
-    """
-    scores = recent_scores(logits, recent, sampling)
-    if sampling.greedy:
-        return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    return scores.softmax(-1)
-
-
-@torch.no_grad()
-def continuations(
-    backbone: Backbone, prompts: Int[Tensor, "B P"], new_tokens: int, sampling: SamplingParams, seed: int
-) -> Iterator[tuple[Int[Tensor, " B"], Float[Tensor, "B n D"]]]:
-    """Sample ``new_tokens`` for every prompt: yields each new token with the states before it.
-
-    The first states are those of the whole prompt (n = P), the later ones of one token (n = 1).
-    """
-    generator = torch.Generator(prompts.device).manual_seed(seed)
-    cache = BatchCache(prompts.shape[1] + new_tokens)
-    text, fresh = prompts, prompts
-    for _ in range(new_tokens):
-        hidden = backbone.hidden(fresh, cache)
-        shares = chances(backbone.logits(hidden[:, -1]), text[:, -sampling.penalty_window :], sampling)
-        fresh = shares.multinomial(1, generator=generator)
-        yield fresh[:, 0], hidden
-        text = torch.cat((text, fresh), dim=1)
+    def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
+        """See `Features.take`."""
+        super().take(at, features.to("cpu", torch.bfloat16))
 
 
 # ---- the store ---------------------------------------------------------------------------------------------
@@ -190,26 +57,28 @@ class Block:
     Attributes:
         start: index of its first token in the store.
         length: tokens.
-        learn: first position (within the block) to learn from; those before are context only (the end of
-            a long prompt, kept for the penalty).
+        learn: first position (within the block) to learn from; those before are context only.
+        number: of the text; those that the model writes together end in any order.
     """
 
     start: int
     length: int
     learn: int = 0
+    number: int = 0
 
 
 class HiddenStore:
-    """Blocks of tokens with the hidden states of the base model, before its final norm.
+    """Blocks of tokens with hidden states of the base model.
 
     Args:
         folder: where the store lies; made when missing.
+        width: W, of a token's states.
         made_from: JSON values that say what the states depend on; a store made from anything else
             is refused.
     """
 
-    def __init__(self, folder: str | Path, hidden_size: int, made_from: dict[str, Any]) -> None:
-        self.folder, self.hidden_size, self.made_from = Path(folder), hidden_size, made_from
+    def __init__(self, folder: str | Path, width: int, made_from: dict[str, Any]) -> None:
+        self.folder, self.width, self.made_from = Path(folder), width, made_from
         self.blocks: list[Block] = []
         self.complete = False
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -224,23 +93,30 @@ class HiddenStore:
     @property
     def tokens_stored(self) -> int:
         """Tokens in all indexed blocks."""
-        return self.blocks[-1].start + self.blocks[-1].length if self.blocks else 0
+        return max((block.start + block.length for block in self.blocks), default=0)
 
-    def append(self, tokens: Int[Tensor, "B n"], hidden: Float[Tensor, "B n D"], learn: int = 0) -> None:
-        """Add equally long blocks, one per row; positions before ``learn`` are context only.
+    def append(
+        self, tokens: Sequence[int], states: Float[Tensor, "n W"], learn: int = 0, number: int = 0
+    ) -> None:
+        """Add a block; positions before ``learn`` are context only.
 
         Raises:
             OSError: the disk takes no more; the blocks before are kept.
         """
-        start, (rows, length) = self.tokens_stored, tokens.shape
-        self._write("tokens.bin", start * 4, tokens.to("cpu", torch.int32))
-        bits = hidden.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-        self._write("hidden.bin", start * self.hidden_size * 2, bits)
-        self.blocks += [Block(start + row * length, length, learn) for row in range(rows)]
+        start = self.tokens_stored
+        self._write("tokens.bin", start * 4, torch.tensor(tokens, dtype=torch.int32))
+        bits = states.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
+        self._write("hidden.bin", start * self.width * 2, bits)
+        self.blocks.append(Block(start, len(tokens), learn, number))
         self._write_index()
 
-    def finish(self) -> None:
-        """Mark the store as complete."""
+    def finish(self, tokens: int | None = None) -> None:
+        """Mark the store as complete: its texts in the order of their numbers, the first ones that hold so
+        many tokens."""
+        self.blocks.sort(key=lambda block: block.number)
+        ends = np.cumsum([0, *(block.length for block in self.blocks)])
+        if tokens is not None:
+            self.blocks = [block for block, end in zip(self.blocks, ends, strict=False) if end < tokens]
         self.complete = True
         self._write_index()
 
@@ -261,10 +137,10 @@ class HiddenStore:
             part.write_text(json.dumps(index), encoding="utf-8")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Memory maps: tokens (N,) int32 and hidden states (N, D) as the bits of bfloat16."""
+        """Memory maps: tokens (N,) int32 and hidden states (N, W) as the bits of bfloat16."""
         size = self.tokens_stored
         tokens = np.memmap(self.folder / "tokens.bin", np.int32, "r", shape=(size,))
-        hidden = np.memmap(self.folder / "hidden.bin", np.int16, "r", shape=(size, self.hidden_size))
+        hidden = np.memmap(self.folder / "hidden.bin", np.int16, "r", shape=(size, self.width))
         return tokens, hidden
 
 
@@ -287,9 +163,8 @@ def held_out(store: HiddenStore, share: float) -> tuple[list[Block], list[Block]
 class Windows(Dataset[dict[str, Tensor]]):
     """Training items of fixed shape cut from a store: ``chunk`` positions each.
 
-    An item holds ``tokens`` (context + chunk + extra + 1,), ``hidden`` (chunk + extra, D) from the first
-    position to learn from on, ``valid`` (chunk,), and ``features`` (chunk + extra, F) where there are some.
-    Tokens are padded by -1, states by zeros.
+    An item holds ``tokens`` (context + chunk + extra + 1,), ``states`` (chunk + extra, W) from the first
+    position to learn from on, and ``valid`` (chunk,). Tokens are padded by -1, states by zeros.
 
     Args:
         store: the states.
@@ -297,7 +172,6 @@ class Windows(Dataset[dict[str, Tensor]]):
         chunk: positions per item.
         context: tokens before them (for the penalty).
         blocks: the blocks to use; None takes all.
-        features: a second store of the same blocks.
     """
 
     def __init__(
@@ -307,12 +181,8 @@ class Windows(Dataset[dict[str, Tensor]]):
         chunk: int,
         context: int,
         blocks: Sequence[Block] | None = None,
-        features: HiddenStore | None = None,
     ) -> None:
-        self.tokens, states = store.arrays()
-        self.states = {"hidden": states}
-        if features is not None:
-            self.states["features"] = features.arrays()[1]
+        self.tokens, self.states = store.arrays()
         self.extra, self.chunk, self.context = extra, chunk, context
         self.items = [
             (block, start)
@@ -331,12 +201,9 @@ class Windows(Dataset[dict[str, Tensor]]):
         tokens = torch.full((self.context + self.chunk + self.extra + 1,), -1, dtype=torch.long)
         first = self.context - known
         tokens[first : first + len(taken)] = torch.from_numpy(taken.astype(np.int64))
-        item = {"tokens": tokens, "valid": torch.arange(self.chunk) < count}
-        for name, states in self.states.items():
-            rows = torch.zeros(self.chunk + self.extra, states.shape[1], dtype=torch.bfloat16)
-            rows[:size] = torch.from_numpy(np.array(states[at : at + size])).view(torch.bfloat16)
-            item[name] = rows
-        return item
+        rows = torch.zeros(self.chunk + self.extra, self.states.shape[1], dtype=torch.bfloat16)
+        rows[:size] = torch.from_numpy(np.array(self.states[at : at + size])).view(torch.bfloat16)
+        return {"tokens": tokens, "states": rows, "valid": torch.arange(self.chunk) < count}
 
 
 def counts(stores: Sequence[HiddenStore], vocab_size: int) -> Int[Tensor, " V"]:
@@ -344,8 +211,8 @@ def counts(stores: Sequence[HiddenStore], vocab_size: int) -> Int[Tensor, " V"]:
     total = torch.zeros(vocab_size, dtype=torch.long)
     for store in stores:
         tokens, _ = store.arrays()
-        for start in range(0, len(tokens), 1 << 22):
-            piece = torch.from_numpy(tokens[start : start + (1 << 22)].astype(np.int64))
+        for block in store.blocks:
+            piece = torch.from_numpy(tokens[block.start : block.start + block.length].astype(np.int64))
             total += torch.bincount(piece, minlength=vocab_size)
     return total
 
@@ -365,122 +232,98 @@ def covering(found: Int[Tensor, " V"], share: float) -> Int[Tensor, " S"]:
 
 
 def collect(
-    model: Any, tokenizer: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress: OnProgress
+    llm: Any, data: DataOptions, job: Job, layers: Sequence[int], store: HiddenStore, on_progress: OnProgress
 ) -> None:
-    """Fill a store, or the rest of it. A batch is stored whole, so a killed run repeats at most one batch,
-    with the same text.
+    """Fill a store, or the rest of it, with the states that enter these layers, text by text: a killed run
+    repeats those that were under way, with the same tokens.
 
-    The ends of prompts are learnt from, too, as many tokens as the shortest prompt has: their states come
-    with the prefill. Of a longer one the tokens that the penalty still sees are kept beside.
+    Of a long passage that the model continues only the end is learnt from, as many tokens as the shortest one
+    has.
 
     Raises:
-        InputError: too little text, or a tokenizer of another model.
+        InputError: too little text.
         OSError: the disk takes no more.
     """
-    backbone, new = Backbone(model), data.new_tokens if data.writes else 0
-    texts = _texts(model, tokenizer, data, job.training.seed)
-    first = list(texts if data.writes else islice(texts, LEAST))
-    if (found := sum(map(len, first))) < LEAST and not data.writes:
-        raise InputError(
-            f"--data {data.data} gives {found} tokens to learn from, in pieces of {SHORTEST} and more; "
-            f"at least {LEAST} are needed"
-        )
-    shortest = len(first[0]) if data.writes else 0
-    vocab_size, done = model.get_input_embeddings().weight.shape[0], 0
-    total = len(first) * (shortest + new) if data.writes else data.tokens
+    llm.target.tap(tuple(layers))
+    fill = _write if data.writes else _read
+    fill(llm, data, job, store, on_progress)
 
-    def tell(done: int) -> None:
-        on_progress("write" if data.writes else "states", min(done, total - 1), total)
 
-    at_once = data.write_batch * data.sequence_length // (1 if data.writes else 4)  # tokens
-    for group in _groups(chain(first, texts), lambda length: max(1, at_once // (length + new))):
-        done += len(group)
-        if done <= len(store.blocks):
+def _read(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress: OnProgress) -> None:
+    """Store the states of given text."""
+    texts = blocks(data.data, llm.tokenizer, data.tokens, data.sequence_length, prefix_of(llm.tokenizer))
+    for number, text in enumerate(texts):
+        if number < len(store.blocks):
             continue
-        for text in group:
-            check_tokens(text, vocab_size)
-        prompts = torch.tensor(group, device=model.device)
-        if data.writes:
-            seed = job.training.seed * 100_003 + done - len(group)
-            _write(store, backbone, prompts, shortest, new, job.sampling, seed, tell)
-        else:
-            store.append(prompts, backbone.hidden(prompts))
-            tell(store.tokens_stored)
+        found = Recorder()
+        llm.target.prefill(text, llm.target.new_cache(len(text)), ends=False, features=found)
+        store.append(text, _states(found)[1], 0, number)
+        on_progress("states", min(store.tokens_stored, data.tokens - 1), data.tokens)
+    if store.tokens_stored < LEAST:
+        raise InputError(
+            f"--data {data.data} gives {store.tokens_stored} tokens to learn from, in pieces of {SHORTEST} "
+            f"and more; at least {LEAST} are needed"
+        )
     store.finish()
 
 
-def _texts(model: Any, tokenizer: Any, data: DataOptions, seed: int) -> Iterator[list[int]]:
-    """The texts to read, or those to continue, shorter ones first."""
-    prefix = prefix_of(tokenizer)
-    if not data.writes:
-        yield from blocks(data.data, tokenizer, data.tokens, data.sequence_length, prefix)
-        return
-    count = max(1, data.tokens // data.new_tokens)
-    if data.continued:
-        lengths = [data.prompt_lengths[i * len(data.prompt_lengths) // count] for i in range(count)]
-        yield from passages(data.data, tokenizer, lengths, prefix, seed)
-    else:
-        known = (tokenizer.bos_token_id, model.config.bos_token_id, model.config.eos_token_id)
-        yield from [prefix or [next((token for token in known if isinstance(token, int)), 0)]] * count
-
-
-def _groups(texts: Iterable[list[int]], most: Callable[[int], int]) -> Iterator[list[list[int]]]:
-    """Consecutive texts of one length, at most ``most(length)`` together."""
-    group: list[list[int]] = []
-    for text in texts:
-        if group and (len(group) == most(len(group[0])) or len(text) != len(group[0])):
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group
-
-
-def _write(
-    store: HiddenStore,
-    backbone: Backbone,
-    prompts: Tensor,
-    shortest: int,
-    new: int,
-    sampling: SamplingParams,
-    seed: int,
-    tell: Callable[[int], None],
-) -> None:
-    """Let the model continue a batch of prompts, and store what it wrote and saw."""
-    count, length = prompts.shape
-    cut = max(0, length - shortest - sampling.window)  # tokens that nothing needs
-    tokens, states, before = [prompts[:, cut:]], [], store.tokens_stored
-    for token, hidden in continuations(backbone, prompts, new, sampling, seed):
-        states.append(hidden if states else hidden[:, cut:])
-        tokens.append(token[:, None])
-        tell(before + count * (shortest + len(states) - 1))
-    # The last token's own state is never computed, and no position needs it.
-    store.append(torch.cat(tokens, dim=1)[:, :-1], torch.cat(states, dim=1), length - shortest - cut)
-
-
-def gather_features(
-    model: Any, store: HiddenStore, layers: Sequence[int], folder: Path, on_progress: OnProgress
-) -> HiddenStore:
-    """A store of what enters some layers, of another store's tokens, block by block the same. They are run
-    once more; a killed run repeats at most one batch.
-
-    Raises:
-        OSError: the disk takes no more; what is there is gone on with.
-    """
-    made_from = {"states": digest_of(store.made_from), "layers": list(layers)}
-    made = HiddenStore(folder, len(layers) * store.hidden_size, made_from)
-    if made.complete:
-        return made
-    backbone, (tokens, _) = Backbone(model), store.arrays()
-    while (done := len(made.blocks)) < len(store.blocks):
-        first, size = store.blocks[done], 0
-        for block in store.blocks[done : done + max(1, AT_ONCE // first.length)]:
-            if (block.length, block.learn) != (first.length, first.learn):
+def _write(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress: OnProgress) -> None:
+    """Store the states of what the model writes, until the texts so far, in order, hold the tokens."""
+    done = {block.number for block in store.blocks}
+    todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
+    running: list[tuple[int, Request, Ticket, Recorder]] = []
+    ended = 0
+    with Scheduler(llm, data.write_batch) as scheduler:
+        while ended < data.tokens:
+            while len(running) < data.write_batch and (found := next(todo, None)):
+                number, request = found
+                recorder = Recorder()
+                running.append((number, request, scheduler.submit(request, features=recorder), recorder))
+            if not running:
                 break
-            size += block.length
-        text = torch.from_numpy(tokens[first.start : first.start + size].astype(np.int64))
-        rows = text.view(-1, first.length).to(model.device)
-        made.append(rows, backbone.features(layers, rows), first.learn)
-        on_progress("features", min(made.tokens_stored, store.tokens_stored - 1), store.tokens_stored)
-    made.finish()
-    return made
+            running[0][2].wait(0.1)
+            for one in [one for one in running if one[2].is_over]:
+                running.remove(one)
+                _keep(store, data, *one)
+            first = min((number for number, *_ in running), default=1 << 40)
+            ended = sum(block.length for block in store.blocks if block.number < first)
+            on_progress("write", min(store.tokens_stored, data.tokens - 1), data.tokens)
+    store.finish(data.tokens)
+
+
+def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
+    """Passages to continue; or what a model that answers is asked, or an empty beginning."""
+    new, params, seed = data.new_tokens, job.sampling, job.training.seed
+    prefix = prefix_of(llm.tokenizer)
+    prompts: Iterable[tuple[list[int], SamplingParams]]
+    if data.continued:
+        count = max(1, data.tokens // data.sequence_length)
+        lengths = [data.prompt_lengths[i * len(data.prompt_lengths) // count] for i in range(count)]
+        prompts = ((one, params) for one in passages(data.data, llm.tokenizer, lengths, prefix, seed))
+    elif answers := llm.has_chat_template:
+        asked = (([{"role": "user", "content": text}], warmth) for text, warmth in questions(seed))
+        plain = SamplingParams(**NEUTRAL)
+        prompts = ((llm.encode(chat), replace(plain, temperature=warmth)) for chat, warmth in asked)
+    else:
+        prompts = repeat((prefix or [min(llm.resources.source.end_tokens(), default=0)], params))
+    for number, (prompt, how) in enumerate(prompts):
+        how = replace(how, seed=seed * 100_003 + number)
+        yield Request(prompt, new, PLAIN, sampling=how, ignore_eos=data.continued or not answers)
+
+
+def _keep(
+    store: HiddenStore, data: DataOptions, number: int, request: Request, ticket: Ticket, recorder: Recorder
+) -> None:
+    """Store a text that has ended. Its last token has no states, and no position needs them."""
+    at, states = _states(recorder)
+    tokens = [*request.prompt, *ticket.result.token_ids][at : at + len(states)]
+    learn = len(request.prompt) - data.prompt_lengths[0] if data.continued else 0
+    store.append(tokens, states, max(0, learn - at), number)
+
+
+def _states(recorder: Recorder) -> tuple[int, Float[Tensor, "n W"]]:
+    """The position of the first token that has states, and each one's states side by side."""
+    found = recorder.drain()
+    if found is None:
+        raise RunError("the model's passes gave no states")
+    return found[0], found[1].transpose(0, 1).flatten(1)

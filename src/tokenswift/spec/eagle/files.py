@@ -67,6 +67,8 @@ NAMES = {
     "down": ("midlayer.mlp.down_proj", "blk.0.ffn_down", "HI", ""),
     "norm": ("norm", "output_norm", "H", ""),
     "lm_head": ("lm_head", "output", "DH", ""),
+    "embed_proj": ("embed_proj", "embed_proj", "HT", "narrow"),
+    "out_proj": ("out_proj", "out_proj", "TH", "narrow"),
 }
 #: projections that may have biases, canonically ``q_bias`` and so on, by the field of the config that says so
 BIASES = {"qkv_bias": ("q", "k", "v"), "o_bias": ("o",), "mlp_bias": ("gate", "up", "down")}
@@ -79,6 +81,8 @@ ASIDE = re.compile(r".*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freqs\.w
 #: types of weights, and of maps of vocabularies, by their names in safetensors files
 TYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8", "I64", "I32")}
 WEIGHTS = ("F32", "BF16", "F16")
+#: of a GGUF file: a sample of the target's weights (see `loader.identity`)
+BASE = "tokenswift.base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class EagleConfig:
         window: newest keys that a token sees, itself included, as it was trained; None is all.
         qkv_bias, o_bias, mlp_bias: whether these projections have biases.
         qk_norm: whether heads of queries and keys have norms.
+        narrow: the target's embeddings and LM head are read through projections to and from H.
     """
 
     hidden: int
@@ -126,6 +131,7 @@ class EagleConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    narrow: bool = False
 
     @property
     def default_window(self) -> int:
@@ -150,7 +156,7 @@ class EagleConfig:
         found = {
             name: tuple(sizes[size] for size in shape)
             for name, (_, _, shape, part) in NAMES.items()
-            if not part or getattr(self, part)
+            if (not part or getattr(self, part)) and not (self.narrow and name in SHARED)
         }
         for part, names in BIASES.items():
             found |= {f"{name}_bias": found[name][:1] for name in names if getattr(self, part)}
@@ -174,7 +180,8 @@ class EagleWeights:
             have: ``embed`` (V, H) and ``lm_head`` (Vd, H), without which the target's are used (of the LM
             head the rows of `d2t`); ``features_norm`` (3 Ht) with ``norm_before_fc``; ``fc_norm.0`` to
             ``fc_norm.2`` (Ht) with ``fc_norm``; ``q_norm`` and ``k_norm`` (d) with ``qk_norm``; biases
-            ``q_bias`` and so on. Types are those of the files; matrices of GGUF files may be `Stored`.
+            ``q_bias`` and so on; of a narrow one ``embed_proj`` (H, Ht) and ``out_proj`` (Ht, H). Types are
+            those of the files; matrices of GGUF files may be `Stored`.
         d2t: the target's ids of the drafter's tokens, (Vd,) int64, rising; None: they are the same.
         name: what the checkpoint was asked for by.
     """
@@ -391,6 +398,7 @@ def _config(opened: _Opened, target: Any) -> EagleConfig:
         o_bias="o_bias" in found,
         mlp_bias="gate_bias" in found,
         qk_norm="q_norm" in found,
+        narrow="embed_proj" in found,
         **flags,
     )
 

@@ -31,6 +31,7 @@ from tokenswift.types import InputError, OnProgress
 
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
+NARROW = ("embed_proj", "out_proj")
 JUDGED = 200  # drafted tokens, all of them wrong, after which a drafter is probably another model's
 
 logger = logging.getLogger("tokenswift")
@@ -143,7 +144,9 @@ class EagleModel:
         self.subset = None if d2t is None else Subset(d2t.to(target.device), target.vocab_size)
         self._head = None if own is None else self._packed(own)
         self._rows = None if own is not None or d2t is None else target.head_rows(d2t.to(target.device))
-        packed = [*layer.packed(), self._fc, *([] if self._head is None else [self._head])]
+        self._narrow = [self._packed(self._given[name]) for name in NARROW if config.narrow]
+        own_head = [] if self._head is None else [self._head]
+        packed = [*layer.packed(), self._fc, *own_head, *self._narrow]
         stored = all(weight.stored for weight in layer.packed())
         dtype = torch.float32 if stored else self._dtype
         self.shape = Shape(
@@ -257,7 +260,10 @@ class EagleModel:
 
     def _embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
         if self._embedding is None:
-            return self.target.embed(tokens).float().contiguous()
+            embeds = self.target.embed(tokens).float().contiguous()
+            if not self._narrow:
+                return embeds
+            return self.backend.draft_product(embeds.to(self._dtype), self._narrow[0])
         if isinstance(self._embedding, Packed):
             return self.backend.take(self._embedding, tokens).float()
         return self._embedding[tokens].float()
@@ -274,6 +280,8 @@ class EagleModel:
         """Of the tokens behind those that rows were run with, from what :meth:`run` made; a column for each
         token of :attr:`subset`."""
         normed = self.backend.norm(made, self._final, self.config.eps, self._dtype)
+        if self._narrow:
+            normed = self.backend.draft_product(normed, self._narrow[1]).to(self._dtype)
         if self._head is None:
             return self.target.project(normed, self._rows)
         return self.backend.draft_product(normed, self._head)
