@@ -14,14 +14,15 @@ from scripts import pack_draft
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tests.gguf_files import small as small_model
 from tests.gguf_files import write
-from tests.train.test_train import filled, frozen, options, small, words
+from tests.train.test_train import chances, filled, frozen, options, small, words
 from tokenswift.config import SamplingParams
+from tokenswift.engine.llm import LLM
 from tokenswift.loader import default_model
 from tokenswift.loader.load import load
 from tokenswift.train.draft import DraftStudent, make_student, train_draft
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import Job
-from tokenswift.train.states import Windows, chances
+from tokenswift.train.states import Windows
 from tokenswift.types import InputError, RunError
 
 TOKENS = torch.arange(20)[None] * 7 % 256
@@ -39,7 +40,7 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
     }
     job = Job(**{**values, **changes})
     ignored: Any = lambda *told: None  # noqa: E731
-    return train_draft(model, tiny_tokenizer(), job, ignored, ignored, layers=layers)
+    return train_draft(LLM.from_model(model, tiny_tokenizer()), job, ignored, ignored, layers=layers)
 
 
 @torch.no_grad()

@@ -16,13 +16,15 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tokenswift.config import SamplingParams
+from tokenswift.engine.llm import LLM
+from tokenswift.sampling.choice import recent_scores
 from tokenswift.spec.heads.files import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
 from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.states import Backbone, HiddenStore, Windows, chances
+from tokenswift.train.states import HiddenStore, Recorder, Windows
 from tokenswift.types import InputError, RunError
 
 D, V = 32, 260
@@ -34,8 +36,25 @@ def words(count: int, seed: int = 0) -> str:
     return " ".join(lexicon[i] for i in torch.randint(len(lexicon), (count,)).tolist())
 
 
-def frozen(model: Any, size: int = 0) -> FrozenBase:
-    return FrozenBase(model, torch.arange(V) if not size else torch.randperm(V)[:size].sort().values)
+def frozen(model: Any) -> FrozenBase:
+    return FrozenBase(LLM.from_model(model), torch.arange(V))
+
+
+def states_of(llm: LLM, tokens: list[int], layers: tuple[int, ...] = (2,)) -> torch.Tensor:
+    """What enters these layers, side by side, (n, W)."""
+    llm.target.tap(layers)
+    found = Recorder()
+    llm.target.prefill(tokens, llm.target.new_cache(len(tokens)), ends=False, features=found)
+    _, features = found.drain() or pytest.fail("no states")
+    return features.transpose(0, 1).flatten(1)
+
+
+def chances(logits: torch.Tensor, recent: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """What is sampled from; one-hot where that is greedy."""
+    scores = recent_scores(logits, recent[:, -sampling.penalty_window :], sampling)
+    if sampling.greedy:
+        return torch.nn.functional.one_hot(scores.argmax(-1), V).float()
+    return scores.softmax(-1)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +76,11 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
 
 def filled(folder: Path, model: Any, lengths: tuple[int, ...] = (60, 60, 45)) -> HiddenStore:
     store = HiddenStore(folder, D, {"a": 1})
-    backbone = Backbone(model)
+    llm = LLM.from_model(model)
     torch.manual_seed(5)
-    for length in lengths:
-        tokens = torch.randint(0, 256, (1, length))
-        store.append(tokens, backbone.hidden(tokens))
+    for number, length in enumerate(lengths):
+        tokens = torch.randint(0, 256, (length,)).tolist()
+        store.append(tokens, states_of(llm, tokens), 0, number)
     store.finish()
     return store
 
@@ -72,7 +91,7 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
         file.write(b"half a block")
     again = HiddenStore(tmp_path, D, {"a": 1})
     assert again.complete and again.blocks == store.blocks and again.tokens_stored == 165
-    again.append(torch.zeros(1, 10, dtype=torch.long), torch.ones(1, 10, D))
+    again.append([0] * 10, torch.ones(10, D))
     tokens, hidden = again.arrays()
     assert tokens[-10:].tolist() == [0] * 10
     assert torch.from_numpy(hidden[-10:].copy()).view(torch.bfloat16).eq(1).all()
@@ -139,8 +158,7 @@ def full_run(
 ) -> dict[str, Any]:
     """Heads in ``folder``, of two levels and a small hidden layer."""
     return train_heads(
-        model,
-        tokenizer or tiny_tokenizer(),
+        LLM.from_model(model, tokenizer or tiny_tokenizer()),
         Job(
             options(source, **changes),
             training,

@@ -1,4 +1,4 @@
-"""``tokenswift train``: heads, an EAGLE-3 drafter or a draft model for a model."""
+"""``tokenswift train``: an EAGLE-3 drafter, draft heads or a draft model for a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tokenswift.cli.declare import RARE, add_options, command, option, texts_of
 from tokenswift.cli.main import reason
 from tokenswift.cli.output import check_apart, check_folder, check_writable
 from tokenswift.cli.terminal import Interrupted, Signals, Stages
-from tokenswift.config import LoadConfig
+from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import check_name
-from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions, check_eagle_out
-from tokenswift.types import InputError, RunError
+from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
+from tokenswift.types import RunError
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` that are no options of their own
@@ -35,30 +35,32 @@ class Drafter(options.Quiet):
 
     Attributes:
         model: alias, folder or hub id of the model that it drafts for
-        kind: draft heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large
-            GPU); eagle: a layer that reads the inputs of three of the model's layers (EAGLE-3); or draft: a
-            model of the model's own first layers
-        out: heads file to write; of eagle and draft a folder, good for --eagle and --draft-model
+        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3); draft
+            heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large GPU); or
+            draft: a model of the model's own first layers
+        out: file to write, good for --eagle or --heads; of draft a folder, good for --draft-model
         num_heads: number of heads
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
+        hidden: width of eagle, a multiple of 64
         layers: layers of a draft model
-        data: what is learnt from: a text or JSONL file, a folder of them, self (the model writes the text),
-            or pg19
+        data: what is learnt from: self (the model's answers to questions, essays, stories, code and tables
+            that it is asked for), a text or JSONL file, a folder of them, or pg19
         states: finished work folders of earlier trainings, instead of --data
         work: folder for states, checkpoint and log.csv; default: OUT.work
-        dtype: bfloat16, float32, or auto: what the hardware has
+        dtype: of the model's passes, as for generate
         device: auto, cpu, cuda (torchrun: each its own) or cuda:N
     """
 
     model: str = option(options.DEFAULT_MODEL, "M")
-    kind: str = option("conditioned")
+    kind: str = option("eagle")
     out: Path = option()
     num_heads: int = option(3, least=1)
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
     depths: int = option(3, least=1, level=RARE)
+    hidden: int = option(768, least=64, level=RARE)
     layers: int = option(2, least=1)
-    data: str | None = option(None, "PATH")
+    data: str = option("self", "PATH")
     states: list[Path] = option((), "FOLDER", type=Path, nargs="+", level=RARE)
     work: Path | None = option(None, "DIR")
     dtype: str = option("auto")
@@ -91,8 +93,6 @@ def run(args: argparse.Namespace) -> int:
         from tokenswift.loader.default_model import check_out
 
         check_out(check_folder("--out", args.out))
-    elif args.kind == "eagle":
-        check_eagle_out(check_folder("--out", args.out))
     else:
         check_writable("--out", args.out, renamed=True)
     trained(args)
@@ -108,14 +108,12 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     """
     from tokenswift.train.data import check_source
 
-    if (args.data is None) == (not args.states):
-        raise InputError("--data or --states is needed, and not both: where the hidden states come from")
     check_name(args.model)
     how = LoadConfig(args.dtype, args.device)
-    sampling = options.sampling_from(args)
+    usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
+    sampling = options.sampling_from(args, usual)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
-    if args.data is not None:
-        check_source(args.data)
+    check_source(args.data)
     check_apart({"--out": args.out, "--work": work}, options.inputs_of(args))
     given = {name: value for name, value in vars(args).items() if value is not None}
 
@@ -126,7 +124,7 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
             {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
             for kind in (DataOptions, TrainingOptions)
         )
-        source = None if args.data is None else DataOptions(**data)
+        source = None if args.states else DataOptions(**data)
         name = Path(args.model).name
         return Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
 
@@ -136,18 +134,15 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     from tokenswift.train.loop import local_device
 
     device = local_device(check_place(how))
-    dtype = args.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if native_bfloat16(device) else "float32"
-    cuda = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32, "loss_vocabulary": 0}
-    return job({} if device == "cpu" else cuda, dtype == "bfloat16"), dtype, device
+    cuda = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
+    return job({} if device == "cpu" else cuda, native_bfloat16(device)), args.dtype, device
 
 
 def trained(args: argparse.Namespace) -> None:
     """Load the model, train for it, and say what came out."""
     job, dtype, device = job_of(args)
 
-    from tokenswift.loader.load import load
+    from tokenswift.engine.llm import LLM
     from tokenswift.train.loop import first_process
 
     if not first_process():
@@ -158,9 +153,9 @@ def trained(args: argparse.Namespace) -> None:
             stages.end()  # its line is its own
             logger.info(line)
 
-        loaded = load(args.model, dtype=dtype, device=device, on_progress=stages)
-        job = replace(job, sampling=options.model_sampling(args, job.sampling, loaded))
-        notes = trainer(args)(loaded.model, loaded.tokenizer, job, report, stages)
+        llm = LLM(args.model, dtype, device, heads=None, on_progress=stages)
+        job = replace(job, sampling=options.model_sampling(args, job.sampling, llm))
+        notes = trainer(args)(llm, job, report, stages)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
 
 
@@ -173,7 +168,7 @@ def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     if args.kind == "eagle":
         from tokenswift.train.eagle import train_eagle
 
-        return partial(train_eagle, depths=args.depths)
+        return partial(train_eagle, depths=args.depths, hidden=args.hidden)
     from tokenswift.train.heads import train_heads
 
     return partial(train_heads, kind=args.kind, count=args.num_heads, inner=args.inner)

@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,18 +126,19 @@ def _pg19() -> Iterator[str]:
 
 
 def questions(seed: int) -> Iterator[tuple[str, float]]:
-    """Without an end: what a model is asked so that its answers can be learnt from, of six kinds in turns, and
-    the temperature of the answer."""
+    """Without an end: what a model is asked, of six kinds in turns, for answers that can be learnt from, and
+    their temperature."""
     text = resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
     kinds = tomllib.loads(text)
     drawn = random.Random(seed)
-    while True:
-        pairs = [list(product(kind["tasks"], kind["topics"])) for kind in kinds.values()]
-        for kind in pairs:
-            drawn.shuffle(kind)
-        for several in zip(*pairs, strict=False):  # as many of each kind
-            for task, topic in several:
+
+    def endless(kind: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
+        while True:
+            pairs = list(product(kind["tasks"], kind["topics"]))
+            for task, topic in drawn.sample(pairs, len(pairs)):
                 yield task.replace("{0}", topic), drawn.choice((0.7, 1.0))
+
+    yield from chain.from_iterable(zip(*map(endless, kinds.values()), strict=True))
 
 
 def first_tokens(text: str, tokenizer: Encoder, count: int) -> list[int]:

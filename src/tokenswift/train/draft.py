@@ -96,7 +96,7 @@ def train_draft(
     """
     student = make_student(llm.model, layers)
     check_out(job.out)
-    recipe = Recipe(llm, job, report, on_progress, layers=layers)
+    recipe = Recipe(llm, job, report, on_progress, draft=layers)
     notes = {"layers": layers, **recipe.distil(DraftStudent(student))}
     if first_process():
         record = {"name": job.out.name, "target": recipe.base.name, "notes": notes}

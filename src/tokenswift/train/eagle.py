@@ -111,6 +111,11 @@ def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
     return found
 
 
+def normed(x: Float[Tensor, "*m w"], weight: Float[Tensor, " w"], eps: float) -> Float[Tensor, "*m w"]:
+    """RMS norm."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
 def _turned(
     x: Float[Tensor, "*m n h d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
 ) -> Float[Tensor, "*m n h d"]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.spec.heads.files import HeadsHost, save_heads
+from tokenswift.spec.heads.files import save_heads
 from tokenswift.spec.heads.modules import ConditionedStep, Heads, HeadsConfig
 from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
@@ -51,7 +51,7 @@ class HeadsStudent(Student):
         return made
 
 
-def heads_config(kind: str, count: int, inner: int, host: HeadsHost) -> HeadsConfig:
+def heads_config(kind: str, count: int, inner: int, target: Any) -> HeadsConfig:
     """What the heads to train look like.
 
     Args:
@@ -59,7 +59,8 @@ def heads_config(kind: str, count: int, inner: int, host: HeadsHost) -> HeadsCon
         inner: width of the hidden layer (conditioned), 0 for none.
     """
     width = inner if kind == "conditioned" else 0
-    return HeadsConfig(kind, count, host.base.hidden_size, host.base.vocab_size, width, eps=host.eps)
+    eps = float(getattr(target.config, "rms_norm_eps", 1e-5))
+    return HeadsConfig(kind, count, target.hidden_size, target.vocab_size, width, eps=eps)
 
 
 def train_heads(
@@ -81,7 +82,7 @@ def train_heads(
         InputError: an option out of range, too little data, a work folder of another training.
         RunError: the loss is not finite, the disk is full.
     """
-    config = heads_config(kind, count, inner, llm.source.host)
+    config = heads_config(kind, count, inner, llm.target)
     recipe = Recipe(llm, job, report, on_progress, heads=config.to_dict())
     heads = Heads(config).to(recipe.frozen.device)
 

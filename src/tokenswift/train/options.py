@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from tokenswift.config import SamplingParams, check_number
 from tokenswift.types import InputError
 
 TARGETS = ("model", "text")
-#: files of a drafter of kind eagle
-EAGLE = ("config.json", "model.safetensors", "tokenswift.json")
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
 RECIPES: dict[str, dict[str, Any]] = {
@@ -32,7 +29,15 @@ RECIPES: dict[str, dict[str, Any]] = {
         "warmup": 50,
         "beta2": 0.999,
     },
-    "eagle": {"window": 256, "batch": 2, "lr": 5e-4, "warmup": 100},
+    "eagle": {
+        "loss_vocabulary": 16384,
+        "window": 512,
+        "batch": 2,
+        "epochs": 6,
+        "warmup": 50,
+        "held_out": 0.06,
+        "beta2": 0.98,
+    },
     "draft": {"window": 256},
 }
 
@@ -58,13 +63,13 @@ class DataOptions:
     """What is learnt from.
 
     Attributes:
-        data: a text or JSONL file, a folder of them, pg19, or self (the model writes the text)
+        data: self (the model answers, or writes from nothing), a text or JSONL file, a folder of them, pg19
         continued: learn from the model's continuations of the data
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
-        sequence_length: tokens run through the model at once (default 768; CUDA 8192)
+        sequence_length: tokens of a text at most (default 768; CUDA 8192)
         prompt_lengths: tokens of each passage that the model continues; several for several context lengths
             (default 256)
-        write_batch: texts that the model writes together (default 48; CUDA 32)
+        write_batch: texts that the model writes together (default 16; CUDA 32)
     """
 
     data: str = field(metadata={"metavar": "PATH"})
@@ -72,14 +77,14 @@ class DataOptions:
     tokens: int = least(300_000, 256)
     sequence_length: int = least(768, 32)
     prompt_lengths: tuple[int, ...] = field(default=(256,), metadata={"metavar": "N,N,…"})
-    write_batch: int = least(48, 1)
+    write_batch: int = least(16, 1)
 
     def __post_init__(self) -> None:
         check_least(self)
         if not self.continued:
             return
         if self.data == "self":
-            raise InputError("--continued needs a --data file or folder; self writes from nothing")
+            raise InputError("--continued needs a --data file or folder; self needs no beginnings")
         most, lengths = self.sequence_length - 16, list(self.prompt_lengths)
         if lengths != sorted(set(lengths)) or not lengths or not 1 <= lengths[0] <= most:
             raise InputError(
@@ -168,19 +173,3 @@ class Job:
     name: str
     sampling: SamplingParams = SamplingParams()
     states: tuple[Path, ...] = ()
-
-
-def check_eagle_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a drafter of kind eagle and no more."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    try:
-        record = json.loads((out / EAGLE[-1]).read_text(encoding="utf-8"))
-        ours = record["notes"]["kind"] == "eagle3" and {path.name for path in out.iterdir()} <= {*EAGLE}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        ours = False
-    if not ours:
-        raise InputError(
-            f"out {out} exists and is not an EAGLE-3 drafter of tokenswift train; valid: a new or empty "
-            "folder, or one that holds such a drafter and nothing else"
-        )
