@@ -10,4 +10,4 @@ from tokenswift.audit import logits as exact
 
 def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> float:
     """p-value of the outcomes under the distribution."""
-    return exact.chi_square(outcomes, distribution, least).p
+    return exact.chi_square(outcomes, distribution, least)

@@ -18,25 +18,19 @@ from tests.gguf_files import QuantType, small, write
 from tests.lossless import toy
 from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
 from tests.tiny import FAMILIES, VOCAB, tiny_model
-from tokenswift import LLM, SamplingParams
-from tokenswift.audit import compare
-from tokenswift.audit.compare import difference, first_difference
+from tokenswift import LLM
 from tokenswift.audit.logits import LogitError, logit_error, reference_logits
-from tokenswift.models.decoder import NativeTarget
-from tokenswift.types import Generation
 
 LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
-OPTIONS: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"}
 
 
-def written(llm: LLM, prompt: list[int], count: int = 24, **sampling: Any) -> list[int]:
+def written(llm: LLM, prompt: list[int]) -> list[int]:
     """A text by plain decoding."""
-    params = SamplingParams(**sampling)
-    return llm.generate(prompt, count, "autoregressive", sampling=params, ignore_eos=True).token_ids
+    return llm.generate(prompt, 24, "autoregressive", ignore_eos=True).token_ids
 
 
-def error_of(llm: LLM, prompt: list[int] = LONG, count: int = 24) -> LogitError:
-    return logit_error(llm, prompt, written(llm, prompt, count))
+def error_of(llm: LLM, prompt: list[int] = LONG) -> LogitError:
+    return logit_error(llm, prompt, written(llm, prompt))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -137,65 +131,3 @@ def test_the_reference_of_half_precision_is_float32s(family: str, attention: str
             torch.tensor([LONG]), use_cache=False, logits_to_keep=3
         )
     assert found.dtype == torch.float32 and torch.equal(found, copied.logits[0])
-
-
-# ---- differences --------------------------------------------------------------------------------
-
-
-def drafted(llm: LLM, params: SamplingParams, **options: Any) -> Generation:
-    return llm.generate(LONG, 60, "tokenswift", OPTIONS | options, params, ignore_eos=True)
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2], [1, 3]) == 1 == first_difference([1], [1, 2])
-
-
-def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of different numbers of rows round differently, by about a unit of bfloat16. The rounding is
-    planted: how a machine rounds bfloat16 depends on its kind."""
-    real = NativeTarget.logits
-
-    def logits(self: NativeTarget, hidden: torch.Tensor) -> torch.Tensor:
-        found = real(self, hidden)
-        return found * (1 + 2**-8 * torch.sin(1000 * found + len(hidden)))
-
-    monkeypatch.setattr(NativeTarget, "logits", logits)
-
-
-@pytest.mark.parametrize("rounds", [True, False])
-def test_only_a_difference_within_the_passes_own_is_a_near_tie(
-    rounds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By rounding texts differ in near-ties; by the published rule in tokens that no rounding explains."""
-    llm = LLM.from_model(cast(tiny_model("llama"), torch.bfloat16))
-    if rounds:
-        rounded(monkeypatch)
-    found = []
-    for seed in range(6):
-        params = SamplingParams(seed=seed, min_p=0.02)
-        plain = written(llm, LONG, 60, seed=seed, min_p=0.02)
-        error = logit_error(llm, LONG, plain)
-        assert error.sound and (error.error > 0) == rounds
-        got = drafted(llm, params, **({} if rounds else {"acceptance": "published"})).token_ids
-        place = first_difference(plain, got)
-        if place is not None:
-            text = [*LONG, *plain[:place]]
-            found.append(difference(llm, text, place, (plain[place], got[place]), params, error.error))
-    assert found, "no difference: nothing was tested"
-    assert all(each.near_tie == rounds for each in found), found
-    assert all(each.scores[0] >= each.scores[1] and each.before for each in found), found
-
-
-def test_a_filters_edge_is_a_near_tie_and_a_wide_gap_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, params = LLM.from_model(tiny_model("llama")), SamplingParams(top_k=1, repetition_penalty=1.0)
-    row = torch.linspace(0.0, 1.0, VOCAB)
-    monkeypatch.setattr(compare, "last_logits", lambda llm, text: row)
-    best, second, last = VOCAB - 1, VOCAB - 2, 0
-    gap = float(row[best] - row[second])
-    found = difference(llm, LONG, 0, (best, second), params, gap / 3)
-    assert found.near_tie and found.scores[1] == -math.inf  # it lies behind the filter by less than the error
-    assert not difference(llm, LONG, 0, (best, second), params, gap / 5).near_tie
-    assert not difference(llm, LONG, 0, (best, last), params, gap / 3).near_tie
-    assert not difference(llm, LONG, 0, (best, second), params, 0.0).near_tie
-    assert not difference(llm, LONG, 0, (best, second), params, math.inf).near_tie

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
+from itertools import zip_longest
 from typing import Any
 
-from tokenswift.audit.logits import (
-    CONTEXT,
-    FEWEST,
-    LogitError,
-    chi_square,
-    last_logits,
-    likely_pairs,
-    logit_error,
-    outcome,
-    pairs_written,
-    testable,
-)  # fmt: skip
-from tokenswift.config import OPTIONS, SamplingParams
+import msgspec
+
+from tokenswift.audit import logits
+from tokenswift.config import SamplingParams, names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.spec.methods import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted
 
 BASELINE = "autoregressive"
-SEPARATOR = "---"
 #: What is audited where no options are given: partial caches that are smaller than the text.
 SMALL: dict[str, dict[str, Any]] = {
     "tokenswift": {"budget": 64, "draft": "partial"},
@@ -45,36 +35,15 @@ DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused; an audit m
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where a strategy's token differs from plain decoding's.
-
-    Attributes:
-        place: index of the new token.
-        before: the text before it.
-        plain, other: both tokens, as id and as text.
-        scores: of both, in plain decoding: processed, with the noise; minus infinity: filtered out.
-        near_tie: a change of two logits by no more than twice what passes of this model differ by
-            (`logits.LogitError.error`, 0 where bits are equal) makes plain decoding choose the other.
-    """
-
-    place: int
-    before: str
-    plain: tuple[int, str]
-    other: tuple[int, str]
-    scores: tuple[float, float]
-    near_tie: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """One text by one strategy against plain decoding.
 
     Attributes:
+        prompt: its number, from 1.
         tokens: new tokens compared, up to the first difference.
-        length: mean acceptance length of the strategy's run.
-        seconds: of the strategy's run, its prefill included.
+        difference: where the first token differs, the text before it, and both tokens with the scores that
+            plain decoding gives them; None for equal texts.
         drafted: tokens drafted and checked; a strategy that drafted none in any text counts as not run.
-        draft_source, heads: as in `types.Generation`.
     """
 
     strategy: str
@@ -82,45 +51,29 @@ class Comparison:
     sampling: str
     seed: int
     tokens: int
-    length: float
-    seconds: float
-    divergence: Difference | None
-    drafted: int = 1
-    draft_source: str = "none"
-    heads: dict[str, str] | None = None
-
-    @property
-    def near_tie(self) -> bool:
-        """It differs by rounding."""
-        return self.divergence is not None and self.divergence.near_tie
-
-    @property
-    def failed(self) -> bool:
-        """It differs, and rounding does not explain it."""
-        return self.divergence is not None and not self.divergence.near_tie
-
-    @property
-    def where(self) -> str:
-        """The text and the place where it differs."""
-        place = "" if self.divergence is None else f", new token {self.divergence.place}"
-        return f"prompt {self.prompt}, {self.sampling}, seed {self.seed}{place}"
+    difference: str | None
+    drafted: int
 
 
 @dataclass(frozen=True, slots=True)
 class DistributionTest:
-    """Whole runs of a strategy against the probabilities of what they write (`logits.Fit`).
+    """Whole runs of a strategy against the probabilities of what they write.
 
     Attributes:
         case: the sampling.
+        p: of `logits.chi_square`.
         same: runs whose tokens equal plain decoding's with the same seed.
     """
 
     strategy: str
     case: str
     p: float
-    samples: int
-    variation: float
+    runs: int
     same: int
+
+    def __str__(self) -> str:
+        fits = f"distribution of two tokens, {self.strategy}, {self.case}: p {self.p:.1e}"
+        return f"{fits}, {self.same} of {counted(self.runs, 'run')} as plain decoding"
 
 
 @dataclass(slots=True)
@@ -131,7 +84,6 @@ class Report:
         errors: of logits, by prompt.
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
-        shortened: number of a prompt → its tokens, of a prompt that was longer than the model's positions.
     """
 
     model: str
@@ -141,43 +93,25 @@ class Report:
     comparisons: list[Comparison] = field(default_factory=list)
     distributions: list[DistributionTest] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    shortened: dict[int, int] = field(default_factory=dict)
-    seconds: float = 0.0
 
-    @property
-    def near_ties(self) -> list[Comparison]:
-        """Texts that differ by rounding alone."""
-        return [c for c in self.comparisons if c.near_tie]
-
-    @property
-    def passed(self) -> list[Comparison]:
-        """Texts by strategies that ran to the end and differ by rounding at most."""
-        return [c for c in self.comparisons if c.strategy not in self.skipped and not c.failed]
-
-    @property
-    def strategies(self) -> list[str]:
-        """The strategies whose texts all passed; a skipped one is not among them."""
-        failed = {c.strategy for c in self.comparisons if c.failed}
-        return [name for name in dict.fromkeys(c.strategy for c in self.passed) if name not in failed]
+    def leave_unused(self) -> None:
+        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
+        it counts as not run."""
+        idle = {c.strategy for c in self.comparisons} - {BASELINE, *self.skipped}
+        idle -= {c.strategy for c in self.comparisons if c.drafted}
+        self.skipped |= dict.fromkeys(sorted(idle), "it drafted nothing on these texts")
 
     @property
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty when the audit passed."""
-        plain = "differs from plain decoding"
-        found = [f"{c.strategy} {plain} ({c.where})" for c in self.comparisons if c.failed]
-        for number, e in enumerate(self.errors, 1):
-            if not e.sound:
-                far = [f"{worst:.1e}, median {usual:.1e}" for worst, usual in (e.one_row, e.tree, e.allowed)]
-                found.append(
-                    f"logits are off from transformers' pass in float32 (prompt {number}): in one-row passes "
-                    f"by {far[0]}, in tree passes by {far[1]}; valid: at most {far[2]}"
-                )
-        for t in self.distributions:
-            if t.p < DISTRIBUTION_LIMIT:
-                found.append(f"{t.strategy} does not follow the distribution ({t.case}, p = {t.p:.1e})")
-            if t.same < t.samples:
-                runs = f"{t.samples - t.same} of {counted(t.samples, 'run')}"
-                found.append(f"{t.strategy} {plain} in {runs} of two tokens ({t.case})")
+        found = [
+            f"{c.strategy} differs from plain decoding (prompt {c.prompt}, {c.sampling}, seed {c.seed}, "
+            f"{c.difference})"
+            for c in self.comparisons
+            if c.difference is not None
+        ]
+        found += [f"logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1) if not e.sound]
+        found += [str(t) for t in self.distributions if t.p < DISTRIBUTION_LIMIT or t.same < t.runs]
         if all(c.strategy in self.skipped for c in self.comparisons):
             found.append("nothing was compared")
         return found
@@ -187,117 +121,47 @@ class Report:
         """The verdict in a few words, with everything that qualifies it."""
         if self.failures:
             return "NOT EXACT"
-        ties = len(self.near_ties)
-        text = f"exact up to {counted(ties, 'near-tie')}" if ties else "exact"
-        return text + (f"; not run: {', '.join(self.skipped)}" if self.skipped else "")
+        return f"exact; not run: {', '.join(self.skipped)}" if self.skipped else "exact"
 
     def record(self) -> dict[str, Any]:
-        """The report as JSON-ready values."""
-        return _finite(
-            {
-                **asdict(self),
-                "errors": [error.record() for error in self.errors],
-                "verdict": self.headline,
-                "strategies": self.strategies,
-                "near_ties": len(self.near_ties),
-                "tokens_compared": sum(c.tokens for c in self.comparisons),
-                "failures": self.failures,
-                "exact": not self.failures,
-            }
-        )
+        """The report as JSON-ready values; what is infinite is None."""
+        told = {
+            **asdict(self),
+            "errors": [{**asdict(error), "sound": error.sound} for error in self.errors],
+            "verdict": self.headline,
+            "failures": self.failures,
+            "exact": not self.failures,
+        }
+        return msgspec.json.decode(msgspec.json.encode(told))
 
     def text(self) -> str:
-        """Tables and verdict for people."""
-        blocks = [f"Audit of {self.model}, {self.dtype} on {self.device}", "\n".join(self._tokens())]
-        blocks += [_shown(c, c.divergence) for c in self.comparisons if c.divergence is not None]
-        if self.errors:
-            apart, one_row, tree, allowed = (
-                max(e.error for e in self.errors),
-                *(max(getattr(e, kind).worst for e in self.errors) for kind in ("one_row", "tree")),
-                min(e.allowed.worst for e in self.errors),
-            )
-            blocks.append(
-                f"Logits at {sum(e.positions for e in self.errors)} positions: one-row and tree passes "
-                f"differ by at most {apart:.1e}, from transformers' pass in float32 by {one_row:.1e} and "
-                f"{tree:.1e} (allowed: {allowed:.1e})"
-            )
-        for t in self.distributions:
-            blocks.append(
-                f"Distribution of the next two tokens, {t.strategy}, {t.case}: p {t.p:.3g}, total variation "
-                f"{t.variation:.3f}, {t.same} of {counted(t.samples, 'run')} as plain decoding"
-            )
-        blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
-        for number, size in self.shortened.items():
-            first = counted(size, "token")
-            blocks.append(f"Prompt {number} was shortened to its first {first} (the model's positions)")
-        strategies = counted(len(self.strategies), "strategy", "strategies")
-        tokens = counted(sum(c.tokens for c in self.passed), "token")
-        compared = f"{counted(len(self.passed), 'text')} by {strategies}, {tokens}"
-        return "\n\n".join([*blocks, f"Verdict: {self.headline}. {'; '.join(self.failures) or compared}."])
-
-    def _tokens(self) -> Iterator[str]:
-        yield "Tokens against plain decoding, same seeds"
+        """Findings and verdict for people."""
+        lines = [f"Audit of {self.model}, {self.dtype} on {self.device}, against plain decoding:"]
         for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
             group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
             equal, drafted = sum(c.tokens for c in group), sum(c.drafted for c in group)
-            ties, wrong = sum(c.near_tie for c in group), sum(c.failed for c in group)
-            yield (
-                f"  {', '.join(key)}: {counted(len(group), 'text')}, {counted(equal, 'token')} equal, "
-                f"{counted(ties, 'near-tie')}, {counted(wrong, 'failure')}; {drafted:,} drafted, "
-                f"{sum(c.length for c in group) / len(group):.2f} tokens a pass"
-            )
-
-
-def _shown(c: Comparison, d: Difference) -> str:
-    return (
-        f"{'Near-tie' if d.near_tie else 'FAILURE'}: {c.strategy}, {c.where}\n"
-        f"  …{d.before!r}\n"
-        f"  plain decoding: {d.plain[1]!r} ({d.plain[0]}), score {d.scores[0]:.6g}\n"
-        f"  {c.strategy}: {d.other[1]!r} ({d.other[0]}), score {d.scores[1]:.6g}"
-    )
-
-
-def _finite(value: Any) -> Any:
-    """The same JSON-ready values with None for infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            texts = f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, {drafted:,} drafted"
+            lines.append(f"  {', '.join(key)}: {texts}")
+        lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
+        lines += [f"  {t}" for t in self.distributions]
+        lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]
+        return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
 
 
 # ---- the audit ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A strategy with options, under the name that tables show."""
-
-    label: str
-    strategy: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
-    """What to audit: one strategy or "all". Without options partial caches are smaller than the text."""
+def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options by strategy, of one or "all". Without options partial caches are smaller than the text."""
     names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
-
-    def own(name: str) -> dict[str, Any]:
-        known = {one.name for one in fields(OPTIONS[name])}
-        return {k: v for k, v in options.items() if k in known} if options else SMALL.get(name, {})
-
-    return [Variant(name, name, own(name)) for name in names]
+    given = {name: {k: options[k] for k in options if k in names_of(name)} for name in names}
+    return given if options else {name: SMALL.get(name, {}) for name in names}
 
 
 def split_prompts(text: str) -> list[str]:
     """The prompts of a file: texts with lines of ``---`` between them."""
-    parts: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.strip() == SEPARATOR:
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    return [prompt for prompt in ("\n".join(part).strip() for part in parts) if prompt]
+    parts = re.split(r"^\s*---\s*$", text, flags=re.MULTILINE)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def shipped_prompts() -> list[str]:
@@ -307,196 +171,126 @@ def shipped_prompts() -> list[str]:
     return [p for name in files for p in split_prompts(data.joinpath(name).read_text(encoding="utf-8"))]
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first difference; None for equal sequences."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def difference(
-    llm: LLM, text: list[int], place: int, tokens: tuple[int, int], params: SamplingParams, error: float
-) -> Difference:
-    """A difference from plain decoding behind a text: of its token at ``place`` and a strategy's."""
-    sampler, row = llm.target.sampler(params), last_logits(llm, text)
-    scores = sampler.perturbed(row[None], text, [[]])[0]
-    moved = row.clone()
-    moved[tokens[0]] -= 2 * error
-    moved[tokens[1]] += 2 * error
-    flips = 0 < error < float("inf") and sampler.choose(moved[None], text, [[]]) == [tokens[1]]
+    llm: LLM, ids: list[int], plain: list[int], others: list[int], params: SamplingParams
+) -> tuple[int, str | None]:
+    """How many tokens after a prompt are plain decoding's, and what is next where they are not all: a score
+    is plain decoding's, processed and with the noise, minus infinity where a filter took the token."""
+    pairs = enumerate(zip_longest(plain, others))
+    place = next((i for i, (one, other) in pairs if one != other), None)
+    if place is None:
+        return len(plain), None
+    text = [*ids, *plain[:place]]
+    scores = llm.target.sampler(params).perturbed(logits.last_logits(llm, text)[None], text, [[]])[0]
     shown = llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
-    plain, other = ((token, shown([token])) for token in tokens)
-    both = float(scores[tokens[0]]), float(scores[tokens[1]])
-    return Difference(place, shown(text)[-BEFORE:], plain, other, both, flips)
+    own, other = (
+        f"{shown([one])!r} ({one}), score {float(scores[one]):.6g}" for one in (plain[place], others[place])
+    )
+    return place, f"new token {place}: {other} instead of {own}, after …{shown(text)[-BEFORE:]!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """What an audit runs.
+class Audit:
+    """An audit.
 
     Attributes:
+        variants: options by strategy; of several, one that cannot run here is skipped.
         prompts: text or token ids.
+        samplings: name → parameters.
         tokens: new tokens per text.
         seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
-        samplings: name → parameters.
         runs: runs of plain decoding that test the distribution (strategies: a fifth, at least 100); 0: it
             is not tested.
-        tolerate: skip a strategy that cannot run here, instead of raising.
+        say: gets a line of progress now and then.
     """
 
-    variants: list[Variant]
+    llm: LLM
+    variants: dict[str, dict[str, Any]]
     prompts: list[str | list[int]]
     samplings: dict[str, SamplingParams]
     tokens: int = 64
     seeds: int = 1
     runs: int = 0
-    tolerate: bool = False
+    say: Callable[[str], None] = lambda line: None
 
-
-def audit(llm: LLM, options: AuditOptions, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Make the audit; ``say`` gets a line of progress now and then.
-
-    Raises:
-        InputError: a prompt, a number of new tokens or a strategy that the model cannot run; a distribution
-            to test, and greedy decoding alone.
-    """
-    if options.runs and all(params.greedy for params in options.samplings.values()):
-        raise InputError(f"distribution is {options.runs}; valid: 0 with greedy decoding", "distribution")
-    started = time.monotonic()
-    work = _Audit(llm, options, say, Report(llm.name, llm.dtype, llm.device))
-    prompts = work.fitting()
-    for number, ids in enumerate(prompts, 1):
-        work.compare(number, ids)
-    work.leave_unused()
-    if options.runs:
-        for name, params in options.samplings.items():
-            if not params.greedy:
-                work.test_distribution(prompts, name, params)
-    work.report.seconds = time.monotonic() - started
-    return work.report
-
-
-@dataclass(frozen=True, slots=True)
-class _Audit:
-    """An audit under way."""
-
-    llm: LLM
-    options: AuditOptions
-    say: Callable[[str], None]
-    report: Report
-
-    def fitting(self) -> list[list[int]]:
-        """The prompts as token ids, each cut to what leaves room for the new tokens in the model's
-        positions; says which were.
+    def run(self) -> Report:
+        """Make it.
 
         Raises:
-            InputError: a prompt that is none, or as many new tokens as positions.
+            InputError: a prompt, a number of new tokens or a strategy that the model cannot run; a
+                distribution to test, and greedy decoding alone.
         """
-        limit, new, prompts = self.llm.target.rotary.limit, self.options.tokens, self.options.prompts
-        if limit is not None and new >= limit:
-            valid = f"at most {limit - 1} (the model has {limit} positions)"
-            raise InputError(f"max_new_tokens is {new}; valid: {valid}", "max_new_tokens")
-        found = []
-        for number, prompt in enumerate(prompts, 1):
-            ids = self.llm.encode(prompt)
-            if limit is not None and len(ids) + new > limit:
-                self.say(
-                    f"prompt {number} of {len(prompts)} has {counted(len(ids), 'token')}, "
-                    f"shortened to its first {counted(limit - new, 'token')}: the model has {limit:,} "
-                    f"positions, and {counted(new, 'token is', 'tokens are')} written"
-                )
-                ids = ids[: limit - new]
-                self.report.shortened[number] = len(ids)
-            found.append(ids)
-        return found
+        if self.runs and all(params.greedy for params in self.samplings.values()):
+            raise InputError(f"distribution is {self.runs}; valid: 0 with greedy decoding", "distribution")
+        report, prompts = Report(self.llm.name, self.llm.dtype, self.llm.device), self._fitting()
+        for number, ids in enumerate(prompts, 1):
+            for name, params in self.samplings.items():
+                for seed in range(params.seed, params.seed + (1 if params.greedy else self.seeds)):
+                    self._compare(report, number, ids, name, replace(params, seed=seed))
+        report.leave_unused()
+        for name, params in self.samplings.items():
+            if self.runs and not params.greedy:
+                self._test_distribution(report, prompts, name, params)
+        return report
 
-    def compare(self, number: int, ids: list[int]) -> None:
-        """A prompt with every sampling, seed and variant against plain decoding."""
-        options, error = self.options, None
-        for name, params in options.samplings.items():
-            for seed in range(params.seed, params.seed + (1 if params.greedy else options.seeds)):
-                where = f"prompt {number} of {len(options.prompts)}, {name}, seed {seed}"
-                self.say(f"{where}: plain decoding")
-                given = replace(params, seed=seed)
-                made = self.llm.generate(ids, options.tokens, BASELINE, sampling=given, ignore_eos=True)
-                plain = made.token_ids
-                if error is None:
-                    self.say(f"{where}: logits")
-                    error = logit_error(self.llm, ids, plain)
-                    self.report.errors.append(error)
-                for variant in options.variants:
-                    if variant.label not in self.report.skipped:
-                        found = self._one(f"{where}: {variant.label}", variant, ids, plain, given, error)
-                        if found is not None:
-                            which = (variant.label, number, name, seed)
-                            self.report.comparisons.append(Comparison(*which, *found))
+    def _fitting(self) -> list[list[int]]:
+        """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
+        says which were."""
+        limit, found = self.llm.target.rotary.limit, [self.llm.encode(prompt) for prompt in self.prompts]
+        room = 2**63 - 1 if limit is None else limit - self.tokens
+        if room < 1:
+            valid = f"at most {self.tokens + room - 1} (the model has {limit} positions)"
+            raise InputError(f"max_new_tokens is {self.tokens}; valid: {valid}", "max_new_tokens")
+        for number, ids in enumerate(found, 1):
+            if len(ids) > room:
+                short = f"is shortened to its first {counted(room, 'token')}"
+                self.say(f"prompt {number} of {len(found)} {short} (the model has {limit} positions)")
+        return [ids[:room] for ids in found]
 
-    def _one(
-        self,
-        where: str,
-        variant: Variant,
-        ids: list[int],
-        plain: list[int],
-        params: SamplingParams,
-        error: LogitError,
-    ) -> tuple[Any, ...] | None:
-        """What was found of a text by a variant, as `Comparison` has it; None: it cannot run."""
-        start, drafted = time.monotonic(), list[int]()
+    def _compare(
+        self, report: Report, number: int, ids: list[int], name: str, params: SamplingParams
+    ) -> None:
+        """A prompt by every strategy against plain decoding, with one sampling and seed."""
+        where = f"prompt {number} of {len(self.prompts)}, {name}, seed {params.seed}"
+        self.say(f"{where}: plain decoding")
+        plain = self.llm.generate(ids, self.tokens, BASELINE, sampling=params, ignore_eos=True).token_ids
+        if len(report.errors) < number:
+            self.say(f"{where}: logits")
+            report.errors.append(logits.logit_error(self.llm, ids, plain))
+        for strategy in [name for name in self.variants if name not in report.skipped]:
+            self.say(f"{where}: {strategy}")
+            steps: list[Step] = []
+            how = (strategy, self.variants[strategy], params)
+            try:
+                got = self.llm.generate(ids, len(plain), *how, ignore_eos=True, on_step=steps.append)
+            except InputError as refused:
+                if len(self.variants) == 1:
+                    raise
+                report.skipped[strategy] = str(refused)
+                continue
+            found = difference(self.llm, ids, plain, got.token_ids, params)
+            drafted = sum(step.drafted for step in steps)
+            report.comparisons.append(Comparison(strategy, number, name, params.seed, *found, drafted))
 
-        def count(step: Step) -> None:
-            drafted.append(step.drafted)
-
-        how = (variant.strategy, variant.options, params)
-        try:
-            got = self.llm.generate(ids, len(plain), *how, ignore_eos=True, on_step=count)
-        except InputError as refused:
-            if not self.options.tolerate:
-                raise
-            self.report.skipped[variant.label] = str(refused)
-            self.say(f"{where}: not run ({refused})")
-            return None
-        seconds = time.monotonic() - start
-        place, found = first_difference(plain, got.token_ids), None
-        if place is None:
-            self.say(f"{where}: {counted(len(plain), 'token')} equal, {seconds:.1f} s")
-        else:
-            self.say(f"{where}: differs at new token {place}")
-            both = plain[place], got.token_ids[place]
-            found = difference(self.llm, [*ids, *plain[:place]], place, both, params, error.error)
-        equal, length = len(plain) if place is None else place, got.metrics.mean_acceptance_length
-        return equal, length, seconds, found, sum(drafted), got.draft_source, got.heads
-
-    def leave_unused(self) -> None:
-        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
-        it counts as not run."""
-        for variant in self.options.variants:
-            rows = [c for c in self.report.comparisons if c.strategy == variant.label]
-            if variant.strategy != BASELINE and rows and not any(c.drafted for c in rows):
-                self.report.skipped[variant.label] = (
-                    f"it drafted nothing on these texts; it may draft from: {rows[0].draft_source}"
-                )
-
-    def test_distribution(self, prompts: list[list[int]], name: str, params: SamplingParams) -> None:
+    def _test_distribution(
+        self, report: Report, prompts: list[list[int]], name: str, params: SamplingParams
+    ) -> None:
         """Whole runs, two tokens each, against the model's probabilities: behind the first prompt that leaves
         a choice."""
-        llm, report, most = self.llm, self.report, self.options.runs
-        ends = (ids[-CONTEXT:] for ids in prompts)
-        prompt = next((ids for ids in ends if testable(likely_pairs(llm, ids, params, FEWEST))), None)
+        ends = (ids[-logits.CONTEXT :] for ids in prompts)
+        prompt = next((ids for ids in ends if logits.testable(self.llm, ids, params)), None)
         if prompt is None:
-            why = f"no prompt whose next two tokens {FEWEST} runs can tell apart"
-            report.skipped[f"distribution, {name}"] = why
+            report.skipped[f"distribution, {name}"] = "too few runs to tell apart what may follow the prompts"
             return
-        plain: list[tuple[int, ...]] = []
-        drafting = [v for v in self.options.variants if v.strategy != BASELINE]
-        for variant in [Variant(BASELINE, BASELINE), *drafting]:
-            if variant.label in report.skipped:
+        plain: list[logits.Pair] = []
+        for strategy, given in {BASELINE: {}, **self.variants}.items():
+            if strategy in report.skipped:
                 continue
-            runs = most if variant.strategy == BASELINE else max(FEWEST, most // DRAFTED)
-            self.say(f"distribution, {name}: {runs} runs of {variant.label}")
-            law = likely_pairs(llm, prompt, params, runs)
-            seen = list(pairs_written(llm, prompt, variant.strategy, variant.options, params, runs))
+            runs = self.runs if strategy == BASELINE else max(logits.FEWEST, self.runs // DRAFTED)
+            self.say(f"distribution, {name}: {runs} runs of {strategy}")
+            law = logits.likely_pairs(self.llm, prompt, params, runs)
+            seen = logits.pairs_written(self.llm, prompt, strategy, given, params, runs)
             plain = plain or seen
             same = sum(a == b for a, b in zip(plain, seen, strict=False))
-            fit = chi_square((outcome(pair, law) for pair in seen), law)
-            report.distributions.append(DistributionTest(variant.label, name, *fit, same))
+            p = logits.chi_square((logits.outcome(pair, law) for pair in seen), law)
+            report.distributions.append(DistributionTest(strategy, name, p, runs, same))

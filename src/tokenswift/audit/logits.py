@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
-from tokenswift.tree import CandidateTree, tree_nodes
+from tokenswift.tree import CandidateTree
 
 ONE_ROW: tuple[int, ...] = ()
 #: tree passes that are looked at: siblings at each depth after the root
@@ -32,13 +32,15 @@ LEAST = 5.0  # expected count of a cell of the chi-square test
 FEWEST = 100  # runs of a test
 CONTEXT = 32  # tokens of a prompt that runs go on from: its last
 LENGTH = 2  # new tokens of a run: the second comes from a drafted node, or from a step of its own
+HALF = (torch.bfloat16, torch.float16)
 Pair = tuple[int, ...]  # of its tokens the first two, one or none
 
 
 # ---- logits ---------------------------------------------------------------------------------------
 
 
-class Distance(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Distance:
     """The furthest logit of each position, over positions: greatest and median; infinite where one is NaN."""
 
     worst: float
@@ -68,16 +70,12 @@ class LogitError:
         passes, allowed = (self.one_row, self.tree), self.allowed
         return all(p.worst <= allowed.worst and p.typical <= allowed.typical for p in passes)
 
-    def record(self) -> dict[str, Any]:
-        """JSON-ready values: greatest differences by name, medians over positions under ``typical``."""
-        named = {"one_row": self.one_row, "tree": self.tree, "allowed": self.allowed}
-        return {
-            "positions": self.positions,
-            "error": self.error,
-            **{name: distance.worst for name, distance in named.items()},
-            "typical": {name: distance.typical for name, distance in named.items()},
-            "sound": self.sound,
-        }
+    def __str__(self) -> str:
+        far = [f"{d.worst:.1e} (median {d.typical:.1e})" for d in (self.one_row, self.tree, self.allowed)]
+        return (
+            f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by {far[1]}, "
+            f"each other by {self.error:.1e}; valid: at most {far[2]}"
+        )
 
 
 class _InFloat32(TorchFunctionMode):
@@ -87,16 +85,15 @@ class _InFloat32(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # an attribute; only the dtype is another one
-            return _float32(func(*args, **(kwargs or {})), torch.dtype)
+        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as the dtype
+            return _float32(func(*args, **(kwargs or {})))
         return func(*tree_map(_float32, args), **tree_map(_float32, kwargs or {}))
 
 
-def _float32(value: Any, kinds: Any = (Tensor, torch.dtype)) -> Any:
-    half = (torch.bfloat16, torch.float16)
-    if isinstance(value, kinds) and isinstance(value, torch.dtype):
-        return torch.float32 if value in half else value
-    return value.float() if isinstance(value, kinds) and value.dtype in half else value
+def _float32(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in HALF else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
 @torch.inference_mode()
@@ -116,19 +113,16 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     tokens = tokens[:PLACES]
     reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
     rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
-    error, found = 0.0, [[_far(row, reference[i]) for i, row in rows.items()]]
-    for shape in TREES:
-        found.append([])
-        for i, row in forced_passes(llm, prompt, tokens, shape):
-            error = max(error, _far(rows[i], row))
-            found[-1].append(_far(row, reference[i]))
-    one_row, *trees = ((max(values), median(values)) for values in found)
-    tree = Distance(*map(max, zip(*trees, strict=True)))
+    trees = [one for shape in TREES for one in forced_passes(llm, prompt, tokens, shape)]
+    one_row, tree = (
+        Distance(max(far), median(far))
+        for far in ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
+    )
     int8 = llm.target.whole or llm.target.keys == torch.int8
     kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
     typical = BOUNDS[kind] * float(reference.std())
     allowed = Distance(WORST * typical, typical)
-    return LogitError(len(tokens), error, Distance(*one_row), tree, allowed)
+    return LogitError(len(tokens), max(_far(rows[i], row) for i, row in trees), one_row, tree, allowed)
 
 
 @torch.inference_mode()
@@ -146,29 +140,25 @@ def forced_passes(
     """
     target = llm.target
     vocab = target.vocab_size
-    cache = target.new_cache(len(prompt) + len(tokens) + tree_nodes(widths))
+    cache = target.new_cache(len(prompt) + len(tokens) + 1 + sum(widths))
     if len(prompt) > 1:
         target.prefill(prompt[:-1], cache)
     text, done = list(prompt), 0
     while done < len(tokens):
-        builder = CandidateTree(text[-1])
-        levels = []
-        for depth, width in enumerate(widths):
-            true = tokens[done + depth] if done + depth < len(tokens) else 0
-            wrong = [(true + 1 + k) % vocab for k in range(width - 1)]
-            levels.append([*wrong, true])
-        builder.add_levels(levels)
+        builder, walk = CandidateTree(text[-1]), [0]
+        for depth, width in enumerate(widths, done):
+            true = tokens[depth] if depth < len(tokens) else 0
+            for k in range(1, width):
+                builder.add(walk[-1], (true + k) % vocab)
+            walk.append(builder.add(walk[-1], true))
         tree = builder.build()
         positions = torch.tensor(tree.depths, device=target.device) + len(text) - 1
         nodes = torch.tensor(tree.tokens, device=target.device)
         logits = target.logits(target.forward(nodes, positions, cache, tree.parents).hidden)
-        walk = [0]
-        for depth in range(min(len(widths), len(tokens) - done)):
-            walk.append(builder.add(walk[-1], tokens[done + depth]))
-        for depth, node in enumerate(walk[: len(tokens) - done]):
-            yield done + depth, logits[node]
+        for i, node in enumerate(walk[: len(tokens) - done], done):
+            yield i, logits[node].clone()
         # all but the last node: a step also ends with a token that is not cached yet
-        taken = walk[:-1] if len(walk) > 1 else walk
+        taken = walk[: max(1, min(len(widths), len(tokens) - done))]
         cache.commit(tuple(taken))
         text += tokens[done : done + len(taken)]
         done += len(taken)
@@ -186,56 +176,33 @@ def _far(one: Tensor, other: Tensor) -> float:
 # ---- the distribution -----------------------------------------------------------------------------
 
 
-class Fit(NamedTuple):
-    """How well observed outcomes fit a distribution.
-
-    Attributes:
-        p: p-value of the chi-square test; 0 when an outcome occurred that the distribution excludes.
-        samples: outcomes observed.
-        variation: total variation between the observed frequencies and the distribution. Not 0 for a perfect
-            match either: sampling alone leaves about √(cells ÷ (2π · samples)).
-    """
-
-    p: float
-    samples: int
-    variation: float
-
-
-def survival(statistic: float, freedom: int) -> float:
-    """P(chi-square with ``freedom`` degrees of freedom > ``statistic``)."""
-    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = LEAST) -> Fit:
-    """Pearson's chi-square test of outcomes against an exactly known distribution.
+def chi_square(
+    outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = LEAST
+) -> float:
+    """p-value of Pearson's chi-square test of outcomes against an exactly known distribution.
 
     Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
-    outcome that the distribution excludes gives p = 0.
+    outcome that the distribution excludes gives 0.
 
     Raises:
-        ValueError: the distribution does not add up to 1, or too few outcomes for a test.
+        ValueError: too few outcomes for a test.
     """
     counts = Counter(outcomes)
-    total, whole = counts.total(), sum(distribution.values())
-    if abs(whole - 1) > 1e-6:
-        raise ValueError(f"the distribution's probabilities add up to {whole}; valid: 1")
-    all_of = counts.keys() | distribution.keys()
-    variation = sum(abs(counts[one] / max(total, 1) - distribution.get(one, 0.0)) for one in all_of) / 2
     if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
-        return Fit(0.0, total, variation)
+        return 0.0
     cells = [[0.0, 0]]  # expected, observed
     for outcome, probability in sorted(distribution.items(), key=lambda item: item[1]):
-        cells[-1][0] += probability * total
+        cells[-1][0] += probability * counts.total()
         cells[-1][1] += counts[outcome]
         if cells[-1][0] >= least:
             cells.append([0.0, 0])
     rest = cells.pop()
     if len(cells) < 2:
-        raise ValueError(f"{total} outcomes are too few for a test")
+        raise ValueError(f"{counts.total()} outcomes are too few for a test")
     cells[-1] = [cells[-1][0] + rest[0], cells[-1][1] + rest[1]]
     statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
-    return Fit(survival(statistic, len(cells) - 1), total, variation)
+    half = torch.tensor([len(cells) - 1, statistic], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(half[0], half[1]))
 
 
 @torch.inference_mode()
@@ -268,15 +235,15 @@ def outcome(pair: Pair, law: dict[Pair, float]) -> Pair:
     return next(known for known in (pair, pair[:1], ()) if known in law)
 
 
-def testable(law: dict[Pair, float], runs: int = FEWEST) -> bool:
-    """Whether so many runs can show two outcomes often enough for a test."""
-    return sum(p * runs >= LEAST for p in law.values()) > 1
+def testable(llm: LLM, prompt: list[int], params: SamplingParams, runs: int = FEWEST) -> bool:
+    """Whether so many runs can show two outcomes after a prompt often enough for a test."""
+    return sum(p * runs >= LEAST for p in likely_pairs(llm, prompt, params, runs).values()) > 1
 
 
 def pairs_written(
     llm: LLM, prompt: list[int], strategy: str, options: dict[str, Any], params: SamplingParams, runs: int
-) -> Iterator[Pair]:
+) -> list[Pair]:
     """The two tokens after a prompt in whole runs, with the sampling's seed and those after it."""
-    for seed in range(params.seed, params.seed + runs):
-        given = replace(params, seed=seed)
-        yield tuple(llm.generate(prompt, LENGTH, strategy, options, given, ignore_eos=True).token_ids)
+    samplings = (replace(params, seed=params.seed + i) for i in range(runs))
+    made = (llm.generate(prompt, LENGTH, strategy, options, one, ignore_eos=True) for one in samplings)
+    return [tuple(one.token_ids) for one in made]

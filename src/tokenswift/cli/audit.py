@@ -69,24 +69,24 @@ def run(args: argparse.Namespace) -> int:
     given, text = _strategy_options(args), _text(args)
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit.compare import AuditOptions, audit, shipped_prompts, split_prompts, variants
+    from tokenswift.audit.compare import Audit, shipped_prompts, split_prompts, variants
 
     prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
     sampling = options.model_sampling(args, sampling, llm)
     samplings = {} if sampling.greedy else {"sampling": sampling}
-    audited = AuditOptions(
+    audited = Audit(
+        llm,
         variants=variants(args.strategy, given),
         prompts=[*prompts][: 1 if args.quick else None],
         samplings={**samplings, "greedy": replace(sampling, greedy=True)},
         tokens=args.max_new_tokens or (QUICK if args.quick else TOKENS),
         seeds=args.seeds,
         runs=args.distribution,
-        tolerate=args.strategy == "all",
+        say=logger.info,
     )
-    report = audit(llm, audited, logger.info)
+    report = audited.run()
     give(record, {**report.record(), **_asked(args, audited, given)}, report.text())
-    logger.info("%.0f s", report.seconds)
     if report.failures:
         raise RunError(f"not exact: {'; '.join(report.failures)}")
     return 0
