@@ -92,14 +92,13 @@ def install(folder: Path, root: Path) -> Path:
 
 def kernels_in(folder: Path) -> Path:
     """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this folder."""
-    from tokenswift.kernels.cpu import library
-
+    made = runpy.run_path(str(ROOT / "scripts/kernels.py"))
     of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
-    for made in (of_wheels, own):
-        if isinstance(library.about(made), dict):
-            print(f"kernels: {made}", flush=True)
-            return made
-    runpy.run_path(str(ROOT / "scripts/kernels.py"))["make"](KERNELS, own, ["aarch64-linux-gnu-gcc"])
+    for there in (of_wheels, own):
+        if all((there / name).exists() for name in made["names_of"](KERNELS)):
+            print(f"kernels: {there}", flush=True)
+            return there
+    made["make"](KERNELS, own, ["aarch64-linux-gnu-gcc"])
     return own
 
 

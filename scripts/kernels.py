@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels of a platform into a folder, each instruction set in one library, for its wheel.
+"""Compiles the CPU kernels of a platform into a folder, a library for each instruction set, for its wheel.
 
 ``setup.py`` runs this file by itself, and so may anybody::
 
@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -44,10 +42,7 @@ PLATFORMS = {
         "arm64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64", "aarch64-linux-gnu-gcc"
     ),
     "macos-arm64": Platform(  # a library's own name there is else where it was linked
-        "arm64",
-        "aarch64-macos.14.0",
-        "macosx_14_0_arm64",
-        link=(f"-Wl,-install_name,@rpath/{library.LIBRARY}",),
+        "arm64", "aarch64-macos.14.0", "macosx_14_0_arm64", link=("-Wl,-install_name,@rpath/kernels.so",)
     ),
 }
 
@@ -84,35 +79,33 @@ def _for_zig(flag: str) -> str:
     return f"-{flag[1:].replace('-', '_')}" if flag.startswith("-march=") else flag
 
 
-def compile_set(name: str, architecture: str, compiler: Sequence[str], folder: Path) -> Path:
-    """An object file with the entries of an instruction set.
+def compile_set(
+    name: str, wanted: Platform, compiler: Sequence[str], linker: Sequence[str], out: Path
+) -> Path:
+    """The library of an instruction set, in a folder.
 
     Args:
-        compiler: a command that takes GCC's options.
-        folder: where to put it.
+        compiler, linker: commands that take GCC's options.
     Raises:
-        BuildError: the compiler refuses.
+        BuildError: one of them refuses.
     """
-    flags = flags_for(name, architecture, compiler)
-    made = folder / f"{name}.o"
+    flags, made = flags_for(name, wanted.architecture, compiler), out / library.carried_name(name)
     told = " ".join([Path(compiler[0]).name, *compiler[1:], *flags])
     if "ziglang" in compiler:
         told = told.partition("-m ")[2]
     told = re.sub(r'[\\"]', "", told)
-    renamed = [f"-D{entry}={entry}{library.suffix(name)}" for entry in entries()]
-    _run(
-        [
-            *compiler,
-            *flags,
-            *renamed,
-            f'-DTS_BUILD="{told}"',
-            "-c",
-            str(library.HERE / library.SOURCES[0]),
-            "-o",
-            str(made),
-        ]
-    )
+    with tempfile.TemporaryDirectory(prefix="tokenswift-") as work:
+        compiled = str(Path(work) / "kernels.o")
+        source = str(library.HERE / library.SOURCES[0])
+        _run([*compiler, *flags, f'-DTS_BUILD="{told}"', "-c", source, "-o", compiled])
+        _run([*linker, "-shared", "-pthread", "-s", *wanted.link, compiled, "-o", str(made), "-lm"])
+    library.sign(made)
     return made
+
+
+def names_of(built_for: str) -> list[str]:
+    """The files of a platform's libraries."""
+    return [library.carried_name(name) for name in library.SETS[PLATFORMS[built_for].architecture]]
 
 
 def make(
@@ -121,8 +114,8 @@ def make(
     compiler: Sequence[str] | None = None,
     linker: Sequence[str] | None = None,
     sets: Sequence[str] | None = None,
-) -> Path:
-    """Compile the library of a platform, sets side by side, and what is said about it, into a folder.
+) -> list[Path]:
+    """Compile the libraries of a platform into a folder, in place of those in it.
 
     Args:
         built_for: a key of :data:`PLATFORMS`.
@@ -141,33 +134,10 @@ def make(
     linker = linker or compiler or zig(wanted.target)
     compiler = compiler or ([wanted.compiler] if wanted.compiler else zig(wanted.target))
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tokenswift-") as work:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(
-                pool.map(lambda name: compile_set(name, wanted.architecture, compiler, Path(work)), chosen)
-            )
-        built = out / library.LIBRARY
-        _run(
-            [
-                *linker,
-                "-shared",
-                "-pthread",
-                "-s",
-                *wanted.link,
-                *map(str, objects),
-                "-o",
-                str(built),
-                "-lm",
-            ]
-        )
-    said = {
-        "stamp": library.stamp(),
-        "platform": built_for,
-        "sha256": hashlib.sha256(built.read_bytes()).hexdigest(),
-        "sets": {name: " ".join(flags_for(name, wanted.architecture, compiler)) for name in chosen},
-    }
-    (out / library.ABOUT).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    return built
+    for older in out.glob("*.so"):
+        older.unlink()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda name: compile_set(name, wanted, compiler, linker, out), chosen))
 
 
 def _run(command: list[str]) -> None:
@@ -182,7 +152,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Make the library of a platform, from the command line."""
+    """Make the libraries of a platform, from the command line."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels of a platform into a folder.")
     parser.add_argument("platform", choices=list(PLATFORMS))
     parser.add_argument("out", type=Path)
@@ -191,7 +161,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", help="by default all of the architecture")
     given = parser.parse_args()
     try:
-        print(make(given.platform, given.out, given.compiler, given.linker, given.sets))
+        print(*make(given.platform, given.out, given.compiler, given.linker, given.sets), sep="\n")
     except BuildError as error:
         sys.exit(f"error: {error}")
 

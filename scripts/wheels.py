@@ -68,7 +68,7 @@ def check_compilers(platforms: Iterable[str]) -> None:
     """End the program where a platform's compiler is not there, with the package of Debian that has it."""
     for platform in platforms:
         compiler = kernels.PLATFORMS[platform].compiler
-        if compiler and shutil.which(compiler) is None and not isinstance(built(platform), dict):
+        if compiler and shutil.which(compiler) is None and not built(platform):
             package = PACKAGES[compiler]
             sys.exit(
                 f"error: {platform} needs {compiler}, which is not there; valid: install {package} "
@@ -76,15 +76,16 @@ def check_compilers(platforms: Iterable[str]) -> None:
             )
 
 
-def built(platform: str) -> object:
-    """What is said of the kernels that were compiled for a platform before; a dict where they can be used."""
-    return library.about(ROOT / "build" / "kernels" / platform)
+def built(platform: str) -> bool:
+    """Whether the kernels of a platform were compiled before, from these sources."""
+    folder = ROOT / "build" / "kernels" / platform
+    return all((folder / name).exists() for name in kernels.names_of(platform))
 
 
 def wheel(source: Path, platform: str, out: Path) -> Path:
     """A platform's wheel, built from the sdist and checked."""
     tag, folder = kernels.PLATFORMS[platform].tag, ROOT / "build" / "kernels" / platform
-    if not isinstance(built(platform), dict):
+    if not built(platform):
         kernels.make(platform, folder)
     with tempfile.TemporaryDirectory() as work:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
@@ -110,22 +111,19 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
         sys.exit(f"error: {found.name} has {size:,} bytes; valid: at most {MOST:,}")
     with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(found) as archive:
         archive.extractall(work)
-        told = library.about(Path(work) / "tokenswift/kernels/cpu/built")
-        if not isinstance(told, dict):
-            sys.exit(f"error: {found.name}: its kernels cannot be used ({told or 'there are none'})")
-        made_for = Path(work) / "tokenswift/kernels/cpu/built" / library.LIBRARY
-        if platform.startswith("macos") and (fault := fault_for_mac(made_for, told)):
-            sys.exit(f"error: {found.name}: {fault}")
+        inside = Path(work) / "tokenswift/kernels/cpu/built"
+        if {path.name for path in inside.glob("*")} != set(kernels.names_of(platform)):
+            sys.exit(f"error: {found.name}: its kernels are not those of its sources")
+        for made_for in inside.iterdir() if platform.startswith("macos") else ():
+            if fault := fault_for_mac(made_for):
+                sys.exit(f"error: {found.name}: {made_for.name}: {fault}")
     return found
 
 
-def fault_for_mac(path: Path, sets: Iterable[str]) -> str | None:
+def fault_for_mac(path: Path) -> str | None:
     """What a Mac would not load, or should not find, in a library for macOS; None: nothing.
 
     Read with macholib: processor, load commands and symbols.
-
-    Args:
-        sets: names of the instruction sets that it should have the entries of.
     """
     from macholib import mach_o
     from macholib.MachO import MachO
@@ -148,7 +146,7 @@ def fault_for_mac(path: Path, sets: Iterable[str]) -> str | None:
     if any(each.vmaddr % PAGE or each.fileoff % PAGE for each, _ in found[mach_o.LC_SEGMENT_64]):
         return f"a segment does not begin on a page of {PAGE:,} bytes"
     named = [content.rstrip(b"\0").decode() for _, content in found[mach_o.LC_ID_DYLIB]]
-    if named != [f"@rpath/{library.LIBRARY}"]:
+    if named != ["@rpath/kernels.so"]:
         return f"it calls itself {named[0]}"
     kept = {mach_o.LC_LOAD_DYLIB, mach_o.LC_LOAD_WEAK_DYLIB, mach_o.LC_REEXPORT_DYLIB, mach_o.LC_RPATH}
     linked = [content.rstrip(b"\0").decode() for kind in kept for _, content in found.get(kind, [])]
@@ -160,7 +158,7 @@ def fault_for_mac(path: Path, sets: Iterable[str]) -> str | None:
         if each.n_type & mach_o.N_EXT
     ]
     given = {name for name, section in external if section} - ADDED
-    entries = {f"_{entry}{library.suffix(name)}" for name in sets for entry in kernels.entries()}
+    entries = {f"_{entry}" for entry in kernels.entries()}
     if given != entries:
         return f"it exports others than its entries: {', '.join(sorted(given ^ entries)[:4])}"
     if lacking := [name for name, section in external if not section and any(map(name.count, LACKING))]:

@@ -88,18 +88,12 @@ def embedded() -> str:
     return str(embedded_model.ensure(cache_dir()))
 
 
-#: flags of a processor with AVX2 alone, and of one about which nothing is known
-OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "plain C": ()}
-
-
-@pytest.fixture(
-    scope="session", params=["native", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER)]
-)
+@pytest.fixture(scope="session", params=["native", pytest.param("avx2", marks=pytest.mark.slow)])
 def kernels(request: pytest.FixtureRequest) -> CpuBackend:
-    """The compiled kernels, for each kind of processor."""
+    """The compiled kernels, and those of a processor with AVX2 alone."""
     if request.param == "avx2" and "avx2" not in library.processor():
         pytest.skip("this processor has no AVX2")
-    targets = library.TARGETS if request.param == "native" else (OTHER[request.param],)
+    targets = library.TARGETS if request.param == "native" else (("-mavx2", "-mfma", "-mf16c"),)
     compiled = library.compiled(cache_dir() / "kernels", targets)
     if isinstance(compiled, str):
         pytest.skip("no C compiler here")

@@ -72,11 +72,11 @@ static void products(int format, int active) {
         const long n = counts[i];
         float *x = floats(n * K, 3.0f), *out = room(n * N * 4);
         char *rows = active == BF16 ? converted(x, n * K, BF16) : (char *)x, *work = room(groups_bytes(n, K));
-        ts_linear(out, N, rows, K * (active == BF16 ? 2 : 4), &w, n, N, K, active, 0, work, 1 + i % 2);
+        ts_linear(out, rows, &w, n, N, K, active, work, 1 + i % 2);
         say("product", format, active, n, K, out, n * N * 4);
         for (long r = 0; r < n; r++) {
             float alone[72];
-            ts_linear(alone, N, rows + r * K * (active == BF16 ? 2 : 4), K * 4, &w, 1, N, K, active, 0, work, 1);
+            ts_linear(alone, rows + r * K * (active == BF16 ? 2 : 4), &w, 1, N, K, active, work, 1);
             if (memcmp(alone, out + r * N, N * 4)) exit(4);
         }
     }

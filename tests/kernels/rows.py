@@ -7,22 +7,16 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.lossless.test_bits import Text, mixed
-from tests.tiny import SIZES, VOCAB, build
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.int8_cache import IntFullCache
 from tokenswift.kernels.cpu.structs import SCALES
 from tokenswift.kernels.formats import FORMATS, Format, Stored
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
-from tokenswift.loader.rope import rotary_of
-from tokenswift.models.decoder import NativeTarget
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,16 +58,13 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend) -> Tally:
-    """Attention, products and whole passes for each seed, on one thread and on two; the same cases for every
-    library."""
+    """Attention and products for each seed, on one thread and on two; the same cases for every library."""
     tally, both = Tally(), (kind(library, 1), kind(library, 2))
     with torch.inference_mode():
         for seed in seeds:
             attention(both, seed, tally)
             product(both, seed, tally)
             low_product(both, seed, tally)
-            if seed % 4 == 0:
-                passes(both, seed, tally)
     return tally
 
 
@@ -238,51 +229,3 @@ def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
     for scale, place in zip(scales, places, strict=False):
         each[..., place : place + 2] = scale[..., None].view(torch.uint8)
     return Stored(form, blocks)
-
-
-@cache
-def model_of(seed: int) -> Any:
-    """A tiny random model: its family, shape and type by the seed."""
-    made = random.Random(seed)
-    width, kv_heads = made.choice((4, 8, 10, 16, 24, 32, 64)), made.choice((1, 2, 3))
-    heads = kv_heads * made.choice((1, 2, 3, 4))
-    changes: dict[str, Any] = {
-        "head_dim": width,
-        "num_key_value_heads": kv_heads,
-        "num_attention_heads": heads,
-        "hidden_size": 2 * heads * made.choice((3, 4, 5, 8)),
-        "intermediate_size": 2 * made.choice((16, 33, 64, 100)),
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": made.random() < 0.5,
-    }
-    kind = made.choice(("llama", "qwen2", "qwen3", "mistral"))
-    if kind == "mistral":
-        changes["sliding_window"] = made.choice((None, 20, 200))
-    return build(kind, SIZES, seed, "eager", **changes).to(DTYPES[seed // 4 % len(DTYPES)])
-
-
-def passes(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
-    """A tiny model's states and logits: one position a pass, and in chunks and trees."""
-    model = model_of(seed)
-    target = NativeTarget(model, kernels[0], rotary_of(model, None))
-    made = random.Random(seed)
-    if seed // 4 % 2 and target.head_dim % 4 == 0:
-        target.take_keys(torch.int8, "kv_cache_dtype")
-    least, tail = max(1, made.choice((0, 1, 2)) * CHUNK - made.randrange(30)), 30
-    tokens = [made.randrange(2, VOCAB) for _ in range(least + tail)]
-    case = f"passes {seed}: {model.config.model_type}, {target.dtype}, keys {target.keys}, {least} + {tail}"
-    text = Text(target, tokens, VOCAB)
-    text.chain(least)
-    for _ in range(tail):
-        text.chain(1)
-    places = range(least, least + tail)
-    alone = torch.stack([text.states[place] for place in places])
-    logits = torch.cat([target.logits(row[None]) for row in alone])
-    tally.keep(case, torch.cat([alone.float(), logits], 1))
-    tally.compare(f"{case}, logits", target.logits(alone), logits)
-    for count, each in enumerate(kernels, 1):
-        target.backend = each
-        states = mixed(target, tokens, VOCAB, least, seed + count).states
-        found = torch.stack([states[place] for place in places])
-        tally.compare(f"{case}, chunks and trees, {count} threads", found, alone)

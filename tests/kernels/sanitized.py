@@ -58,7 +58,7 @@ def main(path: str, module: str, arguments: list[str]) -> None:
     os.environ.pop("LD_PRELOAD", None)  # for this process alone
     kernels = ctypes.CDLL(path)
     built.compiled = lambda *args, **kwargs: kernels  # type: ignore[assignment]  # of whoever asks from now on
-    sys.argv = [module, path, *arguments]
+    sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

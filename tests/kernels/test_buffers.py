@@ -13,12 +13,12 @@ from tokenswift.config import SamplingParams
 from tokenswift.kernels.check import Case
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
-from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
+from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.sampling.ranking import LogitRows
 
 CPU = torch.device("cpu")
 DEFAULTS = (torch.bfloat16, torch.float16, torch.float64)
@@ -42,27 +42,21 @@ def cache(dtype: torch.dtype = torch.float32) -> FullCache:
 def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     """What kernels, the torch path and the choice rule make of the same numbers."""
     made: list[torch.Tensor] = []
-    states, subset = random(5, 64), Subset(torch.arange(0, 90, 3), 90)
-    for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64), stored(kernels, 70, 64, Q4_1)):
+    states = random(5, 64)
+    for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64)):
         made += [kernels.linear(states, weight, random(70)), kernels.take(weight, torch.tensor([69, 0, 3]))]
-        if weight.stored:
-            made.append(kernels.linear(states, weight, active=torch.int8))
     for backend in (kernels, TorchBackend()):
-        made += [backend.norm(states, random(64), 1e-5, kind) for kind in (torch.float32, torch.bfloat16)]
+        made.append(backend.norm(states, random(64), 1e-5, torch.bfloat16))
         for kind in (torch.float32, torch.bfloat16, torch.float16):
-            query = random(4, 3, 8)
-            made.append(backend.attend(query, 0, cache(kind), [-1, 0, 0], 0.3, window=9))
-            made.append(backend.attend(query, 0, cache(kind), None, 0.3))
+            made.append(backend.attend(random(4, 3, 8), 0, cache(kind), [-1, 0, 0], 0.3, window=9))
     for form, active in ((None, None), (Q8_0, torch.int8)):
         case = Case(kernels, torch.float32, form, active)
         made += [case.run(kernels, [[0, 1, 2, 3, 4]]), *case.tree(kernels, 3)]
     params = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=0.7, seed=3)
     for ranker in (kernels.ranker(params), None):
-        sampler = Sampler(params, 90, CPU, ranker)
-        for columns, limit in ((90, None), (30, subset)):
-            rows = LogitRows(random(2, columns), [5, 6], [[], [7]], [2, 3], [4, 4], True, limit)
-            for ranked in sampler.candidates(rows):
-                made.append(torch.tensor([ranked.tokens, ranked.values, ranked.shares], dtype=torch.float64))
+        rows = LogitRows(random(2, 90), [5, 6], [[], [7]], [2, 3], [4, 4], True)
+        for ranked in Sampler(params, 90, CPU, ranker).candidates(rows):
+            made.append(torch.tensor([ranked.tokens, ranked.values, ranked.shares], dtype=torch.float64))
     return made
 
 

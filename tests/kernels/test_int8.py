@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels.rows import random_pages
+from tests.tiny import tiny_model
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.int8_cache import IntFullCache
 from tokenswift.kernels.cpu.structs import SCALES
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
@@ -101,12 +104,8 @@ def test_attention_is_the_specification(
 
 
 def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
-    from tests.kernels.rows import model_of
-    from tokenswift.loader.rope import rotary_of
-    from tokenswift.models.decoder import NativeTarget
-
-    model = next(model for seed in range(50) if (model := model_of(seed)).config.head_dim == 16)
-    target = NativeTarget(model.float(), kernels(), rotary_of(model, None))
+    model = tiny_model("llama")
+    target = NativeTarget(model, kernels(), rotary_of(model))
     tokens = torch.arange(2, 42)
     floats = target.new_cache(64)
     target.forward(tokens, torch.arange(40), floats)

@@ -55,11 +55,7 @@ def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> N
             assert torch.equal(many.linear(states, packed), expected)
 
 
-# ---- fork and spawn --------------------------------------------------------------------------------
-
-
-def _llm() -> LLM:
-    return LLM.from_model(tiny_model("llama", hidden_size=96, intermediate_size=256))
+# ---- fork --------------------------------------------------------------------------------
 
 
 def _text(llm: LLM) -> list[int]:
@@ -67,19 +63,18 @@ def _text(llm: LLM) -> list[int]:
     return llm.generate(prompt, max_new_tokens=30, sampling=SamplingParams(seed=3), ignore_eos=True).token_ids
 
 
-def _in_child(llm: LLM | None, results: Any) -> None:
-    results.put(_text(llm or _llm()))
+def _in_child(llm: LLM, results: Any) -> None:
+    results.put(_text(llm))
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_process_writes_the_same_text(start: str) -> None:
-    llm = _llm()
+def test_a_forked_child_writes_the_same_text() -> None:
+    llm = LLM.from_model(tiny_model("llama", hidden_size=96, intermediate_size=256))
     expected = _text(llm)  # the team and torch's own threads are at work before the fork
     torch.mm(torch.randn(600, 600), torch.randn(600, 600))
-    context: Any = multiprocessing.get_context(start)
+    context: Any = multiprocessing.get_context("fork")
     results = context.Queue()
-    child = context.Process(target=_in_child, args=(llm if start == "fork" else None, results))
+    child = context.Process(target=_in_child, args=(llm, results))
     child.start()
     try:
         assert results.get(timeout=120) == expected

@@ -200,13 +200,6 @@ class Backend(ABC):
         """Bytes of the device's memory that this process holds."""
         return torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
 
-    # ---- time -----------------------------------------------------------------------------------
-
-    def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
-        if self.kind == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def processor(self) -> str:
         """What computes: the processor with its instruction sets, or the accelerator's name."""
         if self.kind == "cuda":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,17 +67,3 @@ def taken(
                 elif value % 16 == 0:
                     aligned[(at,)] = [["tt.divisibility", 16]]
     return signature, constants, aligned
-
-
-def registers(kernel: Any, card: int, folder: Path) -> tuple[int, int]:
-    """Registers of a thread of a compiled kernel, and bytes that did not fit into them."""
-    source, ptxas = folder / "kernel.ptx", Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    source.write_text(kernel.asm["ptx"])
-    name = f"sm_{card}{'a' if card >= 90 else ''}"
-    if card >= 100:
-        ptxas = ptxas.with_name("ptxas-blackwell") if ptxas.with_name("ptxas-blackwell").exists() else ptxas
-    given = [str(ptxas), "-v", f"--gpu-name={name}", "-o", "/dev/null", str(source)]
-    said = subprocess.run(given, capture_output=True, text=True, check=True).stderr
-    used, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    assert used is not None and spilled is not None, said
-    return int(used[1]), int(spilled[1])

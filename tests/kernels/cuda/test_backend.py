@@ -26,7 +26,6 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.select import OBSERVED
 from tokenswift.loader.rope import rotary_of
-from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods import Autoregressive
 from tokenswift.spec.strategy import TokenSequence
@@ -225,13 +224,3 @@ def test_a_step_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> No
         chosen = sampler.choose(torch.empty(4, VOCAB, device=meta), LONG, paths)
         monkeypatch.undo()
     assert chosen == [1, 1, 1, 1] and copies == [(3, 4, 1)] and not waits.seen
-
-
-def test_torch_takes_over_where_kernels_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenswift.kernels.cuda import check
-
-    monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
-    assert targets.backend_for("cuda:0").name == "torch"
-    with pytest.raises(InputError, match="no driver"):
-        targets.backend_for("cuda:0", "cuda")

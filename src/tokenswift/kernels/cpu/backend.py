@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref, c_int32, c_long, c_void_p
@@ -21,7 +22,7 @@ from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend, Batch, Taps
 from tokenswift.kernels.check import Case, fault
 from tokenswift.kernels.cpu.int8_cache import IntFullCache, IntSparseCache, Pages
-from tokenswift.kernels.cpu.library import key_of, library, text_of
+from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import (
     ACTIVE,
@@ -83,7 +84,7 @@ class CpuBackend(Backend):
         self._lib = library
         self._threads = threads
         declare(library)
-        self.build = text_of(library, "ts_build")
+        self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
 
     def fill(self, stored: Stored, panels: Tensor) -> None:
         """The panels of a quantized weight, on all threads."""
@@ -257,15 +258,10 @@ class CpuBackend(Backend):
         work = torch.empty(groups, dtype=torch.uint8, device="cpu")
         self._lib.ts_linear(
             address("products", out, torch.float32, count, rows),
-            rows,
             address("states", states, kind, count, columns),
-            columns * kind.itemsize,
             byref(weight_of(weight, bias)),
-            count,
-            rows,
-            columns,
+            *(count, rows, columns),
             ACTIVE[torch.int8 if whole else kind],
-            0,
             address("groups", work, torch.uint8, groups),
             self._count(),
         )
@@ -330,14 +326,12 @@ def started(folder: Path) -> CpuBackend | str:
     found = library(folder)
     if isinstance(found, str):
         return f"CPU kernels are not available ({found})"
-    made = CpuBackend(found)
-    key = key_of(found)
-    mark = None if key is None else folder / f"{key}.passed"
-    if mark is not None and mark.exists():
+    made, of = CpuBackend(found), hashlib.sha256(processor().encode()).hexdigest()[:12]
+    mark = folder / f"{Path(found._name).stem}-{of}.passed"
+    if mark.exists():
         return made
     if (wrong := fault_of(found)) is not None:
         return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
-    if mark is not None:
-        with suppress(OSError):  # it is asked again, then
-            mark.touch()
+    with suppress(OSError):  # it is asked again, then
+        mark.touch()
     return made

@@ -51,13 +51,13 @@ static void some_norms(void *context, long from, long to, int thread) {
     (void)thread;
     for (long i = from; i < to; i++) {
         const float *x = m->x + i * m->width;
-        float whole[m->type == I8 ? m->width : 1];
+        float whole[m->type == I8 && m->eps >= 0 ? m->width : 1];
         if (m->type != I8) {
             norm_row(m->out + i * m->width * bytes_of(m->type), m->type, x, m->weight, m->width, m->eps);
             continue;
         }
-        norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
-        quantize(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), whole, m->width);
+        if (m->eps >= 0) norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
+        quantize(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), m->eps < 0 ? x : whole, m->width);
     }
 }
 
@@ -65,6 +65,14 @@ static void some_norms(void *context, long from, long to, int thread) {
 static void norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
     Norm m = {out, x, weight, n, width, eps, type};
     run(threads, n, (double)n * width * 8, some_norms, &m);
+}
+
+/* work: for active I8, room for x as groups, whose rows are float32 then. */
+void ts_linear(float *out, const void *x, const Weight *w, long n, long N, long K, int active, char *work, int threads) {
+    threads = take_team((double)n * N * K < SMALL ? 1 : threads);
+    if (active == I8) norm(work, x, NULL, n, K, -1, I8, threads);
+    linear(out, N, active == I8 ? work : x, K * (active == BF16 ? 2 : 4), w, n, N, K, active, 0, threads);
+    leave_team(threads);
 }
 
 void ts_norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
@@ -288,7 +296,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         }
         append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
         attention(segments, p->count, at[8], threads);
-        if (type == I8) quantized(at[7], (float *)at[4], n, whole, threads);
+        if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
         linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
         norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);

@@ -3,6 +3,8 @@
 #include "cpu_team.h"
 #include "cpu_tile.h"
 
+#define PAGE 16 /* tokens that stand together, of keys and values in int8 */
+
 /* Keys stand in the cache at their positions; the pass's own n stand behind the `before` committed ones. A
  * row sees the committed keys and its own path: in a chain (parents NULL) the rows before it, in a tree its
  * ancestors. A row at depth e has position before + e, and the keys of its path are taken in the order of
@@ -18,9 +20,12 @@ typedef struct {
     char *out;         /* (n, heads, width) */
 } Attend;
 
-typedef struct { /* of one thread */
+typedef struct { /* of one thread; p, node_p, shift and scale: of keys in int8, whose queries are integers, too */
     char *q, *panel;
-    float *s, *node, *acc, *max, *sum, *total;
+    uint8_t *p, *node_p;
+    int32_t *shift;
+    float *scale, *s, *node, *acc, *max, *sum, *total;
+    size_t bytes;
 } Scratch;
 
 INLINE long clampl(long x, long low, long high) { return x < low ? low : x > high ? high : x; }
@@ -32,25 +37,28 @@ INLINE long tile_of(const Attend *a) {
     return a->n <= FEW ? FEW : a->n <= 64 && some > 8 ? 8 : some;
 }
 
-static size_t scratch_bytes(const Attend *a) {
-    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width;
-    const long node = a->parents ? up(a->n, NR) : 0;
-    return (size_t)up((rows * (width + CHUNK + node + 2 * width + 4) + NR * width) * 4 + 8 * 64, 64);
-}
+/* room for the scores of a row with all nodes of the pass, from the page of the first on */
+INLINE long node_slots(const Attend *a) { return a->parents ? up(a->n, NR) + PAGE : 0; }
 
 static Scratch scratch_at(const Attend *a, char *at) {
-    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width;
+    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width, whole = a->type == I8;
+    const char *begin = at;
     Scratch w;
-#define TAKE(field, count) w.field = (void *)at, at += up((count) * 4, 64)
-    TAKE(q, rows * width);
-    TAKE(panel, NR * width);
-    TAKE(s, rows * CHUNK);
-    TAKE(node, a->parents ? rows * up(a->n, NR) : 0);
-    TAKE(acc, rows * width);
-    TAKE(max, rows);
-    TAKE(sum, rows);
-    TAKE(total, rows * (width + 2));
+#define TAKE(field, count) w.field = (void *)at, at += up(count, 64)
+    TAKE(q, rows * width * 4);
+    TAKE(panel, NR * up(width, W) * 4);
+    TAKE(p, whole * rows * CHUNK);
+    TAKE(node_p, whole * rows * node_slots(a));
+    TAKE(shift, rows * 4);
+    TAKE(scale, rows * 4);
+    TAKE(s, rows * CHUNK * 4);
+    TAKE(node, rows * node_slots(a) * 4);
+    TAKE(acc, rows * width * 4);
+    TAKE(max, rows * 4);
+    TAKE(sum, rows * 4);
+    TAKE(total, rows * (width + 2) * 4);
 #undef TAKE
+    w.bytes = at - begin;
     return w;
 }
 
@@ -84,35 +92,18 @@ INLINE void transpose(V x[W]) { /* interleave halves log2(W) times */
     }
 }
 
-/* count <= NR keys (rows of width numbers) → a panel: float32 (width, NR), bfloat16 (width / 2, NR, 2). What
- * stands in the columns behind them does not matter. */
+/* count <= NR keys (rows of width numbers) → a panel: float32 (width, NR), bfloat16 (width / 2, NR, 2), filled up to
+ * whole vectors. What stands in the columns behind them does not matter: the last key is repeated. */
 static void panel_of(int type, const char *k, long width, int count, char *panel) {
     const long words = type == BF16 ? width / 2 : width;
     const size_t row = width * bytes_of(type);
-    if (words % W) {
-        for (long word = 0; word < words; word++)
-            for (int key = 0; key < NR; key++) {
-                char *to = panel + (word * NR + key) * 4;
-                float x = 0;
-                if (key < count && type == F16) x = half_float(((const uint16_t *)(k + key * row))[word]);
-                else if (key < count) memcpy(&x, k + key * row + word * 4, 4);
-                memcpy(to, &x, 4);
-            }
-        return;
-    }
     for (int key = 0; key < count; key += W)
         for (long word = 0; word < words; word += W) {
             const char *from = k + key * row + word * (type == F16 ? 2 : 4);
-            const int last = count - key - 1; /* beyond it the last key is repeated: nobody looks there */
+            const int last = count - key - 1;
             V x[W];
-            if (type == F16) {
-                UNROLL for (int i = 0; i < W; i++)
-                    x[i] = from_f16((const uint16_t *)(from + (i < last ? i : last) * row));
-            } else if (last < W - 1) {
-                UNROLL for (int i = 0; i < W; i++) x[i] = *(const Vm *)(from + (i < last ? i : last) * row);
-            } else {
-                UNROLL for (int i = 0; i < W; i++) x[i] = *(const Vm *)(from + i * row);
-            }
+            UNROLL for (int i = 0; i < W; i++)
+                x[i] = load_left(type == F16 ? F16 : F32, from + (i < last ? i : last) * row, words - word);
             transpose(x);
             UNROLL for (int i = 0; i < W; i++) *(Vm *)(panel + ((word + i) * NR + key) * 4) = x[i];
         }
@@ -198,7 +189,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
                      w->s + r * CHUNK + key, CHUNK, 0);
         }
     }
-    const long nodes = first + count, stride = up(a->n, NR);
+    const long nodes = first + count, stride = node_slots(a);
     const int paths = a->parents && x.longest > x.shared;
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long node = 0; node < nodes; node += NR) {
@@ -260,9 +251,9 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     }
 }
 
-static void queries_of(const Attend *a, long head, long first, long count, char *to) {
+static void queries_of(const Attend *a, long head, long first, long count, const Scratch *w) {
     const long group = a->heads / a->kv_heads;
     const size_t row = a->width * (a->type == BF16 ? 2 : 4);
-    for (long r = 0; r < count * group; r++, to += row)
-        memcpy(to, a->q + ((head * group + r % group) * a->n + first + r / group) * row, row);
+    for (long r = 0; r < count * group; r++)
+        memcpy(w->q + r * row, a->q + ((head * group + r % group) * a->n + first + r / group) * row, row);
 }

@@ -6,10 +6,7 @@
  */
 #include "cpu_adjust.h"
 #include "cpu_tile.h"
-#include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     long size, ld;             /* candidates a row, floats between rows */
@@ -92,26 +89,19 @@ static int penalty(const Rule *r, const Row *row, float *scores, char *seen) {
 
 /* The largest score; NaN where any is NaN. */
 static float largest(const float *scores, long size) {
-    enum { LANES = 32 };
-    float best[LANES];
-    int bad[LANES] = {0};
-    for (int j = 0; j < LANES; j++) best[j] = -INFINITY;
-    long i = 0;
-    for (; i + LANES <= size; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            const float s = scores[i + j];
-            best[j] = s > best[j] ? s : best[j];
-            bad[j] |= s != s;
-        }
-    for (; i < size; i++) {
-        if (scores[i] > best[0]) best[0] = scores[i];
-        bad[0] |= scores[i] != scores[i];
+    V best[NL];
+    I bad = {0};
+    UNROLL for (int h = 0; h < NL; h++) best[h] = splat(-INFINITY);
+    for (long i = 0; i < size; i += W) {
+        V x = splat(-INFINITY);
+        if (size - i < W) memcpy(&x, scores + i, (size - i) * 4);
+        else x = load(F32, (const char *)(scores + i));
+        bad |= x != x;
+        best[i / W % NL] = higher(x, best[i / W % NL]);
     }
-    for (int j = 1; j < LANES; j++) {
-        if (best[j] > best[0]) best[0] = best[j];
-        bad[0] |= bad[j];
-    }
-    return bad[0] ? NAN : best[0];
+    for (int j = 0; j < W; j++)
+        if (bad[j]) return NAN;
+    return highest_lane(best);
 }
 
 /* The candidates whose score is at least cut, in their order. */
@@ -143,27 +133,20 @@ static double mass_of(const float *scores, const int32_t *kept, long count, floa
     return total;
 }
 
-/* The k-th largest score of the kept (ties stay). heap: room for k floats; its root is the least of the k best. */
-static float cut_top_k(const float *scores, const int32_t *kept, long count, long k, float *heap) {
-    for (long i = 0; i < count; i++) {
-        const float s = scores[kept[i]];
-        long at;
-        if (i < k) {
-            for (at = i; at > 0 && heap[(at - 1) / 2] > s; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
-        } else {
-            if (!(s > heap[0])) continue;
-            for (at = 0;;) {
-                long below = 2 * at + 1;
-                if (below >= k) break;
-                if (below + 1 < k && heap[below + 1] < heap[below]) below++;
-                if (heap[below] >= s) break;
-                heap[at] = heap[below];
-                at = below;
-            }
-        }
-        heap[at] = s;
-    }
-    return heap[0];
+/* The candidates whose score is at least cut, sorted; how many. */
+static long best_from(const float *scores, long size, float cut, int32_t *kept, float *sorted) {
+    const long count = survivors(scores, size, cut, kept);
+    for (long i = 0; i < count; i++) sorted[i] = scores[kept[i]];
+    qsort(sorted, (size_t)count, sizeof(float), descending);
+    return count;
+}
+
+/* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. */
+static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *near, float *sorted) {
+    float depth = 2;
+    while (survivors(scores, size, peak - depth, near) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
+    best_from(scores, size, peak - depth, near, sorted);
+    return sorted[k - 1];
 }
 
 /* exp(score - peak), summed over the candidates whose score is at least `least`; its relative error is below 3e-7. */
@@ -190,10 +173,8 @@ static double mass_from(const float *scores, long size, float least, float peak)
 static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *near, float *sorted) {
     const double wanted = p * mass_from(scores, size, least, peak);
     for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: sort no more than that */
-        const long count = survivors(scores, size, peak - depth > least ? peak - depth : least, near);
+        const long count = best_from(scores, size, peak - depth > least ? peak - depth : least, near, sorted);
         double before = 0;
-        for (long i = 0; i < count; i++) sorted[i] = scores[near[i]];
-        qsort(sorted, (size_t)count, sizeof(float), descending);
         for (long i = 0; i < count; i++) {
             before += natural_exp((double)(sorted[i] - peak));
             if (before >= wanted) return sorted[i];
@@ -247,10 +228,7 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
             float at = -INFINITY;
             sorted = sorted ? sorted : malloc((size_t)r->size * 4);
             if (!sorted) return x;
-            if (r->top_k && r->top_k < r->size) {
-                count = survivors(scores, r->size, -INFINITY, kept);
-                at = cut_top_k(scores, kept, count, r->top_k, sorted);
-            }
+            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, sorted);
             if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, sorted);
             cut = at > cut ? at : cut;
         }

@@ -8,13 +8,12 @@
 #include "cpu_low.h"
 
 /* whether products take numbers of 8 bits with their sign; otherwise they keep the offset of 128 */
-#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8) || \
-    NEON
-#define SIGNED_DOT 1
+#if (W == 16 && !defined(__AVX512VNNI__)) || (W == 8 && !defined(__AVXVNNI__))
+#define DOT_16_BITS 1 /* products of two bytes are summed in 16 bits first */
 #else
-#define SIGNED_DOT 0
+#define DOT_16_BITS 0
 #endif
-#define DOT_16_BITS (SIGNED_DOT && !NEON) /* products of two bytes are summed in 16 bits first */
+#define SIGNED_DOT (DOT_16_BITS || NEON)
 
 /* INT_ROWS: rows that share one reading of a panel. INT_TALL: rows of a tile, whose sums live in registers, beside
  * at most INT_COLS vectors of columns. */
@@ -27,7 +26,7 @@
 #define INT_TALL 6
 #define INT_COLS 4
 #else
-#define INT_ROWS (NEON ? 6 : 2)
+#define INT_ROWS 6
 #define INT_TALL INT_ROWS
 #define INT_COLS 2
 #endif
@@ -63,7 +62,7 @@ INLINE Group *group_of(void *at, long n, long K, long row) {
     return (Group *)at + row / block * block * ((K + 31) / 32) + row % block;
 }
 
-/* 32 numbers to whole ones: the greatest becomes 127, halves go to even. A group with what is no finite number has the
+/* Numbers to whole ones: the greatest becomes 127, halves go to even. A row with what is no finite number has the
  * scale NaN, one of nothing but the smallest numbers is 0. Returns 127 over the greatest, or 0. */
 INLINE float scale_of(uint32_t top, float *scale) {
     float most;
@@ -75,33 +74,20 @@ INLINE float scale_of(uint32_t top, float *scale) {
     return finite && usable ? up : 0;
 }
 
-/* 16 floats of at most 127 to integers, halves to even, as bytes; their sum. */
-INLINE int32_t whole_bytes(void *out, const V x[NL]) {
+/* 16 floats of at most 127 to integers, halves to even, as bytes. */
+INLINE void whole_bytes(void *out, const V x[NL]) {
 #if W == 16
-    const __m512i whole = _mm512_cvtps_epi32((__m512)x[0]);
-    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(whole));
-    return _mm512_reduce_add_epi32(whole);
-#elif NEON
-    int32x4_t whole[4];
-    UNROLL for (int h = 0; h < 4; h++) whole[h] = vcvtnq_s32_f32((float32x4_t)x[h]);
-    const int16x8_t low = vcombine_s16(vmovn_s32(whole[0]), vmovn_s32(whole[1]));
-    const int16x8_t high = vcombine_s16(vmovn_s32(whole[2]), vmovn_s32(whole[3]));
-    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
-    return vaddvq_s32(vpadalq_s16(vpaddlq_s16(low), high));
-#else
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[0])));
+#elif W == 8
     I whole[NL];
-    int32_t each[16], sum = 0;
     UNROLL for (int h = 0; h < NL; h++) whole[h] = (I)as_u(x[h] + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23 */
-#if defined(__AVX2__) && W == 8
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)whole[0], (__m256i)whole[1]), 0xd8);
     _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-    *(I *)each = whole[0] + whole[1];
-    for (int i = 0; i < 8; i++) sum += each[i];
 #else
-    memcpy(each, whole, sizeof each);
-    for (int i = 0; i < 16; i++) ((int8_t *)out)[i] = (int8_t)each[i], sum += each[i];
-#endif
-    return sum;
+    int16x4_t whole[4];
+    UNROLL for (int h = 0; h < 4; h++) whole[h] = vmovn_s32(vcvtnq_s32_f32((float32x4_t)x[h]));
+    const int16x8_t low = vcombine_s16(whole[0], whole[1]), high = vcombine_s16(whole[2], whole[3]);
+    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 #endif
 }
 
@@ -118,66 +104,72 @@ INLINE I greatest_bits(I top, V x) {
 #endif
 }
 
-static void quantise_group(Group *out, const float *y) {
-    V x[2][NL];
-    I top[NL];
-    UNROLL for (int h = 0; h < NL; h++) {
-        x[0][h] = *(const Vm *)(y + h * W), x[1][h] = *(const Vm *)(y + 16 + h * W);
-        top[h] = greatest_bits(greatest_bits((I){0}, x[0][h]), x[1][h]);
+/* Numbers to whole ones with one scale; returns the scale. */
+INLINE float whole_row(int8_t *q, const float *x, long width) {
+    I top[NL] = {{0}};
+    V y[NL];
+    float scale, rest[16] = {0};
+    long j = 0;
+    for (; j + 16 <= width; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(x + j + h * W));
+    memcpy(rest, x + j, (width - j) * 4);
+    UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(rest + h * W));
+    const float factor = scale_of((uint32_t)most_lanes(top), &scale);
+    int8_t last[16];
+    for (j = 0; j < width; j += 16) {
+        const float *from = j + 16 <= width ? x + j : rest;
+        UNROLL for (int h = 0; h < NL; h++) y[h] = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
+        whole_bytes(j + 16 <= width ? q + j : last, y);
     }
-    const float up = scale_of((uint32_t)most_lanes(top), &out->scale);
-    UNROLL for (int s = 0; s < 2; s++) UNROLL for (int h = 0; h < NL; h++) x[s][h] = up > 0 ? x[s][h] * up : (V){0};
-    const int32_t first = whole_bytes(out->q, x[0]), rest = whole_bytes(out->q + 16, x[1]);
-    out->lead = out->scale * (float)(first + rest);
-#if DOT_16_BITS
+    if (width % 16) memcpy(q + width / 16 * 16, last, width % 16);
+    return scale;
+}
+
+static void quantize_group(Group *out, const float *x) {
+    int32_t total = 0;
+    out->scale = whole_row(out->q, x, 32);
     UNROLL for (int s = 0; s < 2; s++) {
+#if DOT_16_BITS
         const __m128i two = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i *)out->q + s));
         const __m128i four = _mm_add_epi16(two, _mm_srli_si128(two, 8));
         const int32_t both = _mm_cvtsi128_si32(_mm_add_epi16(four, _mm_srli_si128(four, 4)));
         memcpy(out->sums[s], &both, 4);
-    }
+        total += out->sums[s][0] + out->sums[s][1];
 #else
-    out->sums[0] = first, out->sums[1] = rest;
+        int32_t sum = 0;
+        for (int i = 0; i < 16; i++) sum += out->q[16 * s + i];
+        total += out->sums[s] = sum;
 #endif
+    }
+    out->lead = out->scale * (float)total;
 }
 
 /* One row of K numbers as groups, `step` groups apart, the last filled up with 0. */
 static void quantize(Group *out, long step, const float *x, long K) {
-    for (; K >= 32; K -= 32, x += 32, out += step) quantise_group(out, x);
+    for (; K >= 32; K -= 32, x += 32, out += step) quantize_group(out, x);
     if (!K) return;
     float rest[32] = {0};
     memcpy(rest, x, K * 4);
-    quantise_group(out, rest);
+    quantize_group(out, rest);
 }
 
 /* ---- sums of products of four bytes, exact ------------------------------------------------------------------- */
 
 /* sum + products of u, four bytes below 128 without sign, and x with sign. */
 INLINE I dot_few(I sum, U u, U x) {
-#if defined(__AVX512VNNI__) && W == 16
+#if W == 16 && !DOT_16_BITS
     return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, (__m512i)x);
-#elif defined(__AVX512BW__) && W == 16
+#elif W == 16
     return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)u, (__m512i)x), _mm512_set1_epi16(1)));
-#elif defined(__AVXVNNI__) && W == 8
+#elif W == 8 && !DOT_16_BITS
     return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)u, (__m256i)x);
-#elif defined(__AVX2__) && W == 8
+#elif W == 8
     return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)u, (__m256i)x), _mm256_set1_epi16(1)));
-#elif defined(__SSE2__) && W == 4
-    const __m128i zero = _mm_setzero_si128(), signs = _mm_cmpgt_epi8(zero, (__m128i)x);
-    const __m128i low = _mm_madd_epi16(_mm_unpacklo_epi8((__m128i)u, zero), _mm_unpacklo_epi8((__m128i)x, signs));
-    const __m128i high = _mm_madd_epi16(_mm_unpackhi_epi8((__m128i)u, zero), _mm_unpackhi_epi8((__m128i)x, signs));
-    const __m128 even = _mm_shuffle_ps(_mm_castsi128_ps(low), _mm_castsi128_ps(high), 0x88);
-    const __m128 odd = _mm_shuffle_ps(_mm_castsi128_ps(low), _mm_castsi128_ps(high), 0xdd);
-    return sum + (I)_mm_add_epi32(_mm_castps_si128(even), _mm_castps_si128(odd));
-#elif NEON && defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__ARM_FEATURE_DOTPROD)
     return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)u, (int8x16_t)x);
-#elif NEON
+#else
     const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)u), vget_low_s8((int8x16_t)x));
     const int16x8_t high = vmull_high_s8((int8x16_t)u, (int8x16_t)x);
     return sum + (I)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
-#else
-    UNROLL for (int b = 0; b < 4; b++) sum += (I)(u >> 8 * b & 255) * ((I)(x << (24 - 8 * b)) >> 24);
-    return sum;
 #endif
 }
 

@@ -13,7 +13,6 @@
 #include "cpu_attention.h"
 #include "cpu_int.h"
 
-#define PAGE 16           /* tokens of a page */
 #define LEVELS (PAGE * 4) /* bytes from a page's scales of keys to the logarithms of those of values, and to the inverses */
 #define SCALES (3 * LEVELS) /* where a page's keys begin */
 #define CHUNK_PAGES (CHUNK / PAGE)
@@ -23,26 +22,6 @@
 
 INLINE size_t values_at(long width) { return SCALES + width * PAGE; }
 INLINE size_t page_bytes(long width) { return values_at(width) + up(width, 16) * PAGE; }
-
-/* Numbers to whole ones with one scale, as groups are made; returns the scale. */
-static float whole_row(int8_t *q, const float *x, long width) {
-    I top[NL] = {{0}};
-    V y[NL];
-    float scale, rest[16] = {0};
-    long j = 0;
-    for (; j + 16 <= width; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(x + j + h * W));
-    memcpy(rest, x + j, (width - j) * 4);
-    UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(rest + h * W));
-    const float factor = scale_of((uint32_t)most_lanes(top), &scale);
-    int8_t last[16];
-    for (j = 0; j < width; j += 16) {
-        const float *from = j + 16 <= width ? x + j : rest;
-        UNROLL for (int h = 0; h < NL; h++) y[h] = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
-        whole_bytes(j + 16 <= width ? q + j : last, y);
-    }
-    if (width % 16) memcpy(q + width / 16 * 16, last, width % 16);
-    return scale;
-}
 
 /* Write a head's key (value: 0) or value of a slot. pages: the head's. */
 static void put_entry(char *pages, long slot, int value, const float *x, long width) {
@@ -80,43 +59,14 @@ void ts_copy(char *to, long to_capacity, const char *from, long from_capacity, l
         }
 }
 
-typedef struct { /* of one thread */
-    int8_t *q;
-    uint8_t *p, *node_p;
-    int32_t *shift;
-    float *scale, *s, *node, *acc, *max, *sum, *total;
-} Scratch8;
-
-INLINE long node_slots(const Attend *a) { return a->parents ? up(a->n, PAGE) + PAGE : 0; }
-
-static Scratch8 scratch8_at(const Attend *a, char *at, size_t *bytes) {
-    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width;
-    const char *begin = at;
-    Scratch8 w;
-#define TAKE(field, count) w.field = (void *)at, at += up(count, 64)
-    TAKE(q, rows * width);
-    TAKE(p, rows * CHUNK);
-    TAKE(node_p, rows * node_slots(a));
-    TAKE(shift, rows * 4);
-    TAKE(scale, rows * 4);
-    TAKE(s, rows * CHUNK * 4);
-    TAKE(node, rows * node_slots(a) * 4);
-    TAKE(acc, rows * width * 4);
-    TAKE(max, rows * 4);
-    TAKE(sum, rows * 4);
-    TAKE(total, rows * (width + 2) * 4);
-#undef TAKE
-    *bytes = at - begin;
-    return w;
-}
-
-static void queries8_of(const Attend *a, long head, long first, long count, const Scratch8 *w) {
+static void queries8_of(const Attend *a, long head, long first, long count, const Scratch *w) {
     const long group = a->heads / a->kv_heads, width = a->width;
     for (long r = 0; r < count * group; r++) {
         const float *x = (const float *)a->q + ((head * group + r % group) * a->n + first + r / group) * width;
+        int8_t *q = (int8_t *)w->q + r * width;
         int32_t sum = 0;
-        w->scale[r] = whole_row(w->q + r * width, x, width) * (a->scale * 1.44269504f);
-        for (long j = 0; j < width; j++) sum += w->q[r * width + j];
+        w->scale[r] = whole_row(q, x, width) * (a->scale * 1.44269504f);
+        for (long j = 0; j < width; j++) sum += q[j];
         w->shift[r] = SIGNED_DOT ? 0 : -128 * sum;
     }
 }
@@ -274,7 +224,7 @@ static __attribute__((noinline)) void value_rows(int rows, const Words4 range[2]
 
 /* ---- one chunk: as chunk_of, from w->q to w->max, sum, acc -------------------------------------------- */
 
-static void chunk8_of(const Attend *a, long c, long head, long first, long count, const Scratch8 *w) {
+static void chunk8_of(const Attend *a, long c, long head, long first, long count, const Scratch *w) {
     const long group = a->heads / a->kv_heads, queries = count * group, width = a->width, start = c * CHUNK;
     const size_t page = page_bytes(width);
     const char *pages = a->k + head * (a->capacity / PAGE) * page, *here = pages + start / PAGE * page;
@@ -288,7 +238,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     for (long r = 0; r < queries; r += SCORE_ROWS) {
         const long rows = queries - r < SCORE_ROWS ? queries - r : SCORE_ROWS, to = up(x.high[(r + rows - 1) / group], PAGE) / PAGE;
         if (to > from)
-            score_pages((int)rows, to - from, w->q + r * width, w->scale + r, w->shift + r, here + from * page, r ? 0 : next, width,
+            score_pages((int)rows, to - from, (int8_t *)w->q + r * width, w->scale + r, w->shift + r, here + from * page, r ? 0 : next, width,
                         w->s + r * CHUNK + from * PAGE, CHUNK);
     }
     const int paths = a->parents && x.longest > x.shared;
@@ -296,7 +246,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long r = 0; r < queries; r += SCORE_ROWS)
             score_pages(queries - r < SCORE_ROWS ? (int)(queries - r) : SCORE_ROWS, up(a->before + nodes - near, PAGE) / PAGE,
-                        w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, w->node + r * slots, slots);
+                        (int8_t *)w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, w->node + r * slots, slots);
 
     float inverse[CHUNK], own[CHUNK];
     for (long j = from * PAGE; j < up(x.most, PAGE); j += PAGE) memcpy(inverse + j, here + j / PAGE * page + 2 * LEVELS, PAGE * 4);

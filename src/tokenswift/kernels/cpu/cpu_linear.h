@@ -1,5 +1,5 @@
-/* Products with packed weights: float32, bfloat16 and float16 as panels, formats of cpu_low.h in registers or unpacked part
- * by part, and int8. See cpu.c. */
+/* Products with packed weights: float32, bfloat16 and float16 as panels, formats of cpu_low.h unpacked part by
+ * part, and int8. See cpu.c. */
 #pragma once
 #include "cpu_int.h"
 #include "cpu_team.h"
@@ -55,7 +55,7 @@ static void dense_panel(const Linear *l, long p, const char *panel, int format) 
     }
 }
 
-/* A panel of low format: weights are made in registers for a few rows, for more part by part. */
+/* A panel of low format: integers as they are, floats unpacked part by part. */
 static void low_panel(const Linear *l, long p, const char *panel, int format) {
     float sums[MANY * NR];
     if (l->active == I8) {
@@ -63,15 +63,6 @@ static void low_panel(const Linear *l, long p, const char *panel, int format) {
         for (long r = 0; r < l->n; r += block) {
             const int rows = l->n - r < block ? (int)(l->n - r) : (int)block;
             int_rows(format, rows, group_of((void *)l->x, l->n, l->K, r), block, panel, l->K, sums);
-            put(l, p, r, rows, sums);
-        }
-        return;
-    }
-    if (format > F16 && l->n <= FEW_ROWS) {
-        const LowTile tile = low_tile_of(format, l->active);
-        for (long r = 0; r < l->n; r += FEW_ROWS) {
-            const int rows = l->n - r < FEW_ROWS ? (int)(l->n - r) : FEW_ROWS;
-            tile(rows, l->x + r * l->ldx, l->ldx, panel, l->K, sums);
             put(l, p, r, rows, sums);
         }
         return;
@@ -113,37 +104,6 @@ static void linear(float *out, long ldo, const void *x, size_t ldx, const Weight
                       int add, int threads) {
     Linear l = {out, ldo, x, ldx, *w, n, N, K, active, add};
     run(threads, (N + NR - 1) / NR, (double)n * N * K, some_panels, &l);
-}
-
-typedef struct {
-    char *out;
-    const float *x;
-    long n, width;
-} Quantize;
-
-static void some_groups(void *context, long from, long to, int thread) {
-    const Quantize *q = context;
-    (void)thread;
-    for (long i = from; i < to; i++)
-        quantize(group_of(q->out, q->n, q->width, i), block_of_rows(q->n), q->x + i * q->width, q->width);
-}
-
-/* Rows (n, width) float32 as groups. */
-static void quantized(char *out, const float *x, long n, long width, int threads) {
-    Quantize q = {out, x, n, width};
-    run(threads, n, (double)n * width * 8, some_groups, &q);
-}
-
-/* work: for active I8, room for x as groups, whose rows are float32 then. */
-void ts_linear(float *out, long ldo, const void *x, long ldx, const Weight *w, long n, long N, long K, int active,
-               int add, char *work, int threads) {
-    threads = take_team((double)n * N * K < SMALL ? 1 : threads);
-    if (active == I8) {
-        quantized(work, x, n, K, threads);
-        x = work;
-    }
-    linear(out, ldo, x, ldx, w, n, N, K, active, add, threads);
-    leave_team(threads);
 }
 
 /* out (n, K) float32 = rows of a weight (N, K) of low formats. Returns the first id for which there is none, or -1. */

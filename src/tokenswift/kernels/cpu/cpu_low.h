@@ -1,8 +1,7 @@
 /* Quantized weights: how panels hold them, and tiles of products with them. See cpu.c and kernels/formats.py.
  *
  * A weight is scale * u + least, u an integer of a few bits. The product is exact in float32, so the fused
- * step gives the value of the unpacked checkpoint. It is made in registers for a few rows, or once for a part of a panel
- * that many rows share; either way it enters the same chain of additions as an unpacked weight does.
+ * step gives the value of the unpacked checkpoint, which enters the same chain of additions as an unpacked weight does.
  *
  * A panel is a row of blocks, each: scale of NR columns (float16), least of NR columns, then for every group
  * the fine scales (NR bytes) and fine leasts, then for every 32 inner positions the integers. Of 8 bits: 8
@@ -21,7 +20,6 @@
 #define NUMBER(name, number) name = number,
 enum { FORMATS(NUMBER) };
 #undef NUMBER
-enum { I8 = 3 }; /* a type of activations: groups of 32 in int8, and their scale */
 
 typedef struct { int block, group, bits, least, fine, offset; } Low;
 
@@ -59,9 +57,9 @@ INLINE size_t panel_bytes(int format, long K) {
 typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
 
 INLINE V from_bytes(const char *p) { /* GCC's own conversion of such vectors goes lane by lane */
-#if defined(__AVX512F__)
+#if W == 16
     return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#elif defined(__AVX2__)
+#elif W == 8
     return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 #else
     return __builtin_convertvector(*(const Bytes *)p, V);
@@ -88,18 +86,12 @@ INLINE Words words(const Low m, const char *numbers, int w, int c) {
 
 /* What the table holds at places of 4 bits, byte by byte. */
 INLINE U looked_up(U places) {
-#if defined(__AVX512BW__) && W == 16
+#if W == 16
     return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)iq4)), (__m512i)places);
-#elif defined(__AVX2__) && W == 8
+#elif W == 8
     return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)iq4)), (__m256i)places);
-#elif NEON
-    return (U)vqtbl1q_u8(vld1q_u8(iq4), (uint8x16_t)places);
 #else
-    uint8_t each[4 * W];
-    memcpy(each, &places, sizeof each);
-    for (int i = 0; i < 4 * W; i++) each[i] = iq4[each[i]];
-    memcpy(&places, each, sizeof each);
-    return places;
+    return (U)vqtbl1q_u8(vld1q_u8(iq4), (uint8x16_t)places);
 #endif
 }
 
@@ -127,13 +119,13 @@ INLINE V number(const Low m, Words x, int w, int j) {
     return __builtin_convertvector((I)(four(m, x, w, j >> 2) >> 8 * (j & 3) & 255), V);
 }
 
-/* ---- a few rows: weights made in registers --------------------------------------------------------------- */
+/* ---- products of floats: a part of a panel is unpacked, for all rows ----------------------------------- */
 
 INLINE U rounded(V x) { return as_u(x) + 0x7fff + (as_u(x) >> 16 & 1); } /* its upper half is bfloat16 */
 
 /* Two positions of a column side by side. */
 INLINE U paired(V first, V second) {
-#if defined(__AVX512BF16__) && W == 16
+#if defined(__AVX512BF16__)
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return (U)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
@@ -141,45 +133,6 @@ INLINE U paired(V first, V second) {
     return rounded(first) >> 16 | (rounded(second) & 0xffff0000u);
 #endif
 }
-
-/* As tile does: rows of float32, or with pairs of bfloat16. */
-INLINE void low_tile(const int format, const int pairs, const int rows, const char *a, size_t lda, const char *b, long k,
-                     V acc[MR][NV]) {
-    const Low m = low_format(format);
-    const int per = m.bits == 8 ? 4 : 8, item = pairs ? 2 : 4; /* positions of a word; bytes of an activation */
-    V scale[NV], least[NV];
-    for (long i = 0; i < k; i += m.block, b += block_bytes(m)) {
-        const char *numbers = b + head_bytes(m);
-        for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m)) {
-            const char *x = a + (i + g * 32) * item;
-            __builtin_prefetch(numbers + 4096);
-            for (int w = 0; w < 32 / per; w++) {
-                if (w * per % m.group == 0)
-                    UNROLL for (int c = 0; c < NV; c++) scales(m, b, (g * 32 + w * per) / m.group, c, scale + c, least + c);
-                Words u[NV];
-                UNROLL for (int c = 0; c < NV; c++) u[c] = words(m, numbers, w, c);
-                UNROLL for (int j = 0; j < per; j += pairs ? 2 : 1) {
-                    V y[NV];
-                    U both[NV];
-                    UNROLL for (int c = 0; c < NV; c++) {
-                        y[c] = fused(scale[c], number(m, u[c], w, j), least[c]);
-                        if (pairs) both[c] = paired(y[c], fused(scale[c], number(m, u[c], w, j + 1), least[c]));
-                    }
-                    UNROLL for (int r = 0; r < rows; r++) {
-                        uint32_t bits;
-                        float at;
-                        memcpy(&bits, x + r * lda + (w * per + j) * item, 4);
-                        memcpy(&at, &bits, 4);
-                        if (pairs) pair_step(acc[r], bits, both);
-                        else UNROLL for (int c = 0; c < NV; c++) acc[r][c] = fused(splat(at), y[c], acc[r][c]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* ---- any number of rows: a part of a panel, made once -------------------------------------------------- */
 
 #define PART 128 /* inner positions made at a time: 16 KB */
 
@@ -189,6 +142,7 @@ INLINE void decode(const int format, const int pairs, const char *block, int g, 
     const int per = m.bits == 8 ? 4 : 8;
     const char *numbers = block + head_bytes(m) + g * numbers_bytes(m);
     V scale[NV], least[NV];
+    __builtin_prefetch(numbers + 4096);
     for (int w = 0; w < 32 / per; w++) {
         if (w * per % m.group == 0)
             UNROLL for (int c = 0; c < NV; c++) scales(m, block, (g * 32 + w * per) / m.group, c, scale + c, least + c);
@@ -234,49 +188,4 @@ static void decode_any(int format, const char *panel, long from, long to, int pa
         FORMATS(CASE)
 #undef CASE
     }
-}
-
-/* ---- one function a format and kind: out (rows, NR) floats = rows of x times a panel ---------------------- */
-
-#define FEW_ROWS (MR < 8 ? MR : 8) /* up to this many, weights are made in registers */
-
-#define STORE(n) \
-    UNROLL for (int r = 0; r < (n); r++) UNROLL for (int c = 0; c < NV; c++) *(Vm *)(out + r * NR + c * W) = acc[r][c];
-#define LOW_CASE(name, pairs, n)                                           \
-    if (rows == n && n <= MR) {                                            \
-        V acc[MR][NV] = {{{0}}};                                           \
-        low_tile(name, pairs, n <= MR ? n : 1, x, ldx, panel, k, acc);     \
-        STORE(n <= MR ? n : 1)                                             \
-        return;                                                            \
-    }
-#define TILE(name, kind, cases)                                                                                 \
-    static __attribute__((noinline)) void kind##_##name(int rows, const char *x, size_t ldx, const char *panel, \
-                                                        long k, float *out) {                                   \
-        cases                                                                                                   \
-    }
-#define LOW_CASES(name, pairs)                                                       \
-    LOW_CASE(name, pairs, 1) LOW_CASE(name, pairs, 2) LOW_CASE(name, pairs, 3)       \
-    LOW_CASE(name, pairs, 4) LOW_CASE(name, pairs, 5) LOW_CASE(name, pairs, 6)       \
-    LOW_CASE(name, pairs, 7) LOW_CASE(name, pairs, 8)
-#define TILES(name, number)                   \
-    TILE(name, floats, LOW_CASES(name, 0))    \
-    TILE(name, pairs, LOW_CASES(name, 1))
-FORMATS(TILES)
-#undef TILE
-#undef TILES
-#undef STORE
-#undef LOW_CASE
-#undef LOW_CASES
-
-typedef void (*LowTile)(int rows, const char *x, size_t ldx, const char *panel, long k, float *out);
-
-/* The function of a format for a type of activations. */
-static LowTile low_tile_of(int format, int active) {
-    switch (format) {
-#define CASE(name, number) \
-    case name: return active == BF16 ? pairs_##name : floats_##name;
-        FORMATS(CASE)
-#undef CASE
-    }
-    return NULL;
 }

@@ -58,46 +58,18 @@ typedef struct { /* what the stages of an attention share */
     size_t each; /* bytes of a thread's scratch */
 } Sharing;
 
-typedef struct { /* a chunk's results, and the room to make them in floats or integers */
-    Scratch floats;
-    Scratch8 ints;
-    float *acc, *max, *sum, *total;
-} Chunks;
-
-static Chunks chunks_at(const Attend *a, char *scratch) {
-    Chunks w = {0};
-    size_t bytes;
-    if (a->type == I8) {
-        w.ints = scratch8_at(a, scratch, &bytes);
-        w.acc = w.ints.acc, w.max = w.ints.max, w.sum = w.ints.sum, w.total = w.ints.total;
-    } else {
-        w.floats = scratch_at(a, scratch);
-        w.acc = w.floats.acc, w.max = w.floats.max, w.sum = w.floats.sum, w.total = w.floats.total;
-    }
-    return w;
+static void take_queries(const Attend *a, long head, long first, long count, const Scratch *w) {
+    (a->type == I8 ? queries8_of : queries_of)(a, head, first, count, w);
 }
 
-static void take_queries(const Attend *a, long head, long first, long count, const Chunks *w) {
-    if (a->type == I8) queries8_of(a, head, first, count, &w->ints);
-    else queries_of(a, head, first, count, w->floats.q);
-}
-
-static void take_chunk(const Attend *a, long c, long head, long first, long count, const Chunks *w) {
-    if (a->type == I8) chunk8_of(a, c, head, first, count, &w->ints);
-    else chunk_of(a, c, head, first, count, &w->floats);
-}
-
-static size_t chunks_bytes(const Attend *a) {
-    size_t bytes;
-    if (a->type != I8) return scratch_bytes(a);
-    scratch8_at(a, NULL, &bytes);
-    return bytes;
+static void take_chunk(const Attend *a, long c, long head, long first, long count, const Scratch *w) {
+    (a->type == I8 ? chunk8_of : chunk_of)(a, c, head, first, count, w);
 }
 
 static void some_chunks(const Segment *s, long from, long to, char *scratch) {
     const Attend *a = &s->a;
     const long width = a->width, cell = width + 2, queries = a->n * (a->heads / a->kv_heads);
-    const Chunks w = chunks_at(a, scratch);
+    const Scratch w = scratch_at(a, scratch);
     long held = -1;
     for (long task = from; task < to; task++) {
         const long head = task / s->chunks, c = task % s->chunks;
@@ -114,7 +86,7 @@ static void some_chunks(const Segment *s, long from, long to, char *scratch) {
 static void some_rows(const Segment *s, long from, long to, char *scratch) {
     const Attend *a = &s->a;
     const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads;
-    const Chunks w = chunks_at(a, scratch);
+    const Scratch w = scratch_at(a, scratch);
     for (long task = from; task < to; task++) {
         const long head = task % a->kv_heads, first = (s->tiles - 1 - task / a->kv_heads) * s->step;
         const long count = a->n - first < s->step ? a->n - first : s->step;
@@ -159,7 +131,7 @@ static void some_merges(void *context, long from, long to, int thread) {
 static size_t attention_bytes(const Segment *segments, long count, int threads) {
     size_t each = 0, partial = 0;
     for (const Segment *s = segments; s < segments + count; s++) {
-        const size_t mine = chunks_bytes(&s->a);
+        const size_t mine = scratch_at(&s->a, NULL).bytes;
         each = mine > each ? mine : each;
         partial += partial_bytes(&s->a, s->deepest);
     }
@@ -173,7 +145,7 @@ static void attention(Segment *segments, long count, char *work, int threads) {
     long tasks = 0, merges = 0;
     for (Segment *s = segments; s < segments + count; s++) {
         const Attend *a = &s->a;
-        const size_t mine = chunks_bytes(a);
+        const size_t mine = scratch_at(a, NULL).bytes;
         all.each = mine > all.each ? mine : all.each;
         s->step = tile_of(a);
         s->chunks = chunks_of(a, s->deepest), s->tiles = (a->n + s->step - 1) / s->step;

@@ -15,14 +15,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
-#if defined(__linux__) && !defined(TS_POSIX) /* TS_POSIX: as elsewhere, for tests */
-#define FUTEX 1
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#define FUTEX 0
-#endif
 
 #define MOST_THREADS 1024
 #define MOST_TASKS ((1 << 24) - 1)
@@ -58,14 +50,7 @@ static inline void relax(void) {
 #endif
 }
 
-/* Sleep while the word holds the value (or return early), and wake all that sleep on it: after it was changed. */
-#if FUTEX
-static void sleep_on(_Atomic uint32_t *word, uint32_t value) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
-}
-
-static void wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
-#else
+/* Sleep while the word holds the value (or return early), and wake all that sleep: after one was changed. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -77,13 +62,11 @@ static void sleep_on(_Atomic uint32_t *word, uint32_t value) {
     pthread_mutex_unlock(&door.lock);
 }
 
-static void wake(_Atomic uint32_t *word) {
-    (void)word;
+static void wake(void) {
     pthread_mutex_lock(&door.lock);
     pthread_cond_broadcast(&door.changed);
     pthread_mutex_unlock(&door.lock);
 }
-#endif
 
 /* Begins a thread of the team; whether it could not. On a Mac it asks for the cores that the calling thread has:
  * without a class of its own it might run on slow ones, and every stage waits for its last task. */
@@ -114,7 +97,7 @@ static void work_on(int thread) {
             continue;
         team.stage(team.context, next, next + take, thread);
         atomic_fetch_add(&team.done, (uint32_t)take);
-        if (thread && atomic_load(&team.waiting)) wake(&team.done);
+        if (thread && atomic_load(&team.waiting)) wake();
         seen = atomic_load_explicit(&team.ticket, memory_order_acquire);
     }
 }
@@ -182,7 +165,7 @@ static void run(int threads, long tasks, double worth, Stage stage, void *contex
     atomic_store(&team.ticket, (uint64_t)threads << 48 | (uint64_t)tasks);
     if (worth >= WORTH && atomic_load(&team.sleepers)) {
         atomic_fetch_add(&team.bell, 1);
-        wake(&team.bell);
+        wake();
     }
     work_on(0);
     const int64_t begun = clock_now();

@@ -6,28 +6,23 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__aarch64__) && defined(__ARM_NEON)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
-#define NEON 1
 #endif
-#ifndef NEON
-#define NEON 0
-#endif
-#define NEON_BF16 (NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define W 16 /* floats in a vector */
 #define MR 12 /* rows of a tile: MR * NV accumulators live in registers */
-#elif defined(__AVX__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define W 8
 #define MR 3
-#elif NEON
+#elif defined(__ARM_NEON)
 #define W 4
 #define MR 3
-#else /* no fused step either: right, and slow */
-#define W 4
-#define MR 1
+#else
+#error "the kernels need AVX2 with FMA, or arm64"
 #endif
+#define NEON (W == 4)
 #define NR 32 /* columns of a tile, and of a panel of packed weights */
 #define NV (NR / W)
 #define NL (16 / W) /* vectors of 16 lanes: sums have 16 partial ones, whatever a vector holds */
@@ -35,8 +30,6 @@
 #define FEW 12 /* up to this many rows, attention is shared out by chunks of keys, beyond by rows */
 
 typedef float V __attribute__((vector_size(4 * W)));
-typedef double D __attribute__((vector_size(8 * W)));
-typedef int64_t L __attribute__((vector_size(8 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
 typedef uint32_t U __attribute__((vector_size(4 * W)));
 typedef uint16_t U16 __attribute__((vector_size(2 * W)));
@@ -51,7 +44,7 @@ typedef uint16_t U16m __attribute__((vector_size(2 * W), aligned(1), may_alias))
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { F32 = 0, BF16 = 1, F16 = 2 };
+enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 }; /* I8 of keys and values, and of activations: groups of 32 with a scale */
 /* how a tile reads its right side */
 enum { ROWS_F32 = 0, ROWS_BF16 = 1, ROWS_F16 = 2, PAIRS = 3 };
 
@@ -62,9 +55,7 @@ INLINE V splat(float x) { return x - (V){0}; }
 
 /* x * y + z, rounded once. Whether an expression is rounded once or twice is never left to the compiler, which
  * decides by its tuning for a processor: the sources are compiled without contraction, and this is the one place
- * where a fused step is made. Without the instruction the product is exact in double, and the sum is rounded to odd
- * there (Boldo and Melquiond 2008), so that rounding it to float gives the same. */
-#if W == 16 || (W == 8 && defined(__FMA__)) || NEON
+ * where a fused step is made. */
 INLINE V fused(V x, V y, V z) {
 #if W == 16
     return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
@@ -74,23 +65,10 @@ INLINE V fused(V x, V y, V z) {
     return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #endif
 }
-#else
-static __attribute__((noinline)) V fused(V x, V y, V z) {
-    const D p = __builtin_convertvector(x, D) * __builtin_convertvector(y, D), c = __builtin_convertvector(z, D);
-    D s = p + c;
-    const D part = s - p, error = (p - (s - part)) + (c - part); /* what the sum has lost, exactly */
-    L bits;
-    memcpy(&bits, &s, sizeof s);
-    const L away = (L)(error > 0.0) ^ (L)(s < 0.0); /* -1: away from zero */
-    bits += (L)(error != 0.0) & (L)(error == error) & ~-(bits & 1) & (-2 * away - 1); /* infinite stays so */
-    memcpy(&s, &bits, sizeof s);
-    return __builtin_convertvector(s, V);
-}
-#endif
 INLINE V as_v(U x) { V y; memcpy(&y, &x, sizeof y); return y; }
 INLINE U as_u(V x) { U y; memcpy(&y, &x, sizeof y); return y; }
 INLINE V pick(I mask, V yes, V no) {
-#if defined(__AVX512DQ__)
+#if W == 16
     return (V)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);
 #else
     return as_v(((U)mask & as_u(yes)) | (~(U)mask & as_u(no)));
@@ -143,9 +121,9 @@ INLINE uint16_t float_half(float x) {
 }
 
 INLINE V from_bf16(const char *p) { /* W numbers; GCC's own conversion of such vectors is slow */
-#if defined(__AVX512F__)
+#if W == 16
     return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
-#elif defined(__AVX2__)
+#elif W == 8
     return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 #else
     return as_v(__builtin_convertvector(*(const U16m *)p, U) << 16);
@@ -159,16 +137,12 @@ INLINE U16 to_bf16(V x) { /* round to nearest even; NaN stays NaN */
 }
 
 INLINE V from_f16(const uint16_t *p) { /* W numbers */
-#if defined(__AVX512F__)
+#if W == 16
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__F16C__) && W == 8
+#elif W == 8
     return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-#elif NEON
-    return (V)vcvt_f32_f16((float16x4_t)*(const U16m *)p);
 #else
-    V x = {0};
-    for (int i = 0; i < W; i++) x[i] = half_float(p[i]);
-    return x;
+    return (V)vcvt_f32_f16((float16x4_t)*(const U16m *)p);
 #endif
 }
 
@@ -235,7 +209,7 @@ INLINE float highest_lane(const V x[NL]) { /* of 16 lanes, none of them NaN */
 }
 
 INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, infinite far above, NaN stays NaN */
-#if defined(__AVX512F__)
+#if W == 16
     const V y = (V)_mm512_min_ps(_mm512_set1_ps(100.0f), _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x));
     const V turns = (V)_mm512_roundscale_ps((__m512)(y * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
 #else
@@ -250,7 +224,7 @@ INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, infinite far a
     p = fused(p, r, splat(0.5f));
     p = fused(p, r, splat(1.0f));
     p = fused(p, r, splat(1.0f));
-#if defined(__AVX512F__)
+#if W == 16
     return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
 #else
     const I power = __builtin_convertvector(turns, I), half = power >> 1; /* in two steps, as far below 1 is rounded once */
@@ -288,11 +262,11 @@ static double natural_exp(double x) { /* of what is not above 700 */
 
 /* acc[:] += both of x times both of each column's w: two numbers of bfloat16 side by side, the first product first. */
 INLINE void pair_step(V acc[NV], uint32_t x, const U w[NV]) {
-#if defined(__AVX512BF16__) && W == 16
+#if defined(__AVX512BF16__)
     const __m512i both = _mm512_set1_epi32((int32_t)x);
     UNROLL for (int c = 0; c < NV; c++)
         acc[c] = (V)_mm512_dpbf16_ps((__m512)acc[c], (__m512bh)both, (__m512bh)w[c]);
-#elif NEON_BF16
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     const bfloat16x8_t both = (bfloat16x8_t)vdupq_n_u32(x);
     UNROLL for (int c = 0; c < NV; c++) acc[c] = (V)vbfdotq_f32((float32x4_t)acc[c], both, (bfloat16x8_t)w[c]);
 #else
@@ -311,64 +285,11 @@ INLINE void prefetch(const char *at) { /* two cache lines, into the second cache
     __builtin_prefetch(at + 64, 0, 2);
 }
 
-#if NEON_BF16
-/* Rows of x and y → their first and their second halves of vectors; twice is nothing. */
-INLINE void halves(V x[NV], V y[NV]) {
-    UNROLL for (int c = 0; c < NV; c++) {
-        const float64x2_t first = (float64x2_t)x[c], second = (float64x2_t)y[c];
-        x[c] = (V)vtrn1q_f64(first, second), y[c] = (V)vtrn2q_f64(first, second);
-    }
-}
-
-/* tile with PAIRS: products of two rows by two columns, four numbers deep; each has the bits of two pair_step's. */
-INLINE void pairs_tile(const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon, size_t ahead,
-                       long k, V acc[MR][NV]) {
-    long i = 0;
-    UNROLL for (int r = 0; r + 1 < rows; r += 2) halves(acc[r], acc[r + 1]);
-    for (; i + 1 < k / 2; i += 2, b += 2 * ldb) {
-        U w[NV], v[NV];
-        prefetch(soon + i * ahead), prefetch(soon + (i + 1) * ahead);
-        UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W), v[c] = *(const Um *)(b + ldb + c * 4 * W);
-        UNROLL for (int r = 0; r < rows; r += 2) {
-            uint32_t x[4];
-            memcpy(x, a + r * lda + i * 4, 8);
-            if (r + 1 == rows) {
-                pair_step(acc[r], x[0], w), pair_step(acc[r], x[1], v);
-                continue;
-            }
-            memcpy(x + 2, a + (r + 1) * lda + i * 4, 8);
-            const bfloat16x8_t both = (bfloat16x8_t)vld1q_u32(x);
-            UNROLL for (int c = 0; c < NV; c++) {
-                const bfloat16x8_t low = (bfloat16x8_t)vzip1q_u32((uint32x4_t)w[c], (uint32x4_t)v[c]);
-                const bfloat16x8_t high = (bfloat16x8_t)vzip2q_u32((uint32x4_t)w[c], (uint32x4_t)v[c]);
-                acc[r][c] = (V)vbfmmlaq_f32((float32x4_t)acc[r][c], both, low);
-                acc[r + 1][c] = (V)vbfmmlaq_f32((float32x4_t)acc[r + 1][c], both, high);
-            }
-        }
-    }
-    UNROLL for (int r = 0; r + 1 < rows; r += 2) halves(acc[r], acc[r + 1]);
-    if (i == k / 2) return;
-    UNROLL for (int r = 0; r < rows; r++) {
-        U w[NV];
-        uint32_t x;
-        memcpy(&x, a + r * lda + i * 4, 4);
-        UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W);
-        pair_step(acc[r], x, w);
-    }
-}
-#endif
-
 /* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
  * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). Each step prefetches two cache lines
  * at `soon`, which then moves on by `ahead` bytes: what the next loop reads. A burst of prefetches would stall. */
 INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
                  size_t ahead, long k, V acc[MR][NV]) {
-#if NEON_BF16
-    if (how == PAIRS) {
-        pairs_tile(rows, a, lda, b, ldb, soon, ahead, k, acc);
-        return;
-    }
-#endif
     const char *base[(MR + 3) / 4]; /* four rows share a pointer, so that addresses fit into registers */
     UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
     if (how == PAIRS) {

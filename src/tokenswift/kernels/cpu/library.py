@@ -1,12 +1,10 @@
 """The compiled CPU kernels of this machine: those that the wheel carries, or compiled here once.
 
-A wheel has one library with each instruction set of its platform, whose entries end with the set's name;
-``kernels.json`` beside it says which sets there are, what compiled them, the library's SHA-256, and the hash
-of the sources (`scripts/kernels.py` makes both). A library of other sources, or a damaged one, is not used.
-
-A library that is compiled here lies in a folder of the user's cache under a name made from the sources, the
-flags, the processor and the compiler; it ends with the SHA-256 of what stands before, so that a library and
-its checksum are one file. The folder holds code that is run: it is the user's alone, or it is not used.
+A library ends with the SHA-256 of what stands before, so that it and its checksum are one file; one that is
+damaged is not used. A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose
+name says the set and what it is made from. One that is compiled here lies in a folder of the user's cache
+under a name made from the sources, the flags, the processor and the compiler. The folder holds code that is
+run: it is the user's alone, or it is not used.
 
 Importing this takes the standard library alone: wheels are built with it.
 """
@@ -15,22 +13,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import logging
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 BUILT = HERE / "built"
-LIBRARY, ABOUT = "kernels.so", "kernels.json"
 SOURCES = ("cpu.c", *sorted(path.name for path in HERE.glob("cpu_*.h")))
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
 FLAGS = (
@@ -42,7 +38,6 @@ COMPILERS = ("cc", "gcc", "clang")
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
 TIMEOUT = 600  # seconds for one compilation; the machine may be busy
-MOST_ABOUT = 1 << 16  # bytes of kernels.json
 #: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit, and what a Mac calls them
 ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 MAC_ABILITIES = {"asimddp": "FEAT_DotProd", "i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16"}
@@ -63,7 +58,6 @@ _ARM = "-march=armv8.2-a+dotprod"
 #: by architecture, from the plainest to the best: the last one that a processor has is taken
 SETS: dict[str, dict[str, InstructionSet]] = {
     "x86_64": {
-        "x86-64": InstructionSet(("-march=x86-64",), ""),
         "avx2": InstructionSet(("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
         "avx2-vnni": InstructionSet(("-march=x86-64-v3", "-mavxvnni"), "avx2 fma f16c bmi2 avx_vnni"),
         "avx512": InstructionSet(("-march=x86-64-v4",), _V4),
@@ -192,25 +186,28 @@ def kernels_wanted() -> str:
 
 
 def describe() -> str:
-    """Which CPU kernels are used, and why: "avx2 (built in, the best of this processor)".
+    """Which CPU kernels are used: "avx2 (built in)".
 
     Raises:
-        InputError: see :func:`kernels_wanted`.
+        InputError: see :func:`library`.
     """
-    wanted = kernels_wanted()
-    asked = "" if wanted == "auto" else f"TOKENSWIFT_KERNELS={wanted}"
+    wanted = checked()
     if wanted == "torch":
-        return f"torch ({asked})"
+        return "torch"
+    if (found := carried(wanted)) is not None:
+        return f"{Path(found._name).stem.rpartition('-')[0]} (built in)"
+    there = any(map(shutil.which, COMPILERS))
+    return "compiled at first use" if there else "those compiled earlier, or torch (no C compiler)"
+
+
+def checked() -> str:
+    """:func:`kernels_wanted`, an instruction set only where the processor has it."""
+    wanted = kernels_wanted()
     if wanted in own_sets() and wanted not in fitting(processor()):
-        return f"none ({asked}, which this processor does not have)"
-    found = _carried(wanted)
-    if isinstance(found, Carried):
-        return f"{found.instructions} (built in, {asked or 'the best of this processor'})"
-    if not any(map(shutil.which, COMPILERS)):
-        why = f"no C compiler, and those that came with it: {found}" if found else "no C compiler"
-        return f"those compiled earlier, or torch ({asked or why})"
-    why = asked or (f"those that came with it: {found}" if found else "for this processor")
-    return f"{wanted if asked else NATIVE} (compiled at first use, {why})"
+        from tokenswift.types import InputError
+
+        raise InputError(f"TOKENSWIFT_KERNELS is {wanted!r}, which this processor does not have; valid: auto")
+    return wanted
 
 
 def library(folder: Path) -> ctypes.CDLL | str:
@@ -219,13 +216,9 @@ def library(folder: Path) -> ctypes.CDLL | str:
     Args:
         folder: where compiled libraries are kept.
     Raises:
-        InputError: the processor does not have the instruction set that is asked for.
+        InputError: ``TOKENSWIFT_KERNELS`` is no valid value, or a set that the processor does not have.
     """
-    wanted = kernels_wanted()
-    if wanted in own_sets() and wanted not in fitting(processor()):
-        from tokenswift.types import InputError
-
-        raise InputError(f"TOKENSWIFT_KERNELS is {wanted!r}, which this processor does not have; valid: auto")
+    wanted = checked()
     targets = (own_sets()[wanted].flags,) if wanted in own_sets() else TARGETS
     return carried(wanted) or compiled(folder, targets)
 
@@ -233,120 +226,30 @@ def library(folder: Path) -> ctypes.CDLL | str:
 # ---- kernels that the package carries ----------------------------------------------------------------------
 
 
-class Carried(ctypes.CDLL):
-    """A library's entries for one instruction set, by the names that the sources give them.
-
-    Args:
-        path: of the library.
-        name: of the instruction set.
-        key: what stands for this code on this processor, as a compiled library's file name does.
-    """
-
-    def __init__(self, path: Path, name: str, key: str) -> None:
-        super().__init__(str(path))
-        self.instructions, self.key = name, key
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("ts_"):
-            return super().__getattr__(name)
-        entry = super().__getattr__(name + suffix(self.instructions))
-        setattr(self, name, entry)  # one object a name: its types of arguments are set on it
-        return entry
-
-
-def suffix(name: str) -> str:
-    """What the entries of an instruction set end with."""
-    return "__" + name.replace("-", "_")
-
-
-def text_of(library: ctypes.CDLL, name: str) -> str:
-    """The value of an array of characters of a library."""
-    if isinstance(library, Carried):
-        name += suffix(library.instructions)
-    return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, name))).decode()
-
-
-def key_of(library: ctypes.CDLL) -> str | None:
-    """What stands for a library's code on this processor; None where it is kept nowhere."""
-    name = library.key if isinstance(library, Carried) else Path(library._name).stem
-    return name if name.startswith("kernels-") else None
-
-
-def stamp() -> str:
-    """A hash of what a library is made from, and of the package's version."""
+def carried_name(name: str) -> str:
+    """The file of an instruction set in a wheel, by what it is made from and the package's version."""
     version = (HERE.parent.parent / "version.py").read_text(encoding="utf-8")
-    return hashlib.sha256("\0".join([repr(FLAGS), repr(SETS), version, *_sources()]).encode()).hexdigest()
+    made = "\0".join([repr(FLAGS), repr(SETS), version, *_sources()])
+    return f"{name}-{hashlib.sha256(made.encode()).hexdigest()[:20]}.so"
 
 
-def about(folder: Path) -> dict[str, str] | str | None:
-    """What made each instruction set of the library in a folder; why it cannot be used; None: there is none.
-
-    The library is read whole, to compare its checksum.
-    """
-    library, told = folder / LIBRARY, folder / ABOUT
-    try:
-        if not told.exists() and not library.exists():
-            return None
-        with told.open("rb") as file:
-            said = json.loads(file.read(MOST_ABOUT))
-        sets, digest = said["sets"], said["sha256"]
-        if said["stamp"] != stamp():
-            return "it was built from other sources"
-        if not (isinstance(sets, dict) and all(isinstance(each, str) for each in sets.values())):
-            return f"{ABOUT} is damaged"
-        if hashlib.sha256(library.read_bytes()).hexdigest() != digest:
-            return "it is damaged"
-    except OSError as error:
-        return f"{error.strerror or error}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{ABOUT} is damaged"
-    return sets
-
-
-def choice(wanted: str, abilities: str, there: Sequence[str]) -> str | None:
-    """The instruction set to use of those that are there; None where none of them is what is wanted.
-
-    Args:
-        wanted: "auto", or the name of a set that the processor has.
-        abilities: of the processor.
-    """
-    able = [name for name in fitting(abilities) if name in there]
-    if wanted == "auto":
-        return able[-1] if able else None
-    return wanted if wanted in able else None
-
-
-def _carried(wanted: str) -> Carried | str | None:
-    """The entries of the library that the package carries, for the best instruction set of the processor or
-    the one that is wanted; why they cannot be had; None where it carries none that fits."""
-    found = None if wanted == NATIVE else about(BUILT)
-    if found is None or isinstance(found, str):
-        return found
-    able = processor()
-    name = choice(wanted, able, list(found))
-    if name is None:
-        return None
-    key = hashlib.sha256(f"{stamp()} {name} {able}".encode()).hexdigest()[:20]
-    try:
-        made = Carried(BUILT / LIBRARY, name, f"kernels-{key}-{name}")
-        text_of(made, "ts_build")
-    except (OSError, ValueError, AttributeError) as error:  # of another platform, or without the entries
-        return " ".join(str(error).split())[:200]
-    return made
-
-
-def carried(wanted: str) -> Carried | None:
-    """The entries that the package carries; None where there are none, with a line of the logger where there
-    should be.
+def carried(wanted: str) -> ctypes.CDLL | None:
+    """The library that the package carries for the best instruction set of the processor, or the wanted one;
+    None where it carries none that fits, with a line of the logger where it has others.
 
     Args:
         wanted: a value of ``TOKENSWIFT_KERNELS``.
     """
-    found = _carried(wanted)
-    if isinstance(found, str):
-        logger.warning("the CPU kernels that came with tokenswift are not used (%s)", found)
+    if wanted == NATIVE or not BUILT.is_dir():
         return None
-    return found
+    for name in [wanted] if wanted in own_sets() else reversed(fitting(processor())):
+        if (found := _load(BUILT / carried_name(name))) is not None:
+            return found
+    logger.warning(
+        "the CPU kernels that came with tokenswift are not used: they are damaged, of other sources, or for "
+        "other processors"
+    )
+    return None
 
 
 # ---- kernels that are compiled here ------------------------------------------------------------------------
@@ -377,17 +280,22 @@ def compiled(
         return f"there is no C compiler ({compiler or 'cc, gcc or clang'})"
     logger.info("compiling the CPU kernels (once, a few seconds) into %s", folder)
     try:
-        with tempfile.TemporaryDirectory(prefix="tokenswift-") as made:
-            built = _compile(program, Path(made), targets)
-            if isinstance(built, str):
-                return built
-            digest = hashlib.sha256(built.read_bytes()).digest()
-            with built.open("ab") as file:  # behind what a loader looks at
-                file.write(digest)
-            path = built if kept is None else _keep(built, kept / own)
+        with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=kept) as made:
+            path = Path(made) / own
+            if (reason := _compile(program, path, targets)) is not None:
+                return reason
+            sign(path)
+            if kept is not None:
+                path = path.replace(kept / own)  # in one step; another folder has it for this process alone
             return _load(path) or "the compiled library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
+
+
+def sign(path: Path) -> None:
+    """Write a library's checksum behind what a loader looks at."""
+    with path.open("r+b") as file:
+        file.write(hashlib.sha256(file.read()).digest())
 
 
 def _sources() -> list[str]:
@@ -402,63 +310,42 @@ def _identity(compiler: str) -> str:
 
 
 def _private(folder: Path) -> Path | None:
-    """The folder, made if need be, if nobody else may write into it; None if another user owns it or it
-    cannot be had. One of ours that was open to others is closed, and what lies in it is not trusted."""
+    """The folder, made if need be; None where it cannot be written, or somebody else may write into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = os.stat(folder)
-        if about.st_uid != os.getuid():
-            logger.warning(
-                "compiled kernels are not cached: %s belongs to another user, who could change them "
-                "(TOKENSWIFT_CACHE names another cache folder)",
-                folder,
-            )
-            return None
-        if about.st_mode & 0o022:
-            logger.warning(
-                "%s was writable by others: it is now private, and the kernels are recompiled", folder
-            )
-            os.chmod(folder, 0o700)
-            for path in folder.glob("kernels-*"):
-                path.unlink()
-        return folder
     except OSError as error:
         logger.info("compiled kernels are not cached: %s", error.strerror or error)
         return None
+    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+        logger.warning(
+            "compiled kernels are not cached: others may change what is in %s "
+            "(chmod go-w it, or name another cache folder by TOKENSWIFT_CACHE)",
+            folder,
+        )
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
-def _compile(compiler: str, folder: Path, targets: tuple[tuple[str, ...], ...]) -> Path | str:
-    """The library, made in ``folder``, or why there is none."""
+def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> str | None:
+    """Make the library; why it cannot be made."""
     for name, text in zip(SOURCES, _sources(), strict=True):
-        (folder / name).write_text(text, encoding="utf-8")
+        (out.parent / name).write_text(text, encoding="utf-8")
     reason = ""
     for target in targets:
         flags = [*FLAGS, *target]
-        about = " ".join([Path(compiler).name, *flags]).replace("\\", "").replace('"', "")
-        made = (f'-DTS_BUILD="{about}"', "-shared", SOURCES[0], "-o", LIBRARY, "-lm")
-        command = [compiler, *flags, *made]
-        ran = subprocess.run(command, cwd=folder, capture_output=True, timeout=TIMEOUT, check=False)
+        about = re.sub(r'[\\"]', "", " ".join([Path(compiler).name, *flags]))
+        command = [compiler, *flags, f'-DTS_BUILD="{about}"', "-shared", SOURCES[0], "-o", out.name, "-lm"]
+        ran = subprocess.run(command, cwd=out.parent, capture_output=True, timeout=TIMEOUT, check=False)
         if not ran.returncode:
-            return folder / LIBRARY
-        text = ran.stderr.decode(errors="replace").strip()
-        reason = text.splitlines()[0][:200] if text else f"{compiler} ended with {ran.returncode}"
-    return reason
-
-
-def _keep(built: Path, path: Path) -> Path:
-    """Move a library to its place in one step; where that fails it serves this process alone."""
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".kernels-") as near:
-            library = Path(near) / "library"
-            shutil.copyfile(built, library)
-            os.replace(library, path)
-        return path
-    except OSError as error:
-        logger.info("compiled kernels are not cached: %s", error.strerror or error)
-        return built
+            return None
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        reason = next((line for line in lines if "error" in line), "".join(lines[:1]))[:200]
+    return reason or f"{compiler} ended with an error"
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
+    """A library whose checksum is right, or None."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:

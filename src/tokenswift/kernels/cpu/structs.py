@@ -77,7 +77,7 @@ class CPass(ctypes.Structure):
 
 #: of each function: what it returns, and its arguments
 _ENTRIES = {
-    "ts_linear": "void: pointer long pointer long pointer long long long int int pointer int",
+    "ts_linear": "void: pointer pointer pointer long long long int pointer int",
     "ts_take": "long: pointer pointer pointer long long long",
     "ts_norm": "void: pointer pointer pointer long long float int int",
     "ts_layers": "long: pointer pointer pointer",

@@ -1,4 +1,4 @@
-"""Random calls of the kernels, valid and invalid; under ASan and UBSan, too."""
+"""The kernels' own tests once more, with kernels under ASan and UBSan."""
 
 from __future__ import annotations
 
@@ -6,45 +6,37 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import OTHER
 from tests.kernels import sanitized
-from tests.kernels.fuzz import Fuzz
-from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.library import processor
 
-TARGETS = {"native": ("-march=native",), **OTHER}
-
-
-@pytest.mark.parametrize("seed", range(2))
-@torch.inference_mode()
-def test_random_calls(kernels: CpuBackend, seed: int) -> None:
-    Fuzz(kernels._lib, seed).run(30)
+TARGETS = {"native": ("-march=native",), "avx2": ("-mavx2", "-mfma", "-mf16c")}
+#: tests that call all kernels with rows and trees of all kinds, and with what is to be refused
+TESTS = ("kernels/test_kernels.py", "kernels/test_int8.py", "kernels/formats",
+         "kernels/test_buffers.py", "kernels/test_foreign_ids.py", "sampling/test_choose.py",
+         "sampling/test_adjust.py")  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=TARGETS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels with the sanitizers, for each kind of processor."""
-    if sanitized.runtime() is None:
-        pytest.skip("no GCC with ASan here")
-    if request.param == "avx2" and "avx2" not in processor():
-        pytest.skip("this processor has no AVX2")
+    if sanitized.runtime() is None or request.param == "avx2" and "avx2" not in processor():
+        pytest.skip("no GCC with ASan here, or a processor without AVX2")
     folder = tmp_path_factory.mktemp("sanitized")
     return sanitized.compiled(TARGETS[request.param], folder / "kernels.so")
 
 
 @pytest.mark.slow
-def test_random_calls_under_sanitizers(library: Path) -> None:
-    ran = run(library, "tests.kernels.fuzz", "100", "1200")
+def test_nothing_is_found(library: Path) -> None:
+    tests = [f"tests/{name}" for name in TESTS]
+    chosen = ("-m", "not slow", "-k", "not librar and not compiler and not written")
+    ran = run(library, "pytest", "-p", "no:cacheprovider", "-x", *chosen, *tests)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-8000:]
-    assert ran.stdout.rstrip().endswith("done")
 
 
 @pytest.mark.slow
 def test_sanitizers_see_a_row_too_many(library: Path) -> None:
     """Without this, silence would prove nothing."""
-    ran = run(library, "tests.kernels.planted_overrun")
+    ran = run(library, "tests.kernels.planted_overrun", str(library))
     assert ran.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in ran.stderr
     assert "reached" not in ran.stdout
