@@ -111,7 +111,7 @@ def memory(config: dict[str, Any]) -> dict[str, Any]:
     """
     if not sys.platform.startswith("linux"):
         raise InputError("memory is measured without mapped files, which Linux alone tells apart")
-    base = [backend_for(), load_tokenizer(config["model"], *locate(config["model"]))]
+    base = [backend_for(), load_tokenizer(config["model"], locate(config["model"]))]
     gc.collect()
     before, peaks, over = _memory()[0], [0, 0], threading.Event()
 

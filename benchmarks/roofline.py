@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,9 +118,9 @@ def sizes_of(name: str, dtype: str) -> Sizes:
     Raises:
         InputError: there is no such model, or its config makes none.
     """
-    source, local = locate_config(name)
-    path = gguf_in(Path(source))
-    config: Any = load_config(name, source, local) if path is None else config_of(GgufFile(path))
+    source = locate_config(name)
+    path = gguf_in(source)
+    config: Any = load_config(name, source) if path is None else config_of(GgufFile(path))
     full = config if path is None else config.of_transformers()
     count = numbers_of(name, full) - (0 if full.tie_word_embeddings else full.vocab_size * full.hidden_size)
     return _sizes(config, head_width(config), {"bfloat16" if dtype == "auto" else dtype: count})

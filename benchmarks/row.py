@@ -93,7 +93,7 @@ def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
 
 def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
-    file = gguf_in(Path(locate(config["model"])[0]))
+    file = gguf_in(locate(config["model"]))
     types = sorted(weights_of(llm.target))
     return {"file": None if file is None else file.name, "types": types}
 
@@ -115,7 +115,7 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":
         name = llm.resources.draft_models.name(small)
-        made["draft_model"] = _drafter(name, Path(locate(name)[0]))
+        made["draft_model"] = _drafter(name, locate(name))
     return made
 
 

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from tokenswift.files import line_of, replacing
 from tokenswift.loader import default_model
 from tokenswift.loader.default_model import RECORD
-from tokenswift.loader.identity import sample_of
 from tokenswift.types import InputError
 
 
@@ -36,13 +35,11 @@ def write(folder: Path, file: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         with safe_open(folder / "model.safetensors", framework="pt") as source:
             tensors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
-        embedding = next(t for n, t in tensors.items() if n.endswith(default_model.SHARED[0]))
-        header = {"version": default_model.VERSION, "target": record["target"], "notes": record["notes"]}
-    except (OSError, ValueError, KeyError, SafetensorError, StopIteration) as error:
+        header = {"version": 1, "target": record["target"], "notes": record["notes"]}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise InputError(f"{folder} is not a draft model of tokenswift train ({error})") from error
     header["config"] = {k: v for k, v in config.items() if not re.match("_|transformers_version", k)}
     weights = {n: t.bfloat16() for n, t in tensors.items() if not n.endswith(default_model.SHARED)}
-    weights[default_model.SAMPLE] = sample_of(embedding)
     try:
         with replacing(file) as part:
             save_file(weights, part, metadata={default_model.METADATA_KEY: json.dumps(header)})

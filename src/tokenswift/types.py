@@ -41,8 +41,8 @@ class RunError(RuntimeError):
     """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
 
 
-#: is told of long work: the stage ("fetch" in bytes, "load" in tensors, "pack" in layers, "prompt" in
-#: tokens), how much is done, and how much there is; the last call of a stage has both equal
+#: is told of long work: the stage ("load" in tensors, "pack" in layers, "prompt" in tokens), how much is
+#: done, and how much there is; the last call of a stage has both equal
 OnProgress = Callable[[str, int, int], None]
 
 

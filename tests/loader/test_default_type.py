@@ -27,10 +27,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_model_beside_running_texts(kind: str, tmp_path: Path, asked: list[torch.dtype]) -> None:
+def test_a_model_beside_running_texts(tmp_path: Path, asked: list[torch.dtype]) -> None:
     """Where transformers' own model is asked for behind one that is read from its file."""
-    write(tmp_path / "model.gguf", small(kind))
+    write(tmp_path / "model.gguf", small())
     with LLM(tmp_path / "model.gguf", dtype="bfloat16", device="cpu", heads="none") as llm:
         made = llm.source.model
     assert set(asked) <= {torch.float32}  # the usual one
@@ -40,29 +39,25 @@ def test_a_model_beside_running_texts(kind: str, tmp_path: Path, asked: list[tor
 
 
 def test_settings_come_back_whoever_ends_first() -> None:
+    """One after the other: settings that were saved within are not put back."""
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     inside, leave = threading.Event(), threading.Event()
 
-    def other() -> None:
+    def other(ends: threading.Event) -> None:
         with quiet_transformers():
             inside.set()
-            leave.wait(10)
+            ends.wait(10)
 
-    thread, second = threading.Thread(target=other), threading.Event()
-
-    def waiting() -> None:
-        with quiet_transformers():
-            second.set()
-
-    late = threading.Thread(target=waiting)
-    thread.start()
+    first, second = (threading.Thread(target=other, args=(leave,)) for _ in range(2))
+    first.start()
     assert inside.wait(10)
-    late.start()
-    assert not second.wait(0.2)  # one after the other: settings that were saved within are not put back
+    inside.clear()
+    second.start()
+    assert not inside.wait(0.2)
     leave.set()
-    thread.join()
-    late.join()
-    assert second.is_set()
+    first.join()
+    second.join()
+    assert inside.is_set()
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

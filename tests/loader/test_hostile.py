@@ -41,19 +41,10 @@ def opened(path: Path) -> LLM:
     ("said", "line"),
     [
         ({"hidden_size": 0}, "x: hidden_size is 0; valid: an integer from 1 to 262,144"),
-        (
-            {"num_hidden_layers": 10**7},
-            "x: num_hidden_layers is 10000000; valid: an integer from 1 to 1,024",
-        ),
-        ({"head_dim": 1 << 19}, "x: head_dim is 524288; valid: an integer from 2 to 1,024"),
         ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is infinite; valid: a number above 0, at most 1"),
         (
             {"num_attention_heads": 6, "num_key_value_heads": 4},
             "x: num_key_value_heads is 4; valid: a divisor of 6, the number of heads",
-        ),
-        (
-            {"rope_scaling": {"factor": -2.0}},
-            "x: rope_scaling.factor is -2.0; valid: a number above 0, at most 10^12",
         ),
         (
             {"rope_parameters": {"low_freq_factor": 4.0, "high_freq_factor": 1.0}},
@@ -83,36 +74,23 @@ CHANGES: dict[str, tuple[Callable[[Draft], Any], str]] = {
         lambda d: d.set("llama.rope.dimension_count", Value(U32, 32)),
         ": llama.rope.dimension_count is 32; valid: 64",
     ),
-    "another width": (
-        lambda d: d.set("llama.embedding_length", Value(U32, 128)),
-        ": llama.embedding_length is 128; valid: 256",
-    ),
     "scaled scores": (
         lambda d: d.set("llama.attention.scale", Value(F32, 2.0)),
         ": llama.attention.scale is 2.0; valid: 0.0, or a file without it",
-    ),
-    "a negative factor": (
-        lambda d: d.set("llama.rope.scaling.type", Value(TEXT, "linear")).set(
-            "llama.rope.scaling.factor", Value(F32, -2.0)
-        ),
-        ": llama.rope.scaling.factor is -2.0; valid: a number above 0, at most 10^12",
     ),
     "beyond the end": (
         lambda d: setattr(d.tensors[1][1], "offset", 1 << 40),
         "it ends before the end of tensor",
     ),
+    "two in one place": (lambda d: setattr(d.tensors[1][1], "offset", 0), "overlap"),
     "a type": (
-        lambda d: setattr(d.tensors[1][1], "code", 4096),
-        "is of type 4096, which is not known here; valid: a file in another, such as Q4_K_M",
-    ),
-    "alignment 0": (
-        lambda d: d.set("general.alignment", Value(U32, 0)),
-        "alignment 0, a power of two from 8 on is valid",
+        lambda d: setattr(d.tensors[1][1], "code", 24),
+        "is of type 24, which is not known here; valid: a file in another, such as Q4_K_M",
     ),
     "many keys": (lambda d: setattr(d, "counts", (None, 1 << 40)), "1099511627776 keys, at most"),
-    "a long list": (
-        lambda d: d.values.append(("x", Value(ARRAY, [], U32, 1 << 40))),
-        "lists of 10995116",
+    "an id beyond the rows": (
+        lambda d: d.set("tokenizer.ggml.eom_token_id", Value(U32, 260)),
+        ": tokenizer.ggml.eom_token_id is 260; valid: 0 to 259, a row of the embedding",
     ),
 }
 
@@ -129,9 +107,6 @@ def test_files_that_are_refused(name: str, draft: Draft, tmp_path: Path) -> None
     ("kind", "called", "count", "words"),
     [
         ("llama", "attn_q.bias", 1, "has shape (1,); valid: (256,)"),
-        ("llama", "ffn_gate.bias", 4096, "has shape (4096,); valid: (256,)"),
-        ("llama", "attn_q_norm.weight", 64, "does not belong to a llama model"),
-        ("qwen2", "attn_k.bias", 63, "has shape (63,); valid: (128,)"),
         ("qwen2", "ffn_down.bias", 256, "does not belong to a qwen2 model"),
         ("qwen3", "attn_k_norm.weight", 1, "has shape (1,); valid: (64,)"),
     ],
@@ -160,17 +135,6 @@ def test_more_tokens_than_rows(draft: Draft, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("bos", Value(U32, 260)), ("eom", Value(U32, 260)), ("unknown", Value(I32, -1))]
-)
-def test_ids_of_a_file_beyond_the_rows(name: str, value: Value, draft: Draft, tmp_path: Path) -> None:
-    path = draft.set(f"tokenizer.ggml.{name}_token_id", value).write(tmp_path / "model.gguf")
-    assert line_of(lambda: opened(path)) == (
-        f"model file {path}: tokenizer.ggml.{name}_token_id is {value.value}; valid: 0 to 259, a row of the "
-        "embedding"
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     tiny_model().save_pretrained(tmp_path / "model")
@@ -194,9 +158,7 @@ def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Pa
     assert "token id is 260; valid: 0 to 259" in line_of(lambda: opened(folder).generate([260], 2))
 
 
-@pytest.mark.parametrize(
-    ("file", "ids"), [("config.json", 260), ("generation_config.json", [1, 260]), ("config.json", -1)]
-)
+@pytest.mark.parametrize(("file", "ids"), [("generation_config.json", [1, 260]), ("config.json", -1)])
 def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder: Path) -> None:
     change(folder / file, eos_token_id=ids)
     llm = opened(folder)
@@ -207,7 +169,6 @@ def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder:
     ("fields", "words"),
     [
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'; valid: a number above 0, at most 1"),
-        ({"intermediate_size": 65}, "its weights "),
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
         ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
     ],
@@ -217,8 +178,8 @@ def test_configs_that_are_refused(fields: dict[str, Any], words: str, folder: Pa
     assert words in (line := line_of(lambda: opened(folder))) and str(folder) in line
 
 
-@pytest.mark.parametrize("file", ["../model/a.safetensors", "/etc/passwd", 3])
-def test_an_index_names_files_of_its_folder(file: Any, folder: Path) -> None:
+def test_an_index_names_files_of_its_folder(folder: Path) -> None:
+    file = "../model/a.safetensors"
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     names = load_file(folder / "a.safetensors")
     index = folder / "model.safetensors.index.json"
@@ -233,7 +194,6 @@ def test_an_index_names_files_of_its_folder(file: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("config.json", b'{"a": ' * 100_000, "config.json cannot be used"),
         ("config.json", b"[]", "its config.json cannot be used (it is not an object)"),
         ("generation_config.json", b'{"x": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "more than 64 deep"),
         ("tokenizer_config.json", b"\xff", "its tokenizer cannot be loaded ('utf-8' codec"),

@@ -101,12 +101,17 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("someone/some-model", "HF_HUB_OFFLINE", "folder")
 
 
-def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
+    kept = tmp_path / "models--someone--some-model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "snapshots" / "abc" / "config.json").write_text("{}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/somewhere/config.json")
-    assert locate("someone/some-model") == ("someone/some-model", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert locate("someone/some-model") == kept / "snapshots" / "abc"
 
 
 @pytest.mark.model

@@ -82,23 +82,11 @@ def test_another_scaling_is_refused() -> None:
         LLM.from_model(model, rope_scaling="yarn:2")
 
 
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": THETA,
-    "factor": 4.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-    "original_max_position_embeddings": 64,
-}
-
-
-@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE])
-def test_frequencies_that_depend_on_a_pass_are_refused(rope: dict[str, Any]) -> None:
+def test_frequencies_that_depend_on_a_pass_are_refused() -> None:
     """A tree reaches the boundary γ tokens before the text does, and another text would come out."""
-    model = tiny_model(rope_parameters=rope, max_position_embeddings=256)
-    with pytest.raises(InputError, match=rf"{rope['rope_type']}.*valid: default, linear, llama3, yarn"):
-        LLM.from_model(model)
+    rope = {**YARN, "rope_type": "dynamic", "original_max_position_embeddings": 64}
+    with pytest.raises(InputError, match="dynamic.*valid: default, linear, llama3, yarn"):
+        LLM.from_model(tiny_model(rope_parameters=rope, max_position_embeddings=256))
 
 
 KINDS: list[dict[str, Any]] = [
@@ -113,8 +101,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("rope", KINDS)
-@pytest.mark.parametrize("theta", [10000.0, 500000, 1e6])
-@pytest.mark.parametrize("width", [8, 48, 96, 128])
+@pytest.mark.parametrize(("theta", "width"), [(10000.0, 8), (500000, 96), (1e6, 128)])
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: float, width: int) -> None:
     """Bit for bit, from the config alone."""
     parameters = {**rope, "rope_theta": theta}
@@ -138,10 +125,6 @@ ADDED: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_e
     ("said", "wanted"),
     [
         ({"rope_parameters": PLAIN, "rope_scaling": ADDED}, {"rope_type": "yarn", "rope_theta": 1e6}),
-        (
-            {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": ADDED, "rope_theta": 1e6},
-            {"rope_theta": 1e6},
-        ),
         ({"rope_parameters": PLAIN, "rope_scaling": None}, PLAIN),
         ({"rope_theta": 1e6, "rope_scaling": ADDED}, {"rope_theta": 1e6, "factor": 4.0}),
         (
@@ -149,11 +132,6 @@ ADDED: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_e
             "says rope_theta 1000000.0 and 10000.0 in rope_parameters, rope_scaling or rope_theta; valid: ",
         ),
         ({"rope_parameters": PLAIN, "rope_theta": 1e4}, "says rope_theta 1000000.0 and 10000.0"),
-        (
-            {"rope_parameters": {**PLAIN, "rope_type": "llama3"}, "rope_scaling": ADDED},
-            "says rope_type 'llama3' and 'yarn'",
-        ),
-        ({"rope_parameters": {**PLAIN, "factor": 2.0}, "rope_scaling": ADDED}, "says factor 2.0 and 4.0"),
     ],
 )
 def test_positions_that_two_fields_speak_of(said: Any, wanted: Any, tmp_path: Path) -> None:

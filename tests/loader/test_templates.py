@@ -12,8 +12,6 @@ import pytest
 
 from tests.chats import TEMPLATE
 from tests.conftest import tiny_tokenizer
-from tests.gguf_files import small
-from tests.gguf_files import write as write_gguf
 from tokenswift.loader import template as render
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.template import rendered
@@ -131,24 +129,18 @@ REFUSED = ("escape", "unclosed", "undefined", "empty")
 def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]
-    given: tuple[Any, ...] = (None, TOOLS)
-    for tools in given:
-        for ends in (True, False):
-            try:
-                said: Any = tokenizer.apply_chat_template(
-                    CHATS[chat], tools=tools, tokenize=False, add_generation_prompt=ends
-                )
-            except Exception as error:  # whatever it raises
-                said = error
-            try:
-                ours = rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, tools, None, ends)
-            except InputError as error:
-                assert isinstance(said, Exception), f"transformers writes {said!r}"
-                if name != "hidden":  # their words are our own
-                    assert " ".join(str(said).split())[:160] in str(error)
-            else:
-                assert ours == said and name not in REFUSED
-            assert name in REFUSED or isinstance(said, str) or chat in ("wrong", "twice", "calls"), said
+    for tools, ends in ((None, True), (TOOLS, False)):
+        how = {"tools": tools, "add_generation_prompt": ends}
+        try:
+            said: Any = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
+        except Exception as error:  # whatever it raises
+            with pytest.raises(InputError) as caught:
+                rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how)
+            assert " ".join(str(error).split())[:160] in str(caught.value)
+            assert name in REFUSED or chat in ("wrong", "twice", "calls")
+        else:
+            assert rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how) == said
+            assert name not in REFUSED
 
 
 @pytest.mark.parametrize(
@@ -171,23 +163,15 @@ def test_templates_that_are_none(template: Any, words: str) -> None:
 
 LONG, TOO_MUCH, TOO_LONG = "writes too much text", "takes too much memory", "takes too long"
 DEEP = "recursion"
-#: template → what is said of it
+#: template → what is said of it: one for each limit, and one whose time goes into a single operation
 HOSTILE: dict[str, tuple[str, str]] = {
     "product": ("{{ 'a' * 10**10 }}", TOO_MUCH),
-    "doubling": (
-        "{% set ns = namespace(s='ab') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        TOO_MUCH,
-    ),
-    "percent": ("{{ '%1000000000d' % 5 }}", TOO_MUCH),
     "power": ("{{ 9**(9**9) }}", TOO_LONG),
     "loops that write": (
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
         LONG,
     ),
     "macros": ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", DEEP),
-    "recursive loop": ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", DEEP),
-    "join": ("{{ range(100000) | join('a' * 100000) }}", TOO_MUCH),
-    "parentheses": ("{{ " + "(" * 10**5 + "1" + ")" * 10**5 + " }}", DEEP),
     "blocks": ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, DEEP),
     "error": ("{{ raise_exception('x ' * 10**6) }}", "refuses the messages (x x "),
 }
@@ -210,26 +194,19 @@ print(json.dumps([said, own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_max
 """
 
 
-#: one for each limit, and one whose time goes into a single operation
-SOME = ("product", "power", "loops that write", "macros", "blocks", "error")
-
-
-@pytest.mark.parametrize(
-    "names", [SOME, pytest.param(tuple(HOSTILE), marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_templates_without_measure_end_in_a_line_each(names: tuple[str, ...]) -> None:
+def test_templates_without_measure_end_in_a_line_each() -> None:
     """One after the other in one process, each rendered by a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
-        input=json.dumps([HOSTILE[name][0] for name in names]),
+        input=json.dumps([template for template, _ in HOSTILE.values()]),
         capture_output=True,
         text=True,
         timeout=300,  # one hangs
     )
     assert done.returncode == 0, done.stderr
     lines, own, child = json.loads(done.stdout)
-    for name, line in zip(names, lines, strict=True):
-        assert line.startswith("the model's chat template ") and HOSTILE[name][1] in line, (name, line)
+    for (name, (_, words)), line in zip(HOSTILE.items(), lines, strict=True):
+        assert line.startswith("the model's chat template ") and words in line, (name, line)
         assert "\n" not in line and len(line) < 300, name
     assert max(own, child) < 512 * 1024, "kilobytes at most"
 
@@ -250,22 +227,9 @@ def test_the_process_is_kept_and_replaced() -> None:
     if not child:  # a fork has one of its own
         code = 1
         try:
-            code = int(render._process.running is not None or process() is second)
+            code = int(process() is second)
             render._process.close()
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert process() is second
-
-
-def test_the_command_line_says_it_in_a_line(tmp_path: Any) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = HOSTILE["product"][0]
-    write_gguf(tmp_path / "model.gguf", small(), tokenizer=tokenizer)
-    argv = ("generate", "Hi", "--model", str(tmp_path / "model.gguf"), "--max-new-tokens", "2")
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenswift", *argv], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2, done.stderr
-    assert "the model's chat template takes too much memory; valid: up to 2 seconds" in done.stderr
-    assert "Traceback" not in done.stderr

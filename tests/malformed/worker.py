@@ -3,7 +3,7 @@
 ``python -m tests.malformed.worker`` reads a line of JSON for each run, the command's arguments, and answers
 with one: exit code, signal, seconds, memory above the process's own, and what was written to standard error.
 A child is ended after :data:`SECONDS`, and cannot map more than :data:`ROOM` bytes besides. ``["planted",
-NAME]`` is one of `planted`'s ends.
+NAME]`` is one of :func:`_planted`'s ends.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.malformed.cases import Case
-from tests.malformed.planted import ENDS
 from tokenswift.cli import main as command
 from tokenswift.loader.find import cache_dir
+from tokenswift.types import InputError
 
 SECONDS = 30
 PROMPT = "a" * 60 + "!"  # what patterns that try everything try long
@@ -97,6 +97,15 @@ def fault(found: dict[str, Any]) -> str | None:
     return None
 
 
+def _planted(name: str) -> None:
+    """Ends that a run must not have, and the one that it should have."""
+    if name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "trip":
+        raise ZeroDivisionError
+    raise InputError("this file is wrong")
+
+
 def _child(argv: list[str], out: int, err: int, tell: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the questions are not a prompt
     os.dup2(out, 1)
@@ -109,7 +118,7 @@ def _child(argv: list[str], out: int, err: int, tell: int) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     try:
         if argv[0] == "planted":
-            code = command.main(argv, lambda _: ENDS[argv[1]]())  # type: ignore[arg-type,return-value]
+            code = command.main(argv, lambda _: _planted(argv[1]))  # type: ignore[arg-type,return-value]
         else:
             code = command.main(argv)
     except BaseException:

@@ -65,9 +65,8 @@ class Adapted(nn.Module):
         return self.base_layer(states) + self.lora_B["style"](self.lora_A["style"](states))
 
 
-def adapted(seed: int, rank: int = 2) -> LLM:
+def adapted(seed: int) -> LLM:
     model = tiny_model()
     attention = model.model.layers[0].self_attn
     attention.q_proj = Adapted(attention.q_proj, seed)
-    model.peft_config = {"style": type("Config", (), {"to_dict": lambda self: {"r": rank}})()}
     return LLM.from_model(model.eval(), tiny_tokenizer(), heads=None)

@@ -229,13 +229,13 @@ def sizes_of(name: str) -> dict[str, Any]:
     from tokenswift.loader.load import load_config, numbers_of
     from tokenswift.loader.rope import context_limit
 
-    source, local = locate_config(name)
-    if (path := gguf_in(Path(source))) is not None:
+    source = locate_config(name)
+    if (path := gguf_in(source)) is not None:
         file = GgufFile(path)
         config, tensors = config_of(file), file.tensors.values()
         weights, types = sum(one.nbytes for one in tensors), sorted({one.kind for one in tensors})
     else:
-        config = load_config(name, source, local)
+        config = load_config(name, source)
         kind = str(config.dtype or "float32").removeprefix("torch.")
         weights, types = numbers_of(name, config) * (4 if kind == "float32" else 2), [kind]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

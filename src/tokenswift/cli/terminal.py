@@ -192,7 +192,6 @@ class Signals:
 
 #: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
 STAGES = {
-    "fetch": ("fetching", "MB", 1_000_000),
     "load": ("loading", "tensors", 1),
     "quantize": ("quantizing", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),

@@ -51,8 +51,8 @@ class LLM(AbstractContextManager["LLM"]):
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; None: none.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
-        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
-            (bytes), "load" (tensors) and "pack" (layers).
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "load"
+            (tensors) and "pack" (layers).
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
         weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
             quantized at loading: "q8_0", "q4_0", "q4_1".

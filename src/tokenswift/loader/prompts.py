@@ -39,15 +39,8 @@ Turns: TypeAlias = list[dict[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages
 
 #: what a template is given by others than its options
-TAKEN = (
-    "messages",
-    "conversation",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "chat_template",
-    "tokenize",
-)
+TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template")
+TAKEN += ("tokenize",)
 #: stands behind an assistant's message that is continued
 END = "31415926535897932384626"
 VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
@@ -448,8 +441,7 @@ def set_apart(given: Any, tokenizer: Any, template: str = "") -> tuple[Any, dict
     Returns:
         The same with each control token's first character replaced, and what the replacements stand for.
     Raises:
-        InputError: a text becomes a control token as the tokenizer normalizes it, or there are too many
-            levels.
+        InputError: there are too many levels.
     """
     marks = [token.content for token in _added(tokenizer).values() if _controls(token)]
     texts: list[str] = []
@@ -468,7 +460,6 @@ def set_apart(given: Any, tokenizer: Any, template: str = "") -> tuple[Any, dict
         cut = {i for i in rest if text[i] in firsts and any(mark.startswith(text[i:]) for mark in marks)}
         return cut | {found.start() for found in whole.finditer(text)}
 
-    _check_normalized(texts, tokenizer)
     if not any(map(broken, texts)):
         return given, {}
     used = "\0".join([*texts, template]).lower()
@@ -551,21 +542,6 @@ def _any_of(texts: Sequence[str], strips: Mapping[str, tuple[bool, bool]] | None
         return (r"\s*" if before else "") + re.escape(text) + (r"\s*" if after else "")
 
     return re.compile("|".join(one(text) for text in sorted(texts, key=len, reverse=True)))
-
-
-def _check_normalized(texts: Sequence[str], tokenizer: Any) -> None:
-    """Refuse texts that hold a control token in another spelling, where a tokenizer looks for those in
-    normalized text."""
-    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-    marks = [t.content for t in _added(tokenizer).values() if t.normalized and _controls(t)]
-    if normalizer is None or not marks:
-        return
-    plain, normal = _any_of(marks), _any_of([normalizer.normalize_str(mark) for mark in marks])
-    for text in texts:
-        if len(normal.findall(normalizer.normalize_str(text))) > len(plain.findall(text)):
-            raise InputError(
-                f"{shown(text)} holds a control token of the model in another spelling; valid: a text without"
-            )
 
 
 def _without_added(text: str, tokenizer: Any, encode: Callable[..., list[int]], first: bool) -> list[int]:

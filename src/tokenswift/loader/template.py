@@ -108,28 +108,24 @@ class Process:
     def __init__(self) -> None:
         self.lock = Lock()
         self.running: subprocess.Popen[bytes] | None = None
+        self.owner = 0  # the process that started it; a fork of that one starts its own
 
     def ask(self, request: bytes) -> dict[str, str]:
         """The answer to a request: ``text``, ``error``, or ``limit``, what the template did against one."""
         with self.lock:
             running: Any = self.started()
+            answer: dict[str, str] = {}
             try:
                 running.stdin.write(request)
                 running.stdin.flush()
-                said = running.stdout.readline()
-            except OSError:  # it ended while it read
-                said = b""
-            except BaseException:  # somebody else's end, in the middle of a question
-                self.close()
-                raise
-            if not said.endswith(b"\n"):
+                answer = json.loads(running.stdout.readline())
+            except (OSError, ValueError):  # it ended
                 code = running.wait()
-                self.close()
                 how = f"ends the process that renders it (code {code})"
-                return {"limit": "takes too long" if code == -signal.SIGPROF else how}
-            answer = json.loads(said)
-            if "limit" in answer:  # whatever is left of it goes, too
-                self.close()
+                answer = {"limit": "takes too long" if code == -signal.SIGPROF else how}
+            finally:
+                if answer.keys().isdisjoint({"text", "error"}):  # it goes; or somebody ends this process
+                    self.close()
             return answer
 
     def started(self) -> subprocess.Popen[bytes]:
@@ -138,8 +134,9 @@ class Process:
         Raises:
             RunError: it cannot be started.
         """
-        if self.running is None or self.running.poll() is not None:
+        if self.running is None or self.owner != os.getpid() or self.running.poll() is not None:
             self.close()
+            self.owner = os.getpid()
             paths = [os.path.abspath(path) for path in sys.path]
             try:
                 self.running = subprocess.Popen(
@@ -158,25 +155,14 @@ class Process:
     def close(self) -> None:
         """End the process."""
         running, self.running = self.running, None
-        if running is not None:
+        if running is not None and self.owner == os.getpid():
             running.kill()
             with suppress(OSError):  # what was not written goes nowhere
                 running.communicate()
 
 
 _process = Process()
-_of_parents: list[Process] = []
-atexit.register(lambda: _process.close())
-
-
-def _forked() -> None:
-    """A fork leaves the process to the one that it is a fork of."""
-    global _process
-    _of_parents.append(_process)  # nothing of it is to be flushed or waited for
-    _process = Process()
-
-
-os.register_at_fork(after_in_child=_forked)
+atexit.register(_process.close)
 
 
 # ---- the process that renders ------------------------------------------------------------------------------

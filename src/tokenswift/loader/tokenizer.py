@@ -4,17 +4,18 @@ transformers' tokenizer of most checkpoints is that file and nothing else. :func
 is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Everything
 else is left to transformers.
 
-:func:`gguf_tokenizer` makes the one that a GGUF file describes. Two kinds are known. Byte-level BPE ("gpt2")
-comes with its merges, and the name of the rule by which a text is cut before (``tokenizer.ggml.pre``). BPE as
-sentencepiece has it ("llama") comes with scores instead: of two neighbours those are joined first whose union
-scores best. Whatever else a file asks for is refused: a rule that is nearly right gives texts that are.
+:func:`gguf_tokenizer` makes the one that a GGUF file describes (:class:`Words`). Two kinds are known.
+Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text is cut before
+(``tokenizer.ggml.pre``). BPE as sentencepiece has it ("llama") comes with scores instead: of two neighbours
+those are joined first whose union scores best. Whatever else a file asks for is refused: a nearly right rule
+gives nearly right texts.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +152,8 @@ def _special(folder: Path, said: Mapping[str, Any], whole: Mapping[str, Any]) ->
     if "added_tokens_decoder" in said:
         if {int(at): dict(token) for at, token in said["added_tokens_decoder"].items()} != added:
             return None
-    elif (folder / "added_tokens.json").exists():
+    elif any((folder / file).exists() for file in ("added_tokens.json", "special_tokens_map.json")):
         return None
-    elif (more := folder / "special_tokens_map.json").exists():
-        found = json.loads(read_small(more, MOST_CONFIG))
-        if not found.keys() <= set(NAMED):
-            return None
-        named |= found
     special = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items()}
     extra = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
     plain = {token["content"] for token in added.values() if {**token, **_PLAIN} == token}
@@ -173,33 +169,21 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-#: how each rule cuts a text: patterns, one after the other, or None for GPT-2's own
-CUTS: dict[str, tuple[str, ...] | None] = {
-    "gpt-2": None,
-    "smollm": None,
-    "llama-bpe": (_WORDS % "{1,3}",),
-    "qwen2": (_WORDS % "",),
-    "default": (  # of files that name none, as llama.cpp has it
-        r"[\p{P}\$\+<=>\^~\|]+",
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-        r"\p{N}+",
-        r"[0-9][0-9][0-9]",
-    ),
-}
+#: how each rule cuts a text: a pattern, or None for GPT-2's own
+CUTS = {"gpt-2": None, "smollm": None, "llama-bpe": _WORDS % "{1,3}", "qwen2": _WORDS % ""}
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 #: tokens that end a text besides those that the file numbers: of whatever kind it says they are, and those
 #: that may be ordinary text otherwise (``</s>`` is a tag of HTML)
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>")
 ENDS += ("<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>")
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
-logger = logging.getLogger("tokenswift")
 #: names of special tokens: ours, the file's
 SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: ids that become tokens of a text, or end it
 NUMBERED = ("bos", "eos", "eot", "eom", "unknown")
 
 
-class _Words(msgspec.Struct):
+class Words(msgspec.Struct, dict=True):
     """What a GGUF file says of its tokenizer, behind ``tokenizer.ggml.``."""
 
     model: str | None = None
@@ -218,20 +202,57 @@ class _Words(msgspec.Struct):
     add_eos_token: bool | int | None = None
     add_space_prefix: bool | int | None = None
 
+    @cached_property
+    def typed(self) -> list[tuple[str, int]]:
+        """Each token and its kind."""
+        tokens = self.tokens or []
+        return list(zip(tokens, self.token_type or [NORMAL] * len(tokens), strict=True))
 
-def check_words(metadata: Mapping[str, Any], rows: int, path: Path) -> None:
-    """Refuse a GGUF file's vocabulary that does not fit its embedding, or its own lists.
+    @property
+    def rule(self) -> str:
+        """The name of the rule that cuts texts."""
+        return SAME.get(self.pre or "", self.pre or "")
+
+    def special(self) -> dict[str, str]:
+        """Special tokens by transformers' names (``bos_token``, …)."""
+        tokens = self.tokens or []
+        named = {name: getattr(self, f"{theirs}_token_id") for name, theirs in SPECIAL_NAMES.items()}
+        there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
+        return {f"{name}_token": tokens[at] for name, at in there.items()}
+
+    def vocabulary(self) -> dict[str, int]:
+        """Tokens and their ids, without those that fill up a padded embedding."""
+        return {token: at for at, (token, kind) in enumerate(self.typed) if kind != UNUSED}
+
+    def added(self, name: str) -> list[str]:
+        """The special token that goes before (bos) or behind (eos) each text, if one does."""
+        at, said = getattr(self, f"{name}_token_id"), getattr(self, f"add_{name}_token")
+        if said is None:
+            said = name == "bos" and (self.model == "llama" or self.rule == "llama-bpe")
+        return [(self.tokens or [])[at]] if said and at is not None else []
+
+    def ends(self) -> list[int]:
+        """The ids that end a text, in order: those that the file numbers, and the well-known ones."""
+        found = {self.eos_token_id, self.eot_token_id, self.eom_token_id}
+        for at, (token, kind) in enumerate(self.typed):
+            if token in ENDS or (kind == CONTROL and token in CONTROL_ENDS):
+                found.add(at)
+        return sorted(at for at in found if at is not None)
+
+
+def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -> Words:
+    """What a GGUF file says of its tokenizer, its lists as long as each other.
 
     Args:
-        rows: of the embedding, V.
         path: of the file, for messages.
+        rows: of the embedding, V: ids and tokens are held against it.
     Raises:
         InputError: naming the value, and what is valid.
     """
     where, prefix = f"model file {path}", "tokenizer.ggml."
     said = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     try:
-        words = msgspec.convert(said, _Words)
+        words = msgspec.convert(said, Words)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
         valid = str(error).partition(" - at ")[0].removeprefix("Expected ").partition(", got")[0]
@@ -239,64 +260,57 @@ def check_words(metadata: Mapping[str, Any], rows: int, path: Path) -> None:
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise refusal(where, "tokenizer.chat_template", template, "text")
+    tokens = words.tokens or ()
+    most = len(tokens) if rows is None else rows
     for name in NUMBERED:
         at = getattr(words, f"{name}_token_id")
-        if at is not None and not 0 <= at < rows:
-            raise refusal(where, f"{prefix}{name}_token_id", at, f"0 to {rows - 1}, a row of the embedding")
-    tokens = words.tokens
-    if tokens is None:
-        return
-    if not 0 < len(tokens) <= rows:
+        if at is not None and not 0 <= at < most:
+            raise refusal(where, f"{prefix}{name}_token_id", at, f"0 to {most - 1}, a row of the embedding")
+    if words.tokens is not None and not 0 < len(tokens) <= most:
         raise InputError(
-            f"{where}: {prefix}tokens has {counted(len(tokens), 'token')}; valid: 1 to {rows:,}, the rows of "
+            f"{where}: {prefix}tokens has {counted(len(tokens), 'token')}; valid: 1 to {most:,}, the rows of "
             "the embedding"
         )
     for name in ("token_type", "scores"):
         found = getattr(words, name)
         if found and len(found) != len(tokens):
             raise InputError(f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}")
+    return words
 
 
-def build(metadata: Mapping[str, Any], path: Path) -> Any:
+def build(words: Words, path: Path) -> Any:
     """The tokenizer as its library has it, a ``tokenizers.Tokenizer``; without transformers.
 
     Args:
-        metadata: of the file.
         path: of the file, for messages.
     Raises:
         InputError: it is of another kind than those above, or incomplete.
     """
     from tokenizers import AddedToken, processors
 
-    kind, tokens = _value(metadata, "model"), _value(metadata, "tokens")
-    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens or ())
-    needed = ("tokens", "scores", "token_type") if kind == "llama" else ("tokens",)
-    joined = [len(t) > 1 for t, k in zip(tokens or (), kinds, strict=False) if k == NORMAL]
-    if kind == "gpt2" and 2 * sum(joined) > len(joined):
+    needed = ("tokens", "scores", "token_type") if words.model == "llama" else ("tokens",)
+    joined = [len(token) > 1 for token, kind in words.typed if kind == NORMAL]
+    if words.model == "gpt2" and 2 * sum(joined) > len(joined):
         needed = ("tokens", "merges")  # no other way leads to such tokens
-    if lacking := next((name for name in needed if _value(metadata, name) is None), None):
+    if lacking := next((name for name in needed if getattr(words, name) is None), None):
         raise InputError(
             f"model file {path} lacks tokenizer.ggml.{lacking}; valid: a file with its tokenizer"
         )
+    if words.model not in ("gpt2", "llama"):
+        raise InputError(
+            f"model file {path}: its tokenizer is of the kind {words.model!r}; valid: gpt2, llama"
+        )
     try:
-        if kind == "gpt2":
-            made = _byte_level(metadata, path)
-        elif kind == "llama":
-            made = _sentencepiece(metadata)
-        else:
-            raise InputError(f"model file {path}: its tokenizer is of the kind {kind!r}; valid: gpt2, llama")
-        given, ends = list(zip(tokens, kinds, strict=True)), {tokens[at] for at in gguf_ends(metadata)}
-        special = [AddedToken(t, special=True, normalized=False) for t, k in given if k == CONTROL]
+        made = _byte_level(words, path) if words.model == "gpt2" else _sentencepiece(words)
+        ends = {words.typed[at][0] for at in words.ends()}
+        special = [AddedToken(t, special=True, normalized=False) for t, k in words.typed if k == CONTROL]
         made.add_special_tokens(special)
-        own = [AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED and t not in ends]
-        made.add_tokens(own)
-        named = dict.fromkeys(
-            [*named_tokens(metadata).values(), *ends]
-        )  # not all are of the kind that controls
-        added = {token.content for token in made.get_added_tokens_decoder().values()}
-        made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in added])
-        before = [tokens[_value(metadata, "bos_token_id")]] if _adds(metadata, "bos") else []
-        after = [tokens[_value(metadata, "eos_token_id")]] if _adds(metadata, "eos") else []
+        own = (token for token, kind in words.typed if kind == USER_DEFINED and token not in ends)
+        made.add_tokens([AddedToken(token, normalized=False) for token in own])
+        named = dict.fromkeys([*words.special().values(), *ends])  # not all are of the kind that controls
+        there = {token.content for token in made.get_added_tokens_decoder().values()}
+        made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in there])
+        before, after = words.added("bos"), words.added("eos")
     except InputError:
         raise
     except BaseException as error:  # tokenizers raises plain Exceptions and panics, lists their own
@@ -312,10 +326,13 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
-    """The tokenizer of :func:`build` with its special tokens and chat template."""
-    return PlainTokenizer(
-        build(metadata, path), named_tokens(metadata), metadata.get("tokenizer.chat_template")
-    )
+    """The tokenizer of a GGUF file with its special tokens and chat template.
+
+    Raises:
+        InputError: as of :func:`build`.
+    """
+    words = words_of(metadata, path)
+    return PlainTokenizer(build(words, path), words.special(), metadata.get("tokenizer.chat_template"))
 
 
 def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
@@ -330,74 +347,18 @@ def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by transformers' names (``bos_token``, …)."""
-    tokens = _value(metadata, "tokens")
-    named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in SPECIAL_NAMES.items()}
-    there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
-    return {f"{name}_token": tokens[at] for name, at in there.items()}
-
-
-def gguf_ends(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, in order: those that the file numbers, and the well-known ones."""
-    found = {_value(metadata, f"{name}_token_id") for name in ("eos", "eot", "eom")}
-    tokens = _value(metadata, "tokens") or ()
-    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens)
-    for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
-        if token in ENDS or (kind == CONTROL and token in CONTROL_ENDS):
-            found.add(at)
-    return sorted(at for at in found if at is not None)
-
-
-def _value(metadata: Mapping[str, Any], name: str) -> Any:
-    return metadata.get(f"tokenizer.ggml.{name}")
-
-
-def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens and their ids, without those that fill up a padded embedding."""
-    tokens = _value(metadata, "tokens")
-    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens)
-    return {t: at for at, (t, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
-
-
-def _rule(metadata: Mapping[str, Any]) -> str:
-    """The name of the rule that cuts texts."""
-    named = str(_value(metadata, "pre") or "default")
-    return SAME.get(named, named)
-
-
-def _adds(metadata: Mapping[str, Any], name: str) -> bool:
-    """Whether a special token goes before (bos) or behind (eos) each text."""
-    said = _value(metadata, f"add_{name}_token")
-    if said is None:
-        usual = _value(metadata, "model") == "llama" or _rule(metadata) == "llama-bpe"
-        said = usual and name == "bos"
-    return bool(said) and _value(metadata, f"{name}_token_id") is not None
-
-
-def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
+def _byte_level(words: Words, path: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    rule = _rule(metadata)
-    if _value(metadata, "pre") is None:
-        logger.warning(
-            "model file %s does not name its pre-tokenizer (tokenizer.ggml.pre); the default one is used, "
-            "and the model may get other tokens than it was trained on",
-            path,
-        )
+    rule = words.rule
     if rule not in CUTS:
         valid = ", ".join((*CUTS, *SAME))
-        raise InputError(f"model file {path}: its pre-tokenizer is {rule!r}; valid: {valid}")
-    made = Tokenizer(
-        models.BPE(
-            vocab=_vocabulary(metadata),
-            merges=[tuple(line.split(" ")) for line in _value(metadata, "merges") or ()],
-            ignore_merges=rule == "llama-bpe",
-        )
-    )
+        raise InputError(f"model file {path}: its pre-tokenizer is {words.pre!r}; valid: {valid}")
+    merges: Any = [tuple(line.split(" ")) for line in words.merges or ()]
+    made = Tokenizer(models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe"))
     cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
     if cut is not None:
-        parts: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in cut]
+        parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]
     else:
         parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -409,23 +370,20 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     return made
 
 
-def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
+def _sentencepiece(words: Words) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens, scores = _value(metadata, "tokens"), _value(metadata, "scores")
-    kinds = _value(metadata, "token_type")
-    vocabulary = _vocabulary(metadata)
-    unknown = _value(metadata, "unknown_token_id")
+    unknown = words.unknown_token_id
     made = Tokenizer(
         models.BPE(
-            vocab=vocabulary,
-            merges=_merges(tokens, scores, kinds, vocabulary),
-            unk_token=None if unknown is None else tokens[unknown],
+            vocab=words.vocabulary(),
+            merges=_merges(words),
+            unk_token=None if unknown is None else words.typed[unknown][0],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    prefixed = _value(metadata, "add_space_prefix") is not False
+    prefixed = words.add_space_prefix is not False
     steps: list[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     last: list[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
@@ -435,21 +393,14 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
     return made
 
 
-def _merges(
-    tokens: list[str], scores: list[float], kinds: list[int], vocabulary: dict[str, int]
-) -> list[tuple[str, str]]:
+def _merges(words: Words) -> list[tuple[str, str]]:
     """Pairs of tokens whose union is a token, those with the best score first."""
-    plain = {
-        token
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind not in (UNKNOWN, CONTROL, UNUSED, BYTE)
-    }
+    ids = words.vocabulary()
+    plain = {token for token, kind in words.typed if kind not in (UNKNOWN, CONTROL, UNUSED, BYTE)}
     found: list[tuple[float, int, int, str, str]] = []
-    for token, score in zip(tokens, scores, strict=True):
-        if token not in plain:
-            continue
-        for cut in range(1, len(token)):
+    for (token, _), score in zip(words.typed, words.scores or (), strict=True):
+        for cut in range(1, len(token) if token in plain else 0):
             left, right = token[:cut], token[cut:]
             if left in plain and right in plain:
-                found.append((-score, vocabulary[left], vocabulary[right], left, right))
+                found.append((-score, ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]

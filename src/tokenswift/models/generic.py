@@ -7,7 +7,7 @@ user's object is never touched, and passes share nothing but weights, so threads
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
@@ -20,12 +20,14 @@ from transformers import AttentionInterface
 from tokenswift.config import LoadConfig
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.loader import placed
+from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
 
 NAME = "tokenswift"
+#: attributes that copies of a model share, since they cannot be copied
+SHARED = ("_device_mesh", "_mesh_manager")
 
 
 @dataclass(slots=True)
@@ -88,6 +90,41 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
+def hooks_of(model: nn.Module) -> Iterator[Any]:
+    """accelerate's hooks in a model, which bring a layer's inputs, and weights that lie elsewhere, to it."""
+    for module in model.modules():
+        if (hook := getattr(module, "_hf_hook", None)) is not None:
+            yield hook
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes."""
+    for hook in hooks_of(module):
+        if (device := getattr(hook, "execution_device", None)) is not None:
+            return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return next(module.parameters()).device
+
+
+def _kv_heads_of(model: Any, ranks: int) -> int:
+    """Heads of keys and values whose attention this rank computes."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if ranks == 1:
+        return heads
+    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+
+    found = get_kv_heads_per_rank(model.tp_plan, heads, ranks)
+    if not isinstance(found, int):
+        raise InputError(f"tp is {ranks}; valid: a number that divides the model's {heads} heads of keys")
+    return found
+
+
+def _local_bytes(weight: Tensor) -> int:
+    """Bytes of a weight that lie with this rank."""
+    own: Any = weight.to_local() if hasattr(weight, "to_local") else weight  # type: ignore[operator]
+    return own.numel() * own.element_size()
+
+
 #: names of the final norm in the families' bodies
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
@@ -98,8 +135,8 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     Raises:
         InputError: the modules cannot be copied.
     """
-    meshes = (getattr(model, name, None) for name in placed.SHARED)
-    parts = (*model.parameters(), *model.buffers(), *placed.hooks_of(model), *meshes)
+    meshes = (getattr(model, name, None) for name in SHARED)
+    parts = (*model.parameters(), *model.buffers(), *hooks_of(model), *meshes)
     shared: dict[int, Any] = {id(part): part for part in parts}
     try:
         copied = copy.deepcopy(model, shared)
@@ -149,7 +186,7 @@ class GenericTarget(BaseTarget):
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its weights may lie
-            in several places (`loader.placed`).
+            in several places.
         backend: what computes attention.
         rotary: its positions.
 
@@ -162,16 +199,18 @@ class GenericTarget(BaseTarget):
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
         norm = final_norm_name(model)
         copied = shared_copy(model, rotary)
-        super().__init__(copied.config, copied.lm_head.weight, rotary, backend, placed.kv_heads_of(model))
-        self.device = placed.device_of(copied.lm_head)
-        self.ranks = placed.tp_of(model)
-        self._one_by_one = Lock() if placed.is_offloaded(model) else nullcontext()
+        ranks = getattr(model, "_tp_size", None) or 1
+        heads = _kv_heads_of(model, ranks)
+        super().__init__(copied.config, copied.lm_head.weight, rotary, backend, heads)
+        self.device, self.ranks = device_of(copied.lm_head), ranks
+        offloaded = any(getattr(hook, "offload", False) for hook in hooks_of(model))
+        self._one_by_one = Lock() if offloaded else nullcontext()
         self.config._attn_implementation = NAME
         self.body, self.lm_head = copied.model, copied.lm_head
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
-        self.weight_bytes = sum(map(placed.local_bytes, weights))
+        self.weight_bytes = sum(map(_local_bytes, weights))
         self.windows = self._pass(self._one_row())[1].windows
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
@@ -240,7 +279,7 @@ class GenericTarget(BaseTarget):
         return shaped_logits(logits.to(self.device), self.config).float()
 
     def _gather(self, ids: Tensor) -> Tensor:
-        weight = placed.whole(self.lm_head)
+        weight = whole(self.lm_head)
         return weight[ids.to(weight.device)].to(self.device)
 
     @torch.inference_mode()

@@ -19,7 +19,6 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import usable
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.loader import placed
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.load import usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
@@ -117,17 +116,17 @@ def make_target(
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
-    from tokenswift.models.generic import GenericTarget, shared_copy
+    from tokenswift.models.generic import GenericTarget, device_of, shared_copy
 
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    usual = backend_for(placed.device_of(model.lm_head))  # attention and cache are there, for all layers
+    usual = backend_for(place := device_of(model.lm_head))  # attention and cache are there, for all layers
     if backend is None or backend.device != usual.device:
         backend = usual
     cases = _cases(model.lm_head.weight.shape[0])
     try:
-        expected = _expected(shared_copy(model, rotary), cases)
+        expected = _expected(shared_copy(model, rotary), cases, place)
     except InputError:
         raise
     except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
@@ -172,9 +171,8 @@ def _cases(vocab: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _expected(shared: Any, cases: list[list[int]]) -> Tensor:
+def _expected(shared: Any, cases: list[list[int]], device: torch.device) -> Tensor:
     """Logits after each case by the model's own forward, (cases, V) float32."""
-    device = placed.device_of(shared.lm_head)
     texts = (torch.tensor([case], device=device) for case in cases)
     rows = [shared(input_ids=text, use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(rows).to(device).float()

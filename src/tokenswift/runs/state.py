@@ -39,7 +39,6 @@ WORDS = {
     "rope": "rope_scaling",
     "config": "the model's config",
     "weights": "the model's weights",
-    "adapter": "the adapter",
     "tokenizer": "the tokenizer",
     "prompt": "the prompt",
 }
@@ -51,20 +50,13 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
     """A record, or a part of one, that has its own fields alone."""
 
 
-class Adapter(Strict):
-    """What PEFT attached: names and digest."""
-
-    names: list[Word]
-    digest: Word
-
-
 class Identity(Strict):
     """What decides the tokens; see `loader.identity` and `runs.state.check_same`."""
 
     dtype: Word
     config: Word
     weights: Word
-    adapter: Adapter | None
+    adapter: None
     tokenizer: Word | None
     rope: Word
     sampling: dict[str, bool | int | float | list[str | list[int | float]] | dict[str, str] | None]

@@ -72,12 +72,12 @@ class Resources:
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
-        self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec, on_progress)
+        self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(shipped))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """What of the model decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
+        """What of the model decides the tokens: dtype, config, weights, positions, tokenizer."""
         return self.source.identity() | self.target.identity()
 
     def heads_of(self, kind: str) -> Heads | None:

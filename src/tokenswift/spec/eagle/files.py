@@ -27,7 +27,7 @@ from tokenswift.loader.find import SHIPPED, check_eagle, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
 from tokenswift.loader.rope import Rotary, merged, rotary_of_config
 from tokenswift.spec.files import Entry, tensors_in
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError
 
 #: layers of the target that features are taken of
 FEATURES = 3
@@ -513,7 +513,7 @@ def _finite(entry: Entry, where: str) -> Tensor | Stored:
     return read
 
 
-def place_of(name: str, on_progress: OnProgress | None = None) -> Path:
+def place_of(name: str) -> Path:
     """A checkpoint's folder or file, fetched where it is the hub's.
 
     Raises:
@@ -526,6 +526,6 @@ def place_of(name: str, on_progress: OnProgress | None = None) -> Path:
     if path.exists():
         return path
     try:
-        return Path(locate(name, on_progress)[0])
+        return locate(name)
     except InputError as error:
         raise InputError(re.sub("^model", "eagle", str(error)), "eagle") from error

@@ -27,7 +27,7 @@ from tokenswift.models.base import BaseTarget
 from tokenswift.models.target import Target
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.files import SHIPPED, EagleWeights, load_eagle, place_of
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError
 
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
@@ -307,15 +307,12 @@ class EagleModel:
             )
 
 
-def eagle_of(
-    wanted: str | Path | EagleWeights, target: Target, codec: Any, on_progress: OnProgress | None = None
-) -> EagleModel:
+def eagle_of(wanted: str | Path | EagleWeights, target: Target, codec: Any) -> EagleModel:
     """A drafter for a target, whose passes give features from now on.
 
     Args:
         wanted: folder, GGUF file or hub id of a checkpoint, "shipped", or the weights themselves.
         codec: the target's tokenizer, or None.
-        on_progress: told of the stage "fetch", in bytes.
     Raises:
         InputError: there is none of that name, or it is none of this target.
     """
@@ -323,7 +320,7 @@ def eagle_of(
         found = wanted
     elif isinstance(wanted, str | Path):
         try:
-            found = load_eagle(place_of(str(wanted), on_progress), target.config, _tokens(codec))
+            found = load_eagle(place_of(str(wanted)), target.config, _tokens(codec))
         except InputError as error:
             if wanted != SHIPPED:
                 raise

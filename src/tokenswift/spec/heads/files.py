@@ -27,8 +27,8 @@ from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
 from tokenswift.loader.default_model import weights, where
-from tokenswift.loader.find import HUB_ID, answers, cached_file, fetch
-from tokenswift.loader.identity import TOLERANCE, BaseIdentity, Values, base_of, base_of_weights
+from tokenswift.loader.find import HUB_ID, answers, cached, fetch
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
 from tokenswift.loader.weights import open_weights
 from tokenswift.spec.files import Entry, entries_of, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -60,13 +60,12 @@ class HeadsHost:
     place: str
 
 
-def host_of(model: Any, values: Values | None = None) -> HeadsHost:
-    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is. ``values`` as for
-    `loader.identity.base_of`."""
+def host_of(model: Any) -> HeadsHost:
+    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is."""
     if isinstance(model, HeadsHost):
         return model
     place = str(getattr(model.config, "_name_or_path", "") or "")
-    return HeadsHost(base_of(model, values=values), model.dtype, model.device, place)
+    return HeadsHost(base_of(model), model.dtype, model.device, place)
 
 
 # ---- files -------------------------------------------------------------------------------------------------
@@ -256,8 +255,8 @@ def _fetched(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name) or ".." in name:
         return path
-    kept = cached_file(name, "config.json")
-    return Path(kept).parent if kept and answers() else Path(fetch(name))
+    kept = cached(name)
+    return kept if kept and answers() else fetch(name)
 
 
 def shipped_kinds(model: Any) -> dict[str, Path]:
@@ -336,5 +335,5 @@ def _heads_beside(host: HeadsHost) -> Heads | None:
     a hub id's."""
     place = host.place
     if HUB_ID.fullmatch(place) and not Path(place).is_dir():
-        place = str(Path(cached_file(place, "config.json") or "").parent)
+        place = str(cached(place) or "")
     return load_heads(place, host) if place and holds_heads(place) else None

@@ -23,7 +23,7 @@ from tokenswift.train.draft import DraftStudent, make_student, train_draft
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import Job
 from tokenswift.train.states import Windows
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError
 
 TOKENS = torch.arange(20)[None] * 7 % 256
 
@@ -135,15 +135,6 @@ def test_the_alias(packed: Path, tmp_path: Path) -> None:
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert torch.equal(made[name], given[name])
     assert torch.equal(made["model.norm.weight"], load_file(packed)["model.norm.weight"].float())
-
-
-def test_it_fits_its_own_target_only(packed: Path, tmp_path: Path) -> None:
-    write(tmp_path / "cache" / default_model.GGUF, small_model(seed=5, tie_word_embeddings=True))
-    with pytest.raises(RunError, match="was made for another model than"):
-        load(default_model.DRAFT, device="cpu")
-    packed.write_bytes(packed.read_bytes()[:100])
-    with pytest.raises(RunError, match="cannot be built"):
-        load(default_model.DRAFT, device="cpu")
     with pytest.raises(InputError, match="is not a draft model"):
         pack_draft.write(tmp_path / "cache", tmp_path / "x")
     assert not (tmp_path / "x").exists()
