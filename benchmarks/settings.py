@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import OPTIONS, SamplingParams, build_options, settings_of, shown
-from tokenswift.sampling.presets import FIELDS, sampler
+from tokenswift.config import OPTIONS, SamplingParams, build_options, preset, settings_of, shown
 from tokenswift.types import InputError
 
+#: what a sampler's setting may name
+FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
 REACHES = ("generate", "text")
 #: see the file
 FILE = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encoding="utf-8"))
@@ -107,7 +108,7 @@ def resolve(
         check_integer("points", point, 1)
     if points != sorted(set(points)):
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
-    sampling = {**sampler(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
+    sampling = {**preset(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
     params = SamplingParams(**sampling, seed=seed)
     options = _options(merged)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")

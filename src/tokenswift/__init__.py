@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tokenswift.chat.calls import Reply, ToolCall
     from tokenswift.config import (
         AutoOptions,
-        LoopOptions,
         MagicDecOptions,
         MedusaOptions,
         SamplingParams,
@@ -49,7 +48,6 @@ __all__ = [
     "InputError",
     "Logprob",
     "Loop",
-    "LoopOptions",
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
@@ -69,8 +67,7 @@ __all__ = [
 ]
 _MODULES = {
     "chat.calls": "Reply ToolCall",
-    "config": "AutoOptions LoopOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions "
-    "TriForceOptions",
+    "config": "AutoOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions TriForceOptions",
     "engine.journal": "resume",
     "engine.llm": "LLM",
     "engine.request": "Request",

@@ -256,6 +256,34 @@ NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
 }
+#: the paper's sampling settings by name, all fields of `SamplingParams` but seed and greedy: of its models
+#: (Table 10) and of the samplers that it compares (Tables 6 and 12); "paper" is `SamplingParams()`
+PRESETS: dict[str, dict[str, Any]] = {
+    name: {**NEUTRAL, "penalty_window": 1024, **given}
+    for name, given in {
+        "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
+        "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
+        "qwen2.5-1.5b": {"top_p": 0.9, "repetition_penalty": 1.15},
+        "qwen2.5-7b": {"min_p": 0.05, "repetition_penalty": 1.15},
+        "qwen2.5-14b": {"min_p": 0.05, "repetition_penalty": 1.13},
+        "top-p": {"top_p": 0.9, "repetition_penalty": 1.2},
+        "min-p": {"min_p": 0.1, "repetition_penalty": 1.2},
+        "eta": {"eta_cutoff": 2e-4, "repetition_penalty": 1.2},
+        "paper": {"min_p": 0.1, "repetition_penalty": 1.2},
+    }.items()
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The fields of a setting of `PRESETS`.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    check_choice("preset", name, tuple(PRESETS))
+    return PRESETS[name]
+
+
 #: fields that go by more of a text than the contextual penalty; named only where they are not off
 ADJUSTING = tuple(one.name for one in fields(SamplingParams))[9:]
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
@@ -302,37 +330,6 @@ def _warm(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ON_LOOP = words.words(words.OnLoop)
-MOST_PATTERN = 65_536  # tokens of a repeated pattern
-
-
-@named_errors
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """When a text counts as looping.
-
-    Attributes:
-        min_pattern_size, max_pattern_size: tokens of a pattern.
-        min_count: copies of it, at least 2.
-        min_tokens: tokens that the copies make up together.
-    """
-
-    min_pattern_size: int = 1
-    max_pattern_size: int = 512
-    min_count: int = 3
-    min_tokens: int = 160
-
-    def __post_init__(self) -> None:
-        for name in ("min_pattern_size", "max_pattern_size", "min_tokens"):
-            check_whole(self, name, 1)
-        check_whole(self, "min_count", 2)
-        fits = self.min_pattern_size <= self.max_pattern_size <= MOST_PATTERN
-        valid = f"; valid: {self.min_pattern_size} (min_pattern_size) to {MOST_PATTERN}"
-        refuse(not fits, self, "max_pattern_size", valid)
-
-    @property
-    def reach(self) -> int:
-        """Tokens that decide whether the next one ends a loop."""
-        return self.max_pattern_size + max(self.min_tokens, self.max_pattern_size * self.min_count)
 
 
 def given_options(options: Any) -> dict[str, Any]:

@@ -49,8 +49,9 @@ class Segment:
     parents: Sequence[int] | None = None
 
 
-class KVCache(Protocol):
-    """Keys and values of the tokens committed so far, plus room for the pass under way.
+class KVCache:
+    """Keys and values of the tokens committed so far, plus room for the pass under way; with the methods that
+    transformers' own code calls a cache by.
 
     Attributes:
         data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; of int8
@@ -66,18 +67,27 @@ class KVCache(Protocol):
     @property
     def length(self) -> int:
         """Entries that a pass attends to besides its own tokens."""
-        ...
+        raise NotImplementedError
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values (1, K, n, d) and return all of them (1, K, L, d): what a
-        model that runs through transformers' own code calls."""
-        ...
+        """Write a pass's entries (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Same as :attr:`length`; transformers asks for it."""
-        ...
+        Raises:
+            ValueError: there is no room.
+        """
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
 
 
 class FeatureStore(Protocol):

@@ -14,11 +14,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tokenswift.config import MAX_NODES, tree_nodes
 from tokenswift.types import DraftTree, InputError
 
 _SURE = 0.98  # no candidate counts as more certain than this
-_VALID = "auto, or integers of at least 1 separated by commas, such as 1,3,3,3"
 
 
 class CandidateTree:
@@ -187,12 +185,8 @@ def check_tree(widths: Sequence[int], vocab_size: int) -> None:
     """Check a tree's widths against the model.
 
     Raises:
-        InputError: a width below 1 or above the vocabulary, or more than 4,096 nodes in all.
+        InputError: a width above the vocabulary.
     """
-    text = ",".join(map(str, widths))
-    if not widths or min(widths) < 1:
-        raise InputError(f"tree is {text!r}; valid: {_VALID}")
     if max(widths) > vocab_size:
+        text = ",".join(map(str, widths))
         raise InputError(f"tree is {text!r}; valid: widths up to {vocab_size}, the vocabulary size")
-    if len(widths) > MAX_NODES or tree_nodes(widths) > MAX_NODES:
-        raise InputError(f"tree is {text!r}; valid: at most {MAX_NODES} nodes in all, the root included")

@@ -91,7 +91,6 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --strategy tokenswift --tree 1" + ",1" * 5000, "valid: at most 4096 nodes in all"),
     ("hi --run-dir /proc/run", "--run-dir /proc/run"),
     ("hi --explain same --json same", "--explain and --json are both same; valid: two different files"),
-    ("hi --loop-patterns 5,1,3", "max_pattern_size is 1; valid: 5 (min_pattern_size) to 65536"),
     ("hi --eagle no/such/place", "--eagle is 'no/such/place': no such folder or file; valid: "),
     ("hi --json-schema prompt.txt", "--json-schema prompt.txt: the JSON schema is not JSON"),
     ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),

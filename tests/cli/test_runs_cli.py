@@ -239,11 +239,6 @@ def test_plan(cli: Call, tiny: Path) -> None:
         ),
         (("generate", "x", "--on-loop", "halt"), "--on-loop is 'halt'; valid: report, stop"),
         (("generate", "x", "--run-dir", ""), "--run-dir is ''"),
-        (
-            ("generate", "x", "--loop-patterns", "3,2"),
-            "--loop-patterns is 3,2; valid: three integers MIN,MAX,COUNT",
-        ),
-        (("generate", "x", "--loop-patterns", "3,2,2"), "max_pattern_size is 2; valid: 3 (min_pattern_size)"),
     ],
 )
 def test_bad_input(cli: Call, argv: tuple[str, ...], line: str) -> None:

@@ -73,14 +73,6 @@ def test_characters_split_over_tokens(text: str) -> None:
     assert "".join(stream_all(TINY, TINY.encode(text))) == text
 
 
-def test_half_a_character_is_held_back() -> None:
-    first, second, third = TINY.encode("日")
-    stream = TextStream(TINY)
-    assert [stream.push(first), stream.push(second), stream.push(third)] == ["", "", "日"]
-    assert stream.push(first) == ""
-    assert stream.finish() == ""  # a text that ends there has no part of it
-
-
 @pytest.mark.parametrize("tokenizer", [TINY, "byte_fallback"])
 def test_a_character_that_the_length_cuts_is_left_out(tokenizer: Any) -> None:
     """Of two, three and four bytes, at each place in it; a U+FFFD that was written stays."""

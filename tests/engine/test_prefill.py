@@ -11,7 +11,6 @@ import torch
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.kv.full import FullCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError, Step
@@ -74,25 +73,3 @@ def test_one_token_is_a_prompt() -> None:
     assert got.token_ids == llm.generate([5], 20, ignore_eos=True).token_ids
     with pytest.raises(InputError, match="prompt is empty"):
         llm.prefill([])
-
-
-def test_a_fork_of_a_cache_shares_nothing() -> None:
-    def cache(capacity: int) -> FullCache:
-        made = FullCache(2, 1, 4, capacity, torch.float32, torch.device("cpu"))
-        for layer in (0, 1):
-            made.update(torch.full((1, 1, 3, 4), 1.0 + layer), torch.full((1, 1, 3, 4), 5.0), layer)
-        made.commit((0, 1, 2))
-        return made
-
-    first = cache(8)
-    second = first.fork(5)
-    assert (second.length, second.capacity) == (3, 5)
-    assert torch.equal(second.data[:, :, :3], first.data[:, :, :3])
-    for layer in (0, 1):
-        second.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), layer)
-    second.commit((1,))
-    second.data.fill_(9.0)
-    assert first.length == 3 and second.length == 4
-    assert torch.equal(first.data[:, :, :3], cache(8).data[:, :, :3])
-    with pytest.raises(ValueError, match="capacity is 2; 3 tokens are to be copied"):
-        first.fork(2)

@@ -306,18 +306,6 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
     assert resumed.token_ids == alone(llm, bad["No space left"]).token_ids
 
 
-def test_a_fault_of_the_scheduler_leaves_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Scheduler, reader: Any) -> None:
-        raise ValueError("planted")
-
-    monkeypatch.setattr(Scheduler, "_step", broken)
-    with Scheduler(llm) as scheduler:
-        ticket = scheduler.submit(plain([3, 4]))
-        over(ticket)
-    with pytest.raises(ValueError, match="planted"):
-        _ = ticket.result
-
-
 def test_what_is_kept_for_later_ends_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a copy of an ended text's cache finds no memory: that text has its result, the others go on."""
 
@@ -366,36 +354,6 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
     assert [type(event) for event in told].count(ValueError) == len(told) == 3
 
 
-def test_a_request_in_the_moment_of_a_fault_is_ended_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was found to have room as the fault came."""
-    reads, fails, asked, check = threading.Event(), threading.Event(), [0], Scheduler._check_queue
-
-    def fault(self: Scheduler, *args: object) -> None:
-        reads.set()
-        assert fails.wait(60)
-        raise ValueError("planted")
-
-    def checked(self: Scheduler) -> None:
-        check(self)
-        asked[0] += 1
-        if asked[0] == 4:  # the second request's, the last time
-            fails.set()
-            self._thread.join(0.3)  # it waits for this one, or would have ended by then
-
-    monkeypatch.setattr(Scheduler, "_read", fault)
-    monkeypatch.setattr(Scheduler, "_check_queue", checked)
-    scheduler = Scheduler(llm)
-    tickets = [scheduler.submit(plain([1], 3))]
-    assert reads.wait(60)
-    tickets.append(scheduler.submit(plain([2], 3)))
-    for ticket in tickets:
-        assert ticket.wait(20)
-        with pytest.raises(ValueError, match="planted"):
-            _ = ticket.result
-    with pytest.raises(InputError, match="the scheduler is closed"):
-        scheduler.submit(plain([1]))
-
-
 def test_a_callback_that_leaves_ends_its_text_alone(llm: LLM) -> None:
     """By sys.exit, say, which is no Exception."""
     with Scheduler(llm) as scheduler:
@@ -437,21 +395,6 @@ def test_a_callback_may_close_the_scheduler(llm: LLM, late: bool) -> None:
     assert ticket.wait(20)
     scheduler.close()
     assert ticket.result.finish_reason == "cancelled" and isinstance(told[0], Step)
-
-
-def test_a_text_is_not_over_before_its_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or who asks for its steps meanwhile would not hear of its failure."""
-    tell, early = Ticket.tell, []
-
-    def told(self: Ticket, event: Event, *more: Any) -> None:
-        early.append(self.is_over)
-        tell(self, event, *more)
-
-    monkeypatch.setattr(Ticket, "tell", told)
-    with Scheduler(llm) as scheduler:
-        ticket = scheduler.submit(plain([4], 3))
-        over(ticket)
-    assert early == [False] * 4
 
 
 # ---- memory and order ---------------------------------------------------------------------------

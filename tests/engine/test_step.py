@@ -20,7 +20,7 @@ VOCAB = 10
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 
 
-class ListCache:
+class ListCache(KVCache):
     """A cache of token ids, to see what was committed."""
 
     data = work = torch.empty(0)

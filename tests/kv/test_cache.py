@@ -46,6 +46,20 @@ def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
         assert torch.equal(cache.data[2 * layer + 1, :, : cache.length, 0], -keys)
 
 
+def test_a_fork_shares_nothing() -> None:
+    first = _full(3)
+    second = first.fork(5)
+    assert (second.length, second.capacity) == (3, 5)
+    assert torch.equal(second.data[:, :, :3], first.data[:, :, :3])
+    _fill(second, 2)
+    second.commit((1,))
+    second.data.fill_(9.0)
+    assert first.length == 3 and second.length == 4
+    assert torch.equal(first.data[:, :, :3], _full(3).data[:, :, :3])
+    with pytest.raises(ValueError, match="capacity is 2; 3 tokens are to be copied"):
+        first.fork(2)
+
+
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
-from tokenswift import LLM, LoopOptions, SamplingParams
+from tokenswift import LLM, SamplingParams
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.types import Loop
 
@@ -23,8 +23,8 @@ def noise(count: int, seed: int = 0) -> list[int]:
     return [chance.randrange(10_000) for _ in range(count)]
 
 
-def alarms(tokens: list[int], options: LoopOptions | None = None) -> list[tuple[int, Loop]]:
-    guard = LoopGuard(options)
+def alarms(tokens: list[int]) -> list[tuple[int, Loop]]:
+    guard = LoopGuard()
     found = []
     for at, token in enumerate(tokens):
         if guard.push(token):
@@ -70,9 +70,6 @@ def test_the_greedy_loop_of_the_default_model(embedded: str) -> None:
 # ---- in a run ---------------------------------------------------------------------------------------------
 
 
-SMALL = LoopOptions(1, 32, 3, 24)
-
-
 @pytest.fixture(scope="module")
 def looping() -> LLM:
     """A tiny model that repeats one token for ever."""
@@ -82,26 +79,26 @@ def looping() -> LLM:
 
 
 def test_stopping_is_the_same_whatever_drafts(looping: LLM) -> None:
-    call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True, "loop": SMALL}
-    long = looping.generate("hello", 120, **call, strategy="autoregressive")
+    call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True}
+    long = looping.generate("hello", 220, **call, strategy="autoregressive")
     assert long.finish_reason == "length" and long.metrics.loop is not None  # reported, not stopped
     stopped = [
-        looping.generate("hello", 120, **call, on_loop="stop", strategy=strategy, strategy_options=options)
+        looping.generate("hello", 220, **call, on_loop="stop", strategy=strategy, strategy_options=options)
         for strategy, options in (("autoregressive", {}), ("tokenswift", {"ngrams": 2, "ngram_count": 1}),
                                   ("magicdec", {"gamma": 5, "budget": 24, "sinks": 2}))
     ]  # fmt: skip
     assert {out.finish_reason for out in stopped} == {"loop"}
     assert len({tuple(out.token_ids) for out in stopped}) == 1
     loop = stopped[0].metrics.loop
-    assert loop is not None and len(stopped[0].token_ids) == loop.start + loop.span < 60
+    assert loop is not None and len(stopped[0].token_ids) == loop.start + loop.span < 220
     assert long.token_ids[: len(stopped[0].token_ids)] == stopped[0].token_ids
 
 
 def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path) -> None:
     import tokenswift
 
-    call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True, "loop": SMALL}
-    first = looping.generate("hello", 90, **call, on_loop="stop", run_dir=tmp_path / "run")
+    call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True}
+    first = looping.generate("hello", 220, **call, on_loop="stop", run_dir=tmp_path / "run")
     again = tokenswift.resume(tmp_path / "run", llm=looping)
     assert (again.finish_reason, again.token_ids, again.metrics.loop) == (
         "loop",
@@ -109,5 +106,5 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
         first.metrics.loop,
     )
     on = tokenswift.resume(tmp_path / "run", llm=looping, on_loop="report")
-    assert on.finish_reason == "length" and on.token_ids == looping.generate("hello", 90, **call).token_ids
+    assert on.finish_reason == "length" and on.token_ids == looping.generate("hello", 220, **call).token_ids
     assert on.metrics.loop == first.metrics.loop

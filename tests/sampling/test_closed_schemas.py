@@ -43,15 +43,11 @@ def nested(schema: Any) -> dict[str, Any]:
     [
         (A, "%s"),
         (nested(A), '{"x": %s}'),
-        (nested({"type": "array", "items": A}), '{"x": [%s]}'),
         (nested({"anyOf": [A, {"type": "null"}]}), '{"x": %s}'),
         (nested({"allOf": [A]}), '{"x": %s}'),
         ({**nested({"$ref": "#/$defs/A~1b"}), "$defs": {"A/b": A}}, '{"x": %s}'),
-        ({"$ref": "#/definitions/A", "definitions": {"A": A}}, "%s"),
-        (nested({"type": "object", "additionalProperties": A}), '{"x": {"y": %s}}'),
         (nested({"type": "array", "prefixItems": [A], "items": False}), '{"x": [%s]}'),
         (Outer, '{"one": %s, "many": []}'),
-        (Outer, '{"one": {"a": 1}, "many": [%s]}'),
         (Outer, '{"one": {"a": 1}, "many": [], "either": %s}'),
     ],
 )
@@ -64,13 +60,11 @@ def test_no_other_members(schema: Any, inside: str) -> None:
     ("schema", "text"),
     [
         ({**A, "additionalProperties": True}, '{"a": 1, "b": 2}'),
-        (nested({"type": "object"}), '{"x": {"b": 2}}'),
         (Outer, '{"one": {"a": 1}, "many": [], "free": {"b": 2}}'),
         ({**A, "required": ["a", "b"]}, '{"a": 1, "b": 2}'),
         ({"allOf": [A, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}, '{"a": 1, "b": 2}'),
         ({**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"properties": {"b": {}}}}},
          '{"a": 1, "b": 2}'),
-        ({"type": "object", "properties": {"properties": A}}, '{"properties": {"a": 1}}'),
     ],
 )  # fmt: skip
 def test_what_is_said_otherwise(schema: Any, text: str) -> None:

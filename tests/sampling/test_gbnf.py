@@ -17,13 +17,9 @@ def follows(grammar: Grammar, text: str) -> bool:
     ("text", "good", "bad"),
     [
         (r"root ::= [a\-c]+", "a-c", "b"),
-        (r"root ::= [\^a]+", "^a", "b"),
-        (r"root ::= [^\-]+", "ab", "a-b"),
         (r'root ::= "a\-b\.\/\"\\\\"', 'a-b./"\\\\', "a"),
-        (r"root ::= [\]\[\\]+", "[]\\", "-"),
         (r"root ::= [\x41-\x43]+", "ABC", "D"),
         (r'root ::= "\u00e9" [\u00e0-\u00ef]', "éç", "eç"),
-        (r"root ::= [\U0001F600-\U0001F64F]", "😀", "a"),
         (r'root ::= "\u0041\n\t\x22"', 'A\n\t"', "A"),
     ],
 )

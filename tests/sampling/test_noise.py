@@ -9,57 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import gumbel_r, kstest
-from torch import Tensor
 
 from tests.stats import chi_square
-from tokenswift.sampling.noise import Noise, gumbels_, mix64, noise_bits, position_key
+from tokenswift.sampling.noise import Noise, mix64, noise_bits, position_key
 
 BIG = 150_000
-KNOWN = {
-    (0, 0): [
-        3746585686858627171,
-        6235967106033911276,
-        4964577235801436555,
-        8484398561613862473,
-        -8589257098032599092,
-    ],
-    (7, 1_000): [
-        -218566924334300911,
-        7731812125505219482,
-        -1097054109373065566,
-        -8020016902367901190,
-        -1316917699418378185,
-    ],
-    (2**63 - 1, 2**31): [
-        -8096242942471265679,
-        8998297849457053402,
-        2866258549773891893,
-        -8682974138156959252,
-        7165444518892265767,
-    ],
+KNOWN = {  # of the tokens 0, 1 and 149,999
+    (0, 0): [3746585686858627171, 6235967106033911276, -8589257098032599092],
+    (7, 1_000): [-218566924334300911, 7731812125505219482, -1316917699418378185],
+    (2**63 - 1, 2**31): [-8096242942471265679, 8998297849457053402, 7165444518892265767],
 }
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-def coarse_gumbels(bits: Tensor) -> Tensor:
-    """The negative control: a 24-bit uniform u, as float32 generators make it, and -log(-log(u))."""
-    u = ((bits >> 40) & (2**24 - 1)).to(torch.float32) / 2**24
-    return -torch.log(-torch.log(u.clamp(min=2.0**-24)))
-
-
-def winners(gumbels, rounds: int) -> tuple[Tensor, int]:
-    """The largest noise at each of ``rounds`` positions; collisions among the 50 largest of each."""
-    tokens = torch.arange(BIG)
-    best, ties = [], 0
-    for position in range(rounds):
-        top = gumbels(noise_bits(1, position, tokens)).topk(50).values
-        best.append(top[0])
-        ties += 50 - len(set(top.tolist()))
-    return torch.stack(best), ties
-
-
 def test_known_answers() -> None:
-    tokens = torch.tensor([0, 1, 2, 49_151, 149_999])
+    tokens = torch.tensor([0, 1, 149_999])
     for (seed, position), words in KNOWN.items():
         assert noise_bits(seed, position, tokens).tolist() == words
 
@@ -103,16 +67,6 @@ def test_winner_is_uniform_over_the_tokens() -> None:
     """With equal scores every token wins equally often, from seed to seed and position to position."""
     picks = [int(Noise(seed, 40).at(position).argmax()) for seed in range(200) for position in range(30)]
     assert chi_square(picks, {token: 1 / 40 for token in range(40)}) > 1e-4
-
-
-def test_negative_control_coarse_uniforms_collide() -> None:
-    """With a 24-bit uniform the leaders collide, and no noise can exceed 16.7."""
-    best, ties = winners(coarse_gumbels, rounds=100)
-    assert ties > 10
-    assert len(set(best.tolist())) < 90
-    top = torch.tensor([-1])
-    assert float(coarse_gumbels(top)) < 16.7
-    assert float(gumbels_(~top)) > 37  # the same extreme of the fine noise: w = 2^-54
 
 
 @pytest.mark.gpu

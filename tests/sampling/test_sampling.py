@@ -187,20 +187,3 @@ def test_bad_logits_are_named(bad, min_p: float, greedy: bool, top_p: float) -> 
     with pytest.raises(RunError):
         rank(sampler, rows, [1, 2, 3], [[], [4]], [3, 4], [2, 2], False)
     assert len(sampler.choose(rows[:1], [1, 2, 3], [[]])) == 1
-
-
-def test_choice_depends_on_seed_and_position_only_through_the_noise() -> None:
-    params = SamplingParams(min_p=0.0, repetition_penalty=1.0)
-    row = torch.zeros(1, 30)
-    picks = {
-        (seed, length): Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 30).choose(
-            row, [0] * length, [[]]
-        )[0]
-        for seed in range(6)
-        for length in range(1, 6)
-    }
-    assert len(set(picks.values())) > 10
-    sampler = Sampler(params, 30)
-    for length in range(1, 6):
-        expected = int(sampler.noise.at(length).argmax())
-        assert sampler.choose(row, [0] * length, [[]]) == [expected] == [picks[0, length]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenswift.config import TokenSwiftOptions
 from tokenswift.tree import (
-    MAX_NODES,
     CandidateTree,
     ancestor_mask,
     check_tree,
@@ -65,13 +65,13 @@ def test_children_invert_parents(paths) -> None:
 
 def test_check_tree() -> None:
     check_tree((1, 3, 3, 3), vocab_size=3)
-    check_tree((MAX_NODES - 1,), vocab_size=MAX_NODES)
-    for widths, hint in [
-        ((1, 4), "3, the vocabulary size"),
+    with pytest.raises(InputError, match="3, the vocabulary size"):
+        check_tree((1, 4), vocab_size=3)
+    for widths, hint in (
         ((3,) * 8, "4096 nodes"),
         ((1,) * 5000, "4096 nodes"),
         ((), "such as"),
         ((1, 0), "such as"),
-    ]:
+    ):
         with pytest.raises(InputError, match=hint):
-            check_tree(widths, vocab_size=3)
+            TokenSwiftOptions(tree=widths)

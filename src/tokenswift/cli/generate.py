@@ -25,7 +25,7 @@ from tokenswift.cli.output import (
     write_json,
 )
 from tokenswift.cli.terminal import Interrupted, Progress, Signals
-from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP, LoopOptions
+from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP
 from tokenswift.engine.request import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
@@ -70,8 +70,6 @@ class Text:
         stop_ids: end after these tokens; the last one adds no text; may be given several times; default: none
         ignore_eos: continue after an end-of-text token
         on_loop: when the text repeats itself: report (continue and say so) or stop
-        loop_patterns: what counts as repeating: COUNT copies of a pattern of MIN to MAX tokens, at least 160
-            tokens in all; default: 1,512,3
     """
 
     max_new_tokens: int | None = option(None, least=1)
@@ -82,7 +80,6 @@ class Text:
     stop_ids: list[list[int]] = option((), "1,2,3", type=prompting.token_ids, action="append", level=RARE)
     ignore_eos: bool = option(False, level=RARE)
     on_loop: str = option("report", "W", level=RARE)
-    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -147,14 +144,6 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
     check_choice("on_loop", args.on_loop, ON_LOOP)
-    patterns = args.loop_patterns or ()
-    given = f"loop_patterns is {','.join(map(str, patterns))}"
-    if len(patterns) not in (0, 3):
-        raise InputError(f"{given}; valid: three integers MIN,MAX,COUNT")
-    try:
-        loop = LoopOptions(*patterns)
-    except InputError as error:
-        raise InputError(f"{given}: {error}") from error
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
@@ -166,7 +155,6 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "ignore_eos": args.ignore_eos,
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
         "on_loop": args.on_loop,
-        "loop": loop,
         "template_options": dict(args.template_option) or None,
     }
 

@@ -303,7 +303,7 @@ def _on_ray(args: argparse.Namespace, call: dict[str, Any], prompts: list[Asked]
 
     settings = _settings(args, call) | {"records": record is not None}
     requests = {one.name: one.record() for one in prompts}
-    lengths = [one.more.get("max_new_tokens", args.max_new_tokens) for one in prompts]
+    lengths = [one.given.get("max_new_tokens", args.max_new_tokens) for one in prompts]
     texts, rows = Texts(args, list(requests), lengths), list[dict[str, Any]]()
     with texts.writing(), cluster.connected(args.ray):
         each = None if args.at_once == "auto" else args.at_once

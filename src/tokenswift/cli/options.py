@@ -23,12 +23,12 @@ from tokenswift.config import (
     SamplingParams,
     build_options,
     check_strategy,
+    preset,
     sampling_by,
     sampling_over,
 )
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
-from tokenswift.sampling.presets import sampler
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -181,7 +181,7 @@ def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None)
     check_choice("sampling", args.sampling, ("default", "model"))
     given = given_sampling(args)
     if args.preset is not None:
-        named = {name: value for name, value in sampler(args.preset).items() if value != NEUTRAL.get(name)}
+        named = {name: value for name, value in preset(args.preset).items() if value != NEUTRAL.get(name)}
         words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in named.items())
         logger.info("preset %s: %s; the rest is off", args.preset, words)
     made = sampling_over(usual or SamplingParams(), given)
@@ -205,7 +205,7 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names, those of --preset included."""
     given = {name: getattr(args, name, None) for name in SAMPLING}
     given = {name: value for name, value in given.items() if value is not None and value is not False}
-    return given if args.preset is None else {**sampler(args.preset), **given}
+    return given if args.preset is None else {**preset(args.preset), **given}
 
 
 def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:

@@ -1,9 +1,8 @@
 """Incremental detokenisation: from tokens, as they come, to text in complete characters.
 
 The text of a token can depend on its left neighbours (a character's bytes may be split over tokens, and
-some tokenizers drop the first space), so a token is decoded together with a short prefix of tokens whose
-text is out already: what the longer piece adds is the new text. The prefix slides along, so the cost of
-a token does not grow with the text.
+some tokenizers drop the first space), so a token is decoded together with the tokens before it that were
+decoded last: what the longer piece adds is the new text. So the cost of a token does not grow with the text.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from tokenswift.types import InputError
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete character (yet)
 MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
-CONTEXT = 4  # tokens kept to the left when the window slides, and
-WINDOW = 16  # the size at which it slides
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
@@ -119,39 +116,30 @@ class TextStream:
         """New text with ``token``: complete characters only."""
         self._window.append(token)
         self._waiting += 1
-        text = self._text(self._window)
-        sure = text.rstrip(REPLACEMENT)
-        if self._waiting > MAX_WAIT:  # only the last character can still change
-            sure = text[:-1] if text.endswith(REPLACEMENT) else text
-        elif not sure.startswith(self._shown):  # bytes seen as a character may be reread with what follows
-            return ""
+        text = sure = self._text(self._window)
+        if text.endswith(REPLACEMENT):  # only the last character can still change
+            sure = text[:-1] if self._waiting > MAX_WAIT else ""
         new = sure[len(self._shown) :]
         self.seen += len(new)
-        self._shown = text[: max(len(sure), len(self._shown))]
-        if len(self._shown) == len(text):
-            self._waiting = 0
-        if len(self._window) >= WINDOW:
-            self._slide(text)
+        if new:
+            self._shown = sure
+        if sure == text:
+            self._slide()
         return new
+
+    def _slide(self) -> None:
+        """Leave the newest tokens alone in the window, where they have text: that of the next ones can depend
+        on it."""
+        newest = self._window[-self._waiting :]
+        self._waiting = 0
+        if text := self._text(newest):
+            self._window, self._shown = newest, text
 
     def _is_cut(self) -> bool:
         """Whether the text ends within the bytes of a character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(b"".join(token_bytes(self._tokenizer, token) for token in self._window))
         return bool(decoder.getstate()[0])
-
-    def _slide(self, text: str) -> None:
-        """Drop old tokens from the window where a character ends, so that decoding stays cheap."""
-        waits = len(text) - len(self._shown)
-        for start in range(len(self._window) - CONTEXT, 0, -1):
-            tail = self._text(self._window[start:])
-            if len(tail) <= waits or not text.endswith(tail):
-                continue
-            if tail.startswith(REPLACEMENT) and self._text(self._window[:start]) + tail != text:
-                continue
-            self._window = self._window[start:]
-            self._shown = tail[: len(tail) - waits]
-            return
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)

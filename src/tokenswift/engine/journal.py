@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import torch
 
 from tokenswift.chat.tools import Tools
 from tokenswift.checks import named_arguments
-from tokenswift.config import LoopOptions, settings_of, shown
+from tokenswift.config import settings_of, shown
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
@@ -98,7 +97,6 @@ def _session(sequence: Any) -> dict[str, Any]:
         "strategy": request.strategy,
         "options": {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)},
         "on_loop": request.on_loop,
-        "loop": asdict(sequence.guard.options),
         "ignore_eos": request.ignore_eos,
         "numerics": sequence.llm.numerics(),
         "threads": torch.get_num_threads(),
@@ -211,7 +209,6 @@ def request_of(
         ignore_eos=session.ignore_eos,
         stop=tuple(identity.stop),
         on_loop=on_loop or session.on_loop,
-        loop=LoopOptions(**session.loop),
         run_dir=run_dir,
         drop_damaged=drop_damaged,
     )

@@ -257,16 +257,16 @@ class LLM(AbstractContextManager["LLM"]):
             options: ``ignore_eos=True`` goes on after an end-of-text token (default False); ``stop="…"``, or
                 a list of strings, ends the text, which is cut before the first to appear (default none);
                 ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
-                so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
-                the run there, and goes on with it when DIR holds this very run already (see docs/runs.md),
-                ``drop_damaged=True`` from the last good record of a damaged one; ``logprobs=N`` tells each
-                new token's log-probability and those of the N likeliest, 0 to 20 (`Logprob`, kept by no
-                journal), ``prompt_logprobs=N`` those of the prompt's (``max_new_tokens`` may be 0 then);
-                ``logprobs_mode="raw_logprobs"``: those of new tokens are the model's own, too;
-                ``response_format=…``, in OpenAI's form, or a `Grammar`, says what the text has to be like
-                (the sampling's ``grammar``; see docs/grammars.md); ``template_options={"enable_thinking":
-                False}`` are variables of the chat template; ``on_progress(stage, done, total)`` is
-                told how far the reading of the prompt is (stage "prompt", in tokens).
+                so); ``run_dir=DIR`` keeps a journal of the run there, and goes on with it when DIR holds this
+                very run already (see docs/runs.md), ``drop_damaged=True`` from the last good record of a
+                damaged one; ``logprobs=N`` tells each new token's log-probability and those of the N
+                likeliest, 0 to 20 (`Logprob`, kept by no journal), ``prompt_logprobs=N`` those of the
+                prompt's (``max_new_tokens`` may be 0 then); ``logprobs_mode="raw_logprobs"``: those of new
+                tokens are the model's own, too; ``response_format=…``, in OpenAI's form, or a `Grammar`, says
+                what the text has to be like (the sampling's ``grammar``; see docs/grammars.md);
+                ``template_options={"enable_thinking": False}`` are variables of the chat template;
+                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
+                "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.

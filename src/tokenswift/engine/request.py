@@ -14,7 +14,6 @@ from tokenswift.checks import check_choice, check_whole, keep_field, meant
 from tokenswift.config import (
     ON_LOOP,
     OPTIONS,
-    LoopOptions,
     SamplingParams,
     build_options,
     check_flag,
@@ -69,7 +68,6 @@ class Request:
     ignore_eos: bool = False
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
     on_loop: str = "report"
-    loop: LoopOptions | None = None
     run_dir: str | os.PathLike[str] | None = None
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
@@ -135,8 +133,9 @@ class Request:
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_strategy(self.strategy)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
-        _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
-        _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
+        if not isinstance(self.sampling, SamplingParams):
+            valid = "None, or an object such as SamplingParams(seed=7)"
+            raise InputError(f"sampling is {shown(self.sampling)}; valid: {valid}", "sampling")
         for name in ("ignore_eos", "drop_damaged"):
             keep_field(self, name, check_flag(name, getattr(self, name)))
         if self.sampling.grammar is not None:
@@ -171,11 +170,6 @@ class Request:
         return dict(values) if isinstance(values, Mapping) else given_options(values)
 
 
-def _check_made(name: str, value: object, kind: type, example: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}", name)
-
-
 def check_callback(name: str, value: object) -> None:
     """Refuse what cannot be called; None passes."""
     if value is not None and not callable(value):
@@ -192,14 +186,12 @@ class Asked:
     Attributes:
         name: of its folder.
         prompt: text, or messages.
-        sampling: settings of its own.
-        more: other arguments of a request.
+        given: arguments of a request of its own, fields of the sampling among them.
     """
 
     name: str
     prompt: str | list[dict[str, Any]]
-    sampling: dict[str, Any]
-    more: dict[str, Any]
+    given: dict[str, Any]
 
     def request(self, call: Mapping[str, Any], usual: SamplingParams, folder: Path | None) -> Request:
         """The request of it.
@@ -211,13 +203,13 @@ class Asked:
         Raises:
             InputError: naming what is wrong.
         """
-        settings = {**call, **self.more, "sampling": replace(usual, **self.sampling), "run_dir": folder}
-        return Request(self.prompt, **settings)
+        settings = {**call, **self.given, "sampling": None, "run_dir": folder}
+        return Request.of(self.prompt, lambda _: usual, **settings)
 
     def record(self) -> dict[str, Any]:
         """The JSON object that :func:`asked` makes it from."""
         kind = "prompt" if isinstance(self.prompt, str) else "messages"
-        return {"id": self.name, kind: self.prompt, **self.sampling, **self.more}
+        return {"id": self.name, kind: self.prompt, **self.given}
 
 
 def asked(record: Any, name: str) -> Asked:
@@ -242,10 +234,9 @@ def asked(record: Any, name: str) -> Asked:
         raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
     if "messages" in record and not is_chat(prompt):
         raise InputError(f"messages is {shown(prompt)}; valid: a list of objects with role and content")
-    more = {key: record[key] for key in OWN if key in record}
-    sampling = {key: record[key] for key in SAMPLING if key in record}
-    Request(prompt, sampling=SamplingParams(**sampling), **more)
-    return Asked(name, prompt, sampling, more)
+    given = {key: record[key] for key in (*OWN, *SAMPLING) if key in record}
+    Request.of(prompt, lambda _: SamplingParams(), **given)
+    return Asked(name, prompt, given)
 
 
 def record_of(

@@ -61,7 +61,7 @@ class Ticket:
 
     def __init__(self, sequence: Sequence, cancel: Callable[[Ticket], None]) -> None:
         self._ask = cancel
-        self._sequence: Sequence | None = sequence
+        self.sequence = sequence  # until it is over
         self._events: deque[Event] = deque()
         self._changed = Condition()
         self._callback: Callable[[Event], object] | None = None
@@ -99,6 +99,8 @@ class Ticket:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         self.on_event(tell)
+        if self.is_over:  # its last event may have been given before
+            events.put_nowait(None)
         try:
             while isinstance(event := await events.get(), Step):
                 yield event
@@ -150,22 +152,12 @@ class Ticket:
                 event = self._events.popleft()
             callback(event)
 
-    @property
-    def sequence(self) -> Sequence:
-        """The text; the scheduler's own.
-
-        Raises:
-            InputError: it is over.
-        """
-        if self._sequence is None:
-            raise InputError("the ticket's text has ended; valid: ticket.result")
-        return self._sequence
-
     def tell(self, event: Event, result: Generation | None = None) -> None:
         """An event. With the last one the text is over: whoever sees that it is finds that event."""
         with self._changed:
             if not isinstance(event, Step):
-                self._sequence, self._result, self._error = None, result, event
+                self._result, self._error = result, event
+                del self.sequence
             callback = self._callback
             if callback is None:
                 self._events.append(event)

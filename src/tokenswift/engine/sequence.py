@@ -90,7 +90,7 @@ class Sequence(TokenSequence):
         eos = () if request.ignore_eos else source.end_tokens()
         self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
         texts = tuple(text for text in request.stop if isinstance(text, str))
-        self.detokenizer, self.guard = TextStream(source.codec, texts), LoopGuard(request.loop)
+        self.detokenizer, self.guard = TextStream(source.codec, texts), LoopGuard()
         ends = {*eos, *(ids[0] for ids in self._stops if len(ids) == 1)}
         rules = rules_of(request.sampling, source.codec, target.vocab_size, len(prompt), ends)
         sampler = target.sampler(request.sampling, rules)

@@ -67,17 +67,15 @@ class Source:
     codec: Any
     scaling: RopeScaling | None
     host: HeadsHost
+    _identity: Any  # of the weights
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
         return {
-            **self._weights_identity(),
+            **self._identity,
             "tokenizer": self._tokenizer_digest,
             "rope": str(self.scaling or "none"),
         }
-
-    def _weights_identity(self) -> dict[str, Any]:
-        raise NotImplementedError
 
     @cached_property
     def _tokenizer_digest(self) -> str | None:
@@ -140,9 +138,6 @@ class FromModel(Source):
         self._identity = identity_of(model)
         self.host = host_of(model)
         self.scaling, self._take, self._backend = scaling, take, backend
-
-    def _weights_identity(self) -> dict[str, Any]:
-        return self._identity
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now and checked."""
@@ -256,9 +251,6 @@ class FromFiles(Source):
         if dtype == torch.float32 and kind == WEIGHTS[0] and not isinstance(own, GgufWeights):
             ways.insert(0, ("dtype bfloat16", needed // 2))
         return needed, ways
-
-    def _weights_identity(self) -> dict[str, Any]:
-        return self._identity
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

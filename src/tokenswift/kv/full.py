@@ -7,11 +7,12 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tokenswift.interfaces import KVCache
 
 _LEAST = 1 << 22  # bytes below which it does not matter
 _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
@@ -20,42 +21,7 @@ _SLAB = 1 << 26  # bytes that an arena takes at a time
 _LINE = 64  # bytes of a cache line
 
 
-class Entries:
-    """What transformers' own code calls a cache by.
-
-    Attributes:
-        data: (2 · layers, K, capacity, d).
-    """
-
-    data: Tensor
-
-    @property
-    def length(self) -> int:
-        """Entries that a pass attends to besides its own tokens."""
-        raise NotImplementedError
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """:attr:`length`, under the name that transformers asks for."""
-        return self.length
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write a pass's entries (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
-
-        Raises:
-            ValueError: there is no room.
-        """
-        start, end = self.length, self.length + key_states.shape[2]
-        if end > self.data.shape[2]:
-            raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
-        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
-        keys[:, start:end] = key_states[0]
-        values[:, start:end] = value_states[0]
-        return keys[None, :, :end], values[None, :, :end]
-
-
-class FullCache(Entries):
+class FullCache(KVCache):
     """Keys and values of every committed token, and scratch room for the pass under way.
 
     One tensor of shape (2 · layers, K, capacity, d) holds everything: layer l's keys at index 2l,
@@ -83,7 +49,7 @@ class FullCache(Entries):
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers = layers
         self.capacity = capacity
-        self._length = self._touched = 0
+        self._length = 0
 
     @property
     def length(self) -> int:
@@ -147,23 +113,6 @@ class FullCache(Entries):
         made.data[:, :, :length] = self.data[:, :, :length]
         made._length = length
         return made
-
-    def prefault(self, seconds: float) -> bool:
-        """Have the system back, for about so long, what a first row is written to: a place in each layer's
-        keys and values of each head, in large pages that the system clears. Returns whether all of it is
-        backed; what it holds stays."""
-        places = self._first_places()
-        until = perf_counter() + seconds
-        while self._touched < len(places):
-            places[self._touched].mul_(1)
-            self._touched += 1
-            if perf_counter() > until:
-                break
-        return self._touched == len(places)
-
-    def _first_places(self) -> Tensor:
-        """A place in each part that a first row is written to."""
-        return self.data.view(-1, *self.data.shape[2:])[:, :1, :1]
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""

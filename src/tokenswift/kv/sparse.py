@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kv.full import Entries, FullCache, to_device
+from tokenswift.interfaces import KVCache
+from tokenswift.kv.full import FullCache, to_device
 
 
-class SparseCache(Entries):
+class SparseCache(KVCache):
     """B slots per layer and KV head, and scratch rows behind them.
 
     The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else

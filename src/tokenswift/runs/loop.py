@@ -15,32 +15,29 @@ from collections import deque
 
 import numpy as np
 
-from tokenswift.config import LoopOptions
 from tokenswift.types import Loop, Step
 
+MOST, COPIES, TOKENS = 512, 3, 160  # tokens of a pattern at most; copies of it, and tokens that these make up
+REACH = MOST + MOST * COPIES  # tokens that decide whether the next one ends a loop
 WINDOW, SHARE, LENGTH = 512, 0.95, 3.0  # tokens, β and tokens a step of the second sign
 
 
 class LoopGuard:
     """Watches new tokens.
 
-    Args:
-        options: when a text counts as looping.
-
     Attributes:
         loop: the loop that the text is in, None while there is none.
         first: the first loop ever seen.
     """
 
-    def __init__(self, options: LoopOptions | None = None) -> None:
-        self.options = o = options or LoopOptions()
-        sizes = np.arange(o.min_pattern_size, o.max_pattern_size + 1)
-        self._need = np.maximum(sizes * (o.min_count - 1), o.min_tokens - sizes)
+    def __init__(self) -> None:
+        sizes = np.arange(1, MOST + 1)
+        self._need = np.maximum(sizes * (COPIES - 1), TOKENS - sizes)
         self._least = int(self._need.min())
         self._equal = np.zeros(len(sizes), dtype=np.int64)  # by size: newest tokens equal to those before
-        self._room = 4 * o.max_pattern_size + 1024
+        self._room = 4 * MOST + 1024
         self._tokens = np.full(self._room, -1, dtype=np.int64)
-        self._end = o.max_pattern_size  # place of the next token in the buffer; before it, those behind
+        self._end = MOST  # place of the next token in the buffer; before it, those behind
         self.count = 0
         self.loop: Loop | None = None
         self.first: Loop | None = None
@@ -49,12 +46,11 @@ class LoopGuard:
 
     def push(self, token: int) -> bool:
         """Take a token; True when a loop becomes certain with it."""
-        o = self.options
         if self._end == self._room:
-            kept = self._tokens[-o.max_pattern_size :].copy()
+            kept = self._tokens[-MOST:].copy()
             self._tokens[: len(kept)] = kept
             self._end = len(kept)
-        past = self._tokens[self._end - o.max_pattern_size : self._end - o.min_pattern_size + 1]
+        past = self._tokens[self._end - MOST : self._end]
         self._equal += 1
         self._equal *= past[::-1] == token
         self._tokens[self._end] = token
@@ -67,7 +63,7 @@ class LoopGuard:
         if not len(found):
             self.loop = None
             return False
-        size = int(found[0]) + o.min_pattern_size
+        size = int(found[0]) + 1
         span = int(self._equal[found[0]]) + size
         new = self.loop is None
         self.loop = Loop(self.count - span, size, span, "pattern")
@@ -77,7 +73,7 @@ class LoopGuard:
 
     def restore(self, tokens: list[int], first: Loop | None) -> None:
         """Go on after ``tokens``, all that were pushed before; a loop that was seen is not reported anew."""
-        newest = tokens[-self.options.reach :]
+        newest = tokens[-REACH:]
         self.count = len(tokens) - len(newest)
         for token in newest:
             self.push(token)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice
-from tokenswift.config import ADJUSTING, OPTIONS, LoopOptions, SamplingParams, shown
+from tokenswift.config import ADJUSTING, OPTIONS, SamplingParams, shown
 from tokenswift.runs.journal import Record
 from tokenswift.spec.drafters.base import MARKS
 from tokenswift.types import InputError, Loop, Step
@@ -118,7 +118,6 @@ class Session(Strict, tag_field="kind", tag="session"):
     strategy: Word
     options: dict[Word, bool | int | float | Word | list[bool | int | float | Word] | None]
     on_loop: Literal["report", "stop"]
-    loop: dict[str, int]
     ignore_eos: bool
     numerics: dict[Word, bool | int | float | Word | None]
     threads: Positive
@@ -128,7 +127,6 @@ class Session(Strict, tag_field="kind", tag="session"):
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, tuple(OPTIONS))
-        LoopOptions(**self.loop)
         for name, kind in (("equal_bits", bool), ("how", str), ("device", str), ("processor", str)):
             if not isinstance(self.numerics.get(name), kind):
                 raise ValueError(f"numerics lacks {name}")

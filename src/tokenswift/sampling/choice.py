@@ -31,7 +31,6 @@ from tokenswift.sampling.penalties import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker, window_ids
 from tokenswift.types import Logprob, RunError
 
-_TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
 _TOGETHER = 16  # rows that an accelerator processes at a time
 
 
@@ -83,19 +82,13 @@ def top_k(scores: Float[Tensor, "n V"], k: int) -> Float[Tensor, "n V"]:
 def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
     """Keep each row's smallest set of most likely tokens whose probability reaches p (and ties).
 
-    A token stays when the tokens before it hold less than p. No full sort unless the nucleus has
-    more than 4,096 tokens.
+    A token stays when the tokens before it hold less than p.
     """
-    width = scores.shape[-1]
-    peak = scores.amax(-1, keepdim=True)
+    best = scores.sort(dim=-1, descending=True).values
+    peak = best[:, :1]
     total = (scores - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    best, before = scores[:, :0], scores[:, :0]
-    for size in (*_TOP_SIZES, width):
-        best = scores.topk(min(size, width), dim=-1).values
-        mass = (best - peak).to(torch.float64).exp_() / total
-        before = mass.cumsum(-1) - mass
-        if size >= width or bool((before[:, -1] >= p).all()):
-            break
+    mass = (best - peak).to(torch.float64).exp_() / total
+    before = mass.cumsum(-1) - mass
     last = (before < p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
     return _keep(scores, best.gather(1, last))
 

@@ -128,7 +128,7 @@ class IntFullCache(FullCache):
         self.pages, self.data = pages, pages.data
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers, self.capacity = len(self.data), pages.capacity
-        self._length, self._touched = length, 0
+        self._length = length
 
     def fill_random(self) -> None:
         """See `FullCache.fill_random`."""
@@ -143,9 +143,6 @@ class IntFullCache(FullCache):
         pages = self.pages.like(capacity)
         pages.copy_first(self.pages, length)
         return IntFullCache(pages, length)
-
-    def _first_places(self) -> Tensor:
-        return self.data.flatten(0, 1)[:, :1, :1]
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer as numbers, (K, T, d) float32."""
