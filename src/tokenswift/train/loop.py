@@ -310,7 +310,9 @@ class Training:
             {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         betas = (0.9, options.beta2)
-        optimizer = torch.optim.AdamW(groups, options.lr, betas, weight_decay=options.weight_decay)
+        optimizer = torch.optim.AdamW(
+            groups, options.lr, betas, weight_decay=options.weight_decay, fused=True
+        )
         self.step, self.steps = 0, steps_of(len(data), options)
         schedule = get_cosine_schedule_with_warmup(optimizer, options.warmup, self.steps)
         self.objective, self.optimizer, self.schedule = objective, optimizer, schedule

@@ -24,6 +24,10 @@ from tokenswift.loader.config import HEAD
 from tokenswift.models.generic import shaped_logits
 from tokenswift.sampling.choice import processed, temperature
 
+MANY = 4096  # tokens in a loss, above which a step looks at some of them
+LIKELIEST = 32  # of many tokens that the model's distribution is told of
+OTHERS = 1024  # tokens of a step's loss beside those
+
 Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
 Targets = tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]  # shares, and whose: places in the subset
 
@@ -87,14 +91,30 @@ class FrozenBase:
 
     @torch.no_grad()
     def teacher(self, hidden: Float[Tensor, "b r D"], recent: Recent, sampling: SamplingParams) -> Targets:
-        """The model's processed distribution of the next token, of the tokens that the filters left."""
-        scores = processed(self._penalised(self.normed(hidden).flatten(0, 1), recent, sampling), sampling)
+        """The model's processed distribution of the next token, of the tokens that the filters left; of many
+        tokens, of the :data:`LIKELIEST`."""
+        scores = self._penalised(self.normed(hidden).flatten(0, 1), recent, sampling, self.rows)
+        scores = processed(scores, sampling)
         kept = 1 if sampling.greedy else int((scores > -torch.inf).sum(-1).max())
+        if self.size > MANY:
+            kept = min(kept, LIKELIEST)
         if kept * 4 > self.size > 4:  # most of them: without a sort
             best, places = scores, torch.arange(self.size, device=self.device).expand_as(scores)
         else:
             best, places = scores.topk(kept)
         return best.softmax(-1).unflatten(0, hidden.shape[:2]), places.unflatten(0, hidden.shape[:2])
+
+    def among(self, places: Int[Tensor, "b r K"]) -> tuple[Tensor, Int[Tensor, "b r K"]]:
+        """Of many tokens, the LM head's rows of those at these places and of some others, and where they are
+        among those rows: what a step's loss looks at. Which others, the places say."""
+        if self.size <= MANY:
+            return self.rows, places
+        apart = self.size // OTHERS
+        others = torch.arange(int(places.sum()) % apart, self.size, apart, device=self.device)
+        chosen = torch.cat([places.flatten(), others]).unique()
+        found = torch.zeros(self.size, dtype=torch.long, device=self.device)
+        found[chosen] = torch.arange(len(chosen), device=self.device)
+        return self.rows[chosen], found[places]
 
     def of_text(self, tokens: Int[Tensor, "b r"]) -> Targets:
         """The text's own tokens as targets; those outside the subset have no share."""
@@ -102,15 +122,15 @@ class FrozenBase:
         return (places < self.size).float(), places.clamp_max(self.size - 1)
 
     def scores(
-        self, normed: Float[Tensor, "m D"], recent: Recent, sampling: SamplingParams
+        self, normed: Float[Tensor, "m D"], recent: Recent, sampling: SamplingParams, rows: Tensor
     ) -> Float[Tensor, "m S"]:
-        """A student's log-scores, from states as the LM head reads them: penalised, over temperature."""
-        scores = self._penalised(normed, recent, sampling)
+        """A student's log-scores, from states as these rows read them: penalised, over temperature."""
+        scores = self._penalised(normed, recent, sampling, rows)
         plain = sampling.greedy or sampling.temperature == 1
         return scores if plain else temperature(scores, sampling.temperature)
 
-    def _penalised(self, normed: Tensor, recent: Recent, sampling: SamplingParams) -> Tensor:
-        logits = nn.functional.linear(normed.to(self.dtype), self.rows)
+    def _penalised(self, normed: Tensor, recent: Recent, sampling: SamplingParams, rows: Tensor) -> Tensor:
+        logits = nn.functional.linear(normed.to(self.dtype), rows)
         logits = shaped_logits(logits, self.config).float()
         if recent is not None:
             logits = penalty(logits, recent.flatten(0, 1), sampling.repetition_penalty)
@@ -183,9 +203,13 @@ class Distillation(nn.Module):
             shares, places = base.of_text(tokens[:, context + ahead + 1 :])
         else:
             shares, places = base.teacher(hidden[:, ahead:], recent, sampling)
+        head = base.rows
+        if recent is None and not self.text:
+            head, places = base.among(places)
         losses = []
         for i, normed in enumerate(self.student(tokens[:, context:], states, base)):
-            scores = base.scores(normed, None if recent is None else recent[:, i : i + m], sampling)
+            seen = None if recent is None else recent[:, i : i + m]
+            scores = base.scores(normed, seen, sampling, head)
             share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
             rows = scores.logsumexp(-1) * share.sum(-1) - (share * scores.gather(-1, place)).sum(-1)
             known = valid.flatten() & (share.sum(-1) > 0)
