@@ -80,7 +80,7 @@ def trained(llm: LLM, work: Job, told: Any = lambda *_: None, **how: Any) -> dic
     return train_eagle(llm, work, lambda line: None, told, hidden=64, **how)
 
 
-def test_the_whole_way(tmp_path: Path) -> None:
+def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter learns, is written, read again as it was, and a resumed training equals an unbroken one."""
     llm = LLM.from_model(model(initializer_range=0.2), tiny_tokenizer())
     whole = job(tmp_path / "a")
@@ -90,6 +90,12 @@ def test_the_whole_way(tmp_path: Path) -> None:
     loaded = load_eagle(whole.out, llm.target.config)
     assert loaded.config == eagle_config(llm, 64, 64)
     assert loaded.d2t is not None and len(loaded.d2t) == 64
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
+    (tmp_path / "drafters").symlink_to(tmp_path / "a")
+    found = LLM.from_model(llm.model).resources.eagle
+    assert found is not None and found.name == str(tmp_path / "drafters" / "out.gguf")
+    assert LLM.from_model(llm.model, eagle="none").resources.eagle is None
+    assert LLM.from_model(model(initializer_range=0.2, seed=1)).resources.eagle is None
 
     def stop(stage: str, done: int, total: int) -> None:
         if stage == "train" and done == 7:

@@ -231,14 +231,14 @@ def run(args: argparse.Namespace) -> int:
     logger.info("%s", summary(result, args.verbose, cut))
     if record is not None:
         write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
-    if args.heads == "auto" and args.eagle is None and given.get("draft_model") is None:
+    if args.heads == "auto" and llm.resources.eagle is None and given.get("draft_model") is None:
         advise_heads(llm.name, args.strategy, result)
     return 0
 
 
 def advise_heads(name: str, strategy: str, result: Generation) -> None:
-    """Say, once a model, that draft heads could make it faster, and the hours that training them takes: the
-    model writes the text that they learn from, at about the speed of plain decoding."""
+    """Say, once a model, that a drafter could make it faster, and the hours that training it takes: the model
+    writes the text that it learns from, at about the speed of plain decoding."""
     if strategy not in ("auto", "tokenswift") or result.heads is not None or len(result.token_ids) < MEASURED:
         return
     from tokenswift.loader.find import cache_dir
@@ -254,8 +254,8 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
         tokens = DataOptions("self").tokens
         plain = result.metrics.tokens_per_second / ((result.drafting or {}).get("gain") or 1.0)
         logger.info(
-            "draft heads trained for this model can make it faster: tokenswift train --model %s "
-            "--data self --out heads.safetensors (about %s hours here), then --heads heads.safetensors",
+            "a drafter trained for this model can make it faster: tokenswift train --model %s (about %s "
+            "hours here, once)",
             shlex.quote(name), f"{max(1, tokens / plain / 3600):,.0f}",
         )  # fmt: skip
 

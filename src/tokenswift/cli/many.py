@@ -342,7 +342,7 @@ def _settings(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
         sampling["grammar"] = call["sampling"].grammar
     loading = {name: value for name, value in options.loading_of(args).items() if value is not None}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
-    loading["eagle"] = None if args.eagle is None else _whole(args.eagle)
+    loading["eagle"] = _whole(args.eagle)
     if args.threads is not None:
         loading["threads"] = args.threads
     rest = {name: value for name, value in call.items() if name != "sampling"}

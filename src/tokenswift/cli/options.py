@@ -49,12 +49,13 @@ class Model:
             the hub; default: smollm2-135m, downloaded once
         heads: draft heads: a file, a published checkpoint (folder or hub id), auto (those that ship with the
             model), none, or a kind that ships: conditioned, linear (the paper's) or medusa
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, or shipped; default: none
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, shipped, none, or auto (the one
+            that tokenswift train made for it)
     """
 
     model: str = option(DEFAULT_MODEL, "M")
     heads: str = option("auto", "PATH")
-    eagle: str | None = option(None, "PATH", level=RARE)
+    eagle: str = option("auto", "PATH", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -275,8 +276,7 @@ def check_model_options(args: argparse.Namespace) -> None:
     check_name(args.model)
     LoadConfig(**loading_of(args))
     check_heads(args.heads)
-    if args.eagle is not None:
-        check_eagle(args.eagle)
+    check_eagle(args.eagle)
 
 
 def check_heads(heads: str, name: str = "heads") -> None:

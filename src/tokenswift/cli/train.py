@@ -18,9 +18,9 @@ from tokenswift.cli.main import reason
 from tokenswift.cli.output import check_apart, check_folder, check_writable
 from tokenswift.cli.terminal import Interrupted, Signals, Stages
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
-from tokenswift.loader.find import check_name
+from tokenswift.loader.find import cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import RunError
+from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` that are no options of their own
@@ -38,7 +38,8 @@ class Drafter(options.Quiet):
         kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3); draft
             heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large GPU); or
             draft: a model of the model's own first layers
-        out: file to write, good for --eagle or --heads; of draft a folder, good for --draft-model
+        out: file to write, good for --heads; of draft a folder, good for --draft-model; of eagle by default a
+            file in the cache folder, which is found whenever the model is loaded
         num_heads: number of heads
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
@@ -54,7 +55,7 @@ class Drafter(options.Quiet):
 
     model: str = option(options.DEFAULT_MODEL, "M")
     kind: str = option("eagle")
-    out: Path = option()
+    out: Path | None = option(None)
     num_heads: int = option(3, least=1)
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
     depths: int = option(3, least=1, level=RARE)
@@ -89,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
     from hidden states that the model makes of the data once. The same command resumes an interrupted
     training."""
     check_choice("kind", args.kind, tuple(RECIPES))
+    if args.out is None:
+        if args.kind != "eagle":
+            raise InputError(f"--out is not given; valid: what is to be written, with --kind {args.kind}")
+        args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}.gguf"
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.kind == "draft":
         from tokenswift.loader.default_model import check_out
 

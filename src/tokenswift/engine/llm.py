@@ -48,7 +48,8 @@ class LLM(AbstractContextManager["LLM"]):
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
             ("conditioned", "linear", "medusa"), a heads file, the folder or hub id of a published checkpoint
             with heads, or the heads themselves.
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; None: none.
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the one that
+            `tokenswift train` made for it, if it did; None: none.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "load"
@@ -84,7 +85,7 @@ class LLM(AbstractContextManager["LLM"]):
         dtype: words.Dtype | str | torch.dtype = "auto",
         device: words.Device | str | torch.device = "auto",
         heads: Literal["auto", "none"] | words.HeadKind | str | Path | Heads | None = "auto",
-        eagle: str | Path | EagleWeights | None = None,
+        eagle: str | Path | EagleWeights | None = "auto",
         on_progress: OnProgress | None = None,
         **loading: Any,
     ) -> None:
@@ -108,7 +109,7 @@ class LLM(AbstractContextManager["LLM"]):
         rope_scaling: str | None = None,
         backend: words.Backend | str = "auto",
         cuda_graphs: words.CudaGraphs | str = "auto",
-        eagle: str | Path | EagleWeights | None = None,
+        eagle: str | Path | EagleWeights | None = "auto",
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays as it is.
 

@@ -105,16 +105,17 @@ def check_eagle(name: str) -> None:
     """What can be said of an EAGLE-3 drafter's name without asking the hub; light.
 
     Raises:
-        InputError: neither "shipped", nor a folder or file that is there, nor shaped like a hub id.
+        InputError: neither "auto", "none" or "shipped", nor a folder or file that is there, nor shaped like a
+            hub id.
     """
-    if name == SHIPPED:
+    if name in ("auto", "none", SHIPPED):
         return
     there = bool(name) and "\0" not in name and Path(name).expanduser().exists()
     shaped = HUB_ID.fullmatch(name) or GGUF_FILE.fullmatch(name)
     if not there and (not shaped or ".." in name):
         raise InputError(
             f"eagle is {name!r}: no such folder or file; valid: a folder or GGUF file of an EAGLE-3 drafter, "
-            "a hub id owner/name, owner/name:file.gguf, or shipped",
+            "a hub id owner/name, owner/name:file.gguf, auto, none, or shipped",
             "eagle",
         )
 

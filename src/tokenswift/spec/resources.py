@@ -16,7 +16,7 @@ from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.control import Learnt
-from tokenswift.spec.eagle.files import EagleWeights
+from tokenswift.spec.eagle.files import EagleWeights, trained_for
 from tokenswift.spec.eagle.model import Features, eagle_of
 from tokenswift.spec.heads.files import resolve_heads, shipped_heads, shipped_kinds
 from tokenswift.spec.heads.modules import Heads
@@ -40,7 +40,7 @@ class Resources:
     Attributes:
         target: the model.
         heads: its draft heads, where it has some.
-        eagle: its EAGLE-3 drafter, where it was given one.
+        eagle: its EAGLE-3 drafter, where it has one.
         draft_models: see `models.draft_models`.
         sampling: as the model itself says, or where none is given.
         grammars: those that texts of the model were held to.
@@ -58,7 +58,7 @@ class Resources:
         heads: str | Path | Heads | None,
         how: LoadConfig,
         on_progress: OnProgress | None = None,
-        eagle: str | Path | EagleWeights | None = None,
+        eagle: str | Path | EagleWeights | None = "auto",
     ) -> None:
         self.source, self.name = source, name
         self.sampling = OwnSampling(name, source.named_sampling)
@@ -72,6 +72,8 @@ class Resources:
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
+        if isinstance(eagle, str) and eagle in ("auto", "none"):
+            eagle = trained_for(source.host.base) if eagle == "auto" else None
         self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(shipped))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)

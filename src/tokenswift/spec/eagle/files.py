@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +23,9 @@ from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import COMMON, OWN, check_numbers, positions_said, refusal
 from tokenswift.loader.default_model import weights
-from tokenswift.loader.find import SHIPPED, check_eagle, gguf_in, locate
+from tokenswift.loader.find import SHIPPED, cache_dir, check_eagle, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.loader.rope import Rotary, merged, rotary_of_config
 from tokenswift.spec.files import Entry, tensors_in
 from tokenswift.types import InputError
@@ -83,6 +84,7 @@ TYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8", "I64", "I32")}
 WEIGHTS = ("F32", "BF16", "F16")
 #: of a GGUF file: a sample of the target's weights (see `loader.identity`)
 BASE = "tokenswift.base"
+DRAFTERS = "drafters"  # the folder of drafters that are found by what they were trained for
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +513,19 @@ def _finite(entry: Entry, where: str) -> Tensor | Stored:
         if not bool(torch.isfinite(torch.stack(part.aminmax())).all()):
             raise InputError(f"{where}: tensor {entry.name} holds values that are not finite")
     return read
+
+
+def trained_for(base: BaseIdentity) -> Path | None:
+    """The drafter that was trained for a model, the user's own or beside the source; None where
+    there is none."""
+    for folder in (cache_dir() / DRAFTERS, Path(__file__).parents[4] / DRAFTERS):
+        for file in sorted(folder.glob("*.gguf")):
+            sample = GgufFile(file).metadata.get(BASE)
+            if isinstance(sample, list) and len(sample) == len(base.sample):
+                made = replace(base, sample=torch.tensor(sample, dtype=torch.float32))
+                if made.distance(base) <= TOLERANCE:
+                    return file
+    return None
 
 
 def place_of(name: str) -> Path:
