@@ -123,7 +123,7 @@ def _heads_command(model: str, kind: str, out: str) -> str:
     out = shlex.quote(out)
     if kind == "linear":
         return f"tokenswift train --kind linear --model {model} --data pg19 --out {out}"
-    more = " --kind medusa --num-heads 4" if kind == "medusa" else ""
+    more = " --kind medusa --num-heads 4" if kind == "medusa" else " --kind conditioned"
     return f"tokenswift train{more} {_text(model)} --out {out}"
 
 
