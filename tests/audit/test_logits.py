@@ -17,7 +17,7 @@ from tests.families import family as family_case
 from tests.gguf_files import QuantType, small, write
 from tests.lossless import toy
 from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
-from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM
 from tokenswift.audit.logits import LogitError, logit_error, reference_logits
 
@@ -47,7 +47,7 @@ DEFECTS: dict[str, Callable[[Any], LLM]] = {
 }
 CASES = [
     family_case(family, defect)
-    for family in FAMILIES
+    for family in PLAIN
     for defect in DEFECTS
     if defect != "window" or family.endswith("sliding")
 ]

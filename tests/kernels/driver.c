@@ -84,7 +84,7 @@ static void products(int format, int active) {
 
 static void attends(int keys, long width, long before, long n, int tree) {
     const long heads = 6, kv_heads = 2, capacity = up(before + n, PAGE), all = kv_heads * capacity * width;
-    Shape m = {1, 0, 0, heads, kv_heads, width, keys, keys == BF16 ? BF16 : F32, 0, 0.125f};
+    Shape m = {1, 0, 0, heads, kv_heads, width, keys, keys == BF16 ? BF16 : F32, 0, 0.125f, n == 13 ? 8 : 0};
     char *k, *v;
     if (keys == I8) {
         k = v = room(kv_heads * (capacity / PAGE) * page_bytes(width));
@@ -114,7 +114,8 @@ static void attends(int keys, long width, long before, long n, int tree) {
 static void layers(int format, int keys, long n) {
     const long hidden = 256, inner = 512, heads = 4, kv_heads = 2, width = 64, before = 270, capacity = up(before + n, PAGE);
     const int active = format > F16 ? I8 : format;
-    const Shape m = {2, hidden, inner, heads, kv_heads, width, keys, active, 1e-5f, 0.125f};
+    const int other = n == 9; /* another block than Llama's */
+    const Shape m = {2, hidden, inner, heads, kv_heads, width, keys, active, 1e-5f, 0.125f, other ? 8 : 0, other ? 0.5f : 1, other, 0};
     Layer l[2] = {{{0}}};
     for (int i = 0; i < 2; i++) {
         l[i].qkv = weight_of(format, (heads + 2 * kv_heads) * width, hidden);
@@ -123,6 +124,7 @@ static void layers(int format, int keys, long n) {
         l[i].down = weight_of(format, hidden, inner);
         l[i].norm = floats(hidden, 1), l[i].mlp_norm = floats(hidden, 1);
         l[i].query_norm = l[i].key_norm = i ? floats(width, 1) : NULL;
+        if (other) l[i].out_norm = l[i].norm, l[i].down_norm = l[i].mlp_norm, l[i].rope = -i;
     }
     const size_t bytes = keys == I8 ? 2 * kv_heads * (capacity / PAGE) * page_bytes(width)
                                     : 4 * kv_heads * capacity * width * bytes_of(keys);

@@ -39,6 +39,16 @@ MIXES: dict[str, dict[str, QuantType]] = {
 }
 
 
+#: families of other blocks: windows that the prompt crosses, layers with and without positions
+SWITCHED: dict[str, dict[str, Any]] = {
+    "smollm3": {"num_hidden_layers": 4},
+    "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "logits_scaling": 1.5},
+    "olmo2": {},
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 4},
+    "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 64},
+    "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 4, "query_pre_attn_scalar": 64},
+}
+
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -71,12 +81,13 @@ def opened(path: Path | str, **options: Any) -> LLM:
         ("qwen2", "q8_0"),
         ("qwen3", "q4_k_m"),
         ("mistral", "f16"),
+        *((kind, "q4_k_m") for kind in SWITCHED),
     ],
 )
 def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    tied = kind in ("llama", "qwen3")
-    model = write(path, small(kind, tie_word_embeddings=tied), MIXES[mix])
+    tied = kind in ("llama", "qwen3", "gemma2", "gemma3_text")
+    model = write(path, small(kind, tie_word_embeddings=tied, **SWITCHED.get(kind, {})), MIXES[mix])
     first, second = opened(path), opened(path)
     assert isinstance(first.source, FromFiles) and isinstance(second.source, FromFiles)
     expected = logits(model)

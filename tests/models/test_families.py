@@ -10,6 +10,7 @@ import torch
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.torch import TorchBackend
+from tokenswift.models import target
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
 
@@ -17,15 +18,11 @@ GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_sc
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gemma2": GEMMA,  # capped scores and logits, windows in every second layer
-    "gemma3_text": GEMMA,  # two sets of rotary frequencies
     "phi3": {},
-    "olmo2": {},
-    "granite": {"logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mixtral": EXPERTS,
     "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
-    "cohere": {},
+    "cohere2": {"sliding_window": 16},  # one norm for attention and MLP
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gpt2": ({"n_embd": 48, "n_layer": 2, "n_head": 6}, "'gpt2'; valid: .* rotary positions"),
@@ -76,6 +73,8 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(TorchBackend, "attend", uncapped)
+    monkeypatch.setattr(target, "backend_for", lambda *_: TorchBackend())
+    monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
     with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):
         LLM.from_model(model)

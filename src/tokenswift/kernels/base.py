@@ -113,6 +113,7 @@ class Backend(ABC):
             Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
             model wrote is decoded again where a text goes on.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
+        switches: whether such layers may differ from Llama's (`config.Layout.plain`).
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
@@ -127,6 +128,7 @@ class Backend(ABC):
     equal_bits = False
     prefill_keeps_bits = True
     decodes = True
+    switches = True
     fused = False
     formats: tuple[str, ...] = ()
     prefers_int8 = False
@@ -232,8 +234,8 @@ class Backend(ABC):
         self,
         body: Any,
         states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "n half"],
-        sin: Float[Tensor, "n half"],
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
         batch: Any,
         keep: bool = True,
         taps: Taps | None = None,

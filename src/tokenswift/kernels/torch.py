@@ -37,8 +37,8 @@ class TorchBackend(Backend):
         self,
         body: Body,
         states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "n half"],
-        sin: Float[Tensor, "n half"],
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
         batch: Batch,
         keep: bool = True,
         taps: Taps | None = None,
@@ -52,17 +52,12 @@ class TorchBackend(Backend):
         for number, layer in enumerate(body.weights):
             if taps is not None:
                 taps.fill(number, states)
-            normed = states if layer.norm is None else self.norm(states, layer.norm, shape.eps, active)
+            normed = self._normed(states, layer.norm, shape, active)
             qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
                 normed = self.norm(beside, layer.beside_norm, shape.eps, active)
                 qkv += self.linear(normed, layer.beside)
-            heads = qkv.view(count, -1, shape.width).transpose(0, 1)
-            query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query = self.norm(query, layer.query_norm, shape.eps, torch.float32)
-                key = self.norm(key, layer.key_norm, shape.eps, torch.float32)
-            query, key = turned(query, cos, sin).to(shape.queries), turned(key, cos, sin)
+            query, key, value = self._heads(qkv, layer, shape, cos, sin)
             mixed: list[Tensor] = []
             for segment, rows, own, noted in zip(batch.segments, places, kept, notes, strict=True):
                 cache = segment.cache
@@ -71,17 +66,50 @@ class TorchBackend(Backend):
                 cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
                 window = layer.window if cache.ordered else 0
                 own.append(query[:, rows])
-                how = (cache, segment.parents, shape.scale, window)
+                how = (cache, segment.parents, shape.scale, window, shape.cap or None)
                 mixed.append(self.attend(own[-1], number, *how, notes=noted))
             mixes = torch.cat(mixed).reshape(count, -1).to(active)
-            states += self.linear(mixes, layer.out, layer.out_bias)
-            normed = self.norm(states, layer.mlp_norm, shape.eps, active)
+            made = self.linear(mixes, layer.out, layer.out_bias)
+            states += self._normed(made, layer.out_norm, shape) * shape.residual
+            normed = self._normed(states, layer.mlp_norm, shape, active)
             gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            inner = (F.silu(gate) * up).to(active)
-            states += self.linear(inner, layer.down, layer.down_bias)
+            gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
+            made = self.linear((gated * up).to(active), layer.down, layer.down_bias)
+            states += self._normed(made, layer.down_norm, shape) * shape.residual
         if taps is not None:
             taps.fill(len(body.weights), states)
         return [torch.stack(own if keep else own[-1:]) for own in kept]
+
+    def _normed(
+        self,
+        states: Float[Tensor, "*m D"],
+        weight: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype = torch.float32,
+    ) -> Float[Tensor, "*m D"]:
+        """The norm of states, or where there is none the states."""
+        return states.to(dtype) if weight is None else self.norm(states, weight, shape.eps, dtype)
+
+    def _heads(
+        self,
+        qkv: Float[Tensor, "n N"],
+        layer: LayerWeights,
+        shape: Shape,
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
+    ) -> list[Float[Tensor, "h n d"]]:
+        """Queries and keys, with their norms and turned, and values."""
+        width, made = shape.width, list[Tensor]()
+        own = [shape.heads * width, *[shape.kv_heads * width] * 2]
+        for part, norm in zip(qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True):
+            if norm is not None:  # over all heads together, or each by itself
+                part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
+            made.append(part.unflatten(-1, (-1, width)).transpose(0, 1))
+        query, key, value = made
+        if layer.rope >= 0:
+            angles = [part.view(-1, *part.shape[-2:])[layer.rope] for part in (cos, sin)]
+            query, key = turned(query, *angles), turned(key, *angles)
+        return [query.to(shape.queries), key, value]
 
     def attend(
         self,

@@ -179,6 +179,10 @@ class Shape:
             32 integers with a scale) where all weights are stored quantized.
         eps: of the norms.
         scale: of attention scores.
+        cap: of attention scores, ``cap * tanh(score / cap)``; 0: none.
+        residual: what attention and MLP add to a state is multiplied with.
+        gelu: whether the MLP's activation is GeLU by its tanh, else SiLU.
+        whole_norms: whether norms of queries and keys are over all heads together.
     """
 
     layers: int
@@ -192,6 +196,10 @@ class Shape:
     active: torch.dtype
     eps: float
     scale: float
+    cap: float = 0.0
+    residual: float = 1.0
+    gelu: bool = False
+    whole_norms: bool = False
 
     @property
     def queries(self) -> torch.dtype:
@@ -217,9 +225,11 @@ class LayerWeights:
         out: (D, H d).
         gate_up: gate, then up, (2 · inner, D).
         down: (D, inner).
-        norm, mlp_norm: weights of the RMS norms before attention and before the MLP.
-        query_norm, key_norm: of the norms of each head's query and key (Qwen3).
-        norm: None where states enter the layer normalised.
+        norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where states
+            enter as they are.
+        out_norm, down_norm: of the norms of what attention and MLP add to a state.
+        query_norm, key_norm: of the norms of each head's query and key, or of all heads' together.
+        rope: which of the sets of angles turns queries and keys; -1: none.
         window: newest keys that a token sees (itself included); 0 is all.
         beside: of a drafter's layer: what is added to queries, keys and values from a second input, of which
             a pass has a row beside each of its states, ((H + 2 K) d, D).
@@ -231,13 +241,16 @@ class LayerWeights:
     gate_up: Packed
     down: Packed
     norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     qkv_bias: Tensor | None = None
     out_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    out_norm: Tensor | None = None
+    down_norm: Tensor | None = None
+    rope: int = 0
     window: int = 0
     beside: Packed | None = None
     beside_norm: Tensor | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.checks import shown
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
+from tokenswift.loader.families import BEFORE, FAMILIES, FULL, SILU, SLIDING, Family
 from tokenswift.loader.rope import merged
 from tokenswift.types import InputError
 
@@ -30,21 +31,6 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 #: ends of the names of files that parsers read whole
 SMALL = (".json", ".jinja", ".txt", ".model")
-#: model types that the native decoder runs
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-#: projections of a layer, and the families whose queries and keys have norms
-PROJECTIONS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
-NORMED = ("qwen3",)
-#: projections that may have biases, by model type
-BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
 #: greatest number of tokens of a vocabulary; the largest of known models are 262,144
 MOST_TOKENS = 1 << 20
 MOST_LAYERS = 1024
@@ -81,6 +67,8 @@ ROPE: dict[str, Any] = {
     "original_max_position_embeddings": LENGTH,
     "partial_rotary_factor": _number("a number above 0, at most 1", gt=0, le=1),
 }
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 #: fields of a config that are never null
 SIZES: dict[str, Any] = {
     "vocab_size": _whole(1, MOST_TOKENS),
@@ -101,7 +89,12 @@ OTHERS: dict[str, Any] = {
     "tie_word_embeddings": SWITCH,
     "attention_bias": SWITCH,
     "mlp_bias": SWITCH,
-    "rope_theta": POSITIVE,
+    "use_sliding_window": SWITCH,
+    "sliding_window_pattern": _whole(1, MOST_LAYERS),
+    "no_rope_layer_interval": _whole(1, MOST_LAYERS),
+    **dict.fromkeys(MULTIPLIERS, POSITIVE),
+    **dict.fromkeys(("query_pre_attn_scalar", "rope_theta", "rope_local_base_freq"), POSITIVE),
+    **dict.fromkeys(CAPS, POSITIVE),
 }
 ROPES = ("rope_parameters", "rope_scaling")
 #: what a value must be, in words, by its name
@@ -132,6 +125,10 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
     Raises:
         InputError: naming the first value that is wrong, and what is valid.
     """
+    for name in ROPES:  # of each kind of layers
+        for part in said[name].values() if isinstance(said.get(name), Mapping) else ():
+            if isinstance(part, Mapping):
+                check_numbers({name: part}, where, called)
     try:
         found = msgspec.convert(dict(said), _Numbers)
     except msgspec.ValidationError as error:
@@ -173,62 +170,28 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
-#: fields of every family that its forward pass depends on, and their defaults
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
-_QWEN: dict[str, Any] = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_LLAMA: dict[str, Any] = {"vocab_size": 32000, "bos_token_id": 1, "eos_token_id": 2, "head_dim": None}
-#: those of each family
-OWN: dict[str, dict[str, Any]] = {
-    "llama": {
-        **_LLAMA,
-        "intermediate_size": 11008,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 2048,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "mistral": {
-        **_LLAMA,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 4096,
-    },
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
-}
-#: fields that it does not depend on, or that are looked at elsewhere
+#: fields that a forward pass does not depend on, or that are looked at elsewhere
 ASIDE = ("is_llama_config", "rope_interleaved", "transformers.js_config", "unk_token_id", "use_mrope")
 ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed", "use_cache", "initializer_range")
 ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures", "model_type")
 ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
+ASIDE += ("cache_implementation", "max_window_layers", "rope_local_base_freq", "_sliding_window_pattern")
 ASIDE += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
-_Int = (int, type(None))
+_Int, _Number, _List = (int, type(None)), (int, float), (list, type(None))
 #: types of values, where a default of None or of another number does not say them
 TYPES: dict[str, tuple[type, ...]] = {
     "bos_token_id": _Int,
     "eos_token_id": (int, list, type(None)),
-    "layer_types": (list, type(None)),
+    "layer_types": _List,
+    "no_rope_layers": _List,
     "num_key_value_heads": _Int,
+    "query_pre_attn_scalar": _Number,
+    "rms_norm_eps": (float,),
     "sliding_window": _Int,
+    "sliding_window_pattern": _Int,
+    "use_bidirectional_attention": (bool, type(None)),
+    **dict.fromkeys(MULTIPLIERS, _Number),
+    **dict.fromkeys(CAPS, (*_Number, type(None))),
 }
 #: parameters that each kind of positions needs besides its theta
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
@@ -237,8 +200,6 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-THETA = 10_000.0
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class NativeConfig(SimpleNamespace):
@@ -261,56 +222,92 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
     Returns:
         None where transformers may understand it otherwise.
     """
-    usual = COMMON | OWN[kind]
-    known = usual | ({"head_dim": None} if kind == "qwen2" else {})  # read without a default
+    family = FAMILIES[kind]
+    usual = family.usual
+    known = {"head_dim": None, **usual}  # read without a default
     given = {key: value for key, value in said.items() if key in known}
     if not said.keys() <= {*known, *ASIDE} or not all(_fits(k, v, known[k]) for k, v in given.items()):
         return None
     fields = copy.deepcopy(usual | given)
+    if any(value is ... for value in fields.values()):
+        return None
     hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
-    if kind in ("llama", "mistral") and fields["head_dim"] is None:
+    if "head_dim" in usual and fields["head_dim"] is None:
         fields["head_dim"] = hidden // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
-    rope = positions_said(said, fields["max_position_embeddings"])
+    rope = positions_said(said, fields["max_position_embeddings"], family.bases)
     named = said.get("architectures") or []
     causal = isinstance(named, list) and all(str(one).endswith(CAUSAL) for one in named)
-    if rope is None or not causal or fields["hidden_act"] != "silu" or (kind == "llama" and hidden % heads):
+    activation = fields.get("hidden_activation", fields["hidden_act"])
+    if rope is None or not causal or activation != family.activation or (kind == "llama" and hidden % heads):
         return None
-    if "layer_types" in usual and not _take_layer_types(fields):
+    if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
     dtype = said.get("dtype") or said.get("torch_dtype")
     return NativeConfig(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+
+
+def activation_of(config: Any) -> Any:
+    """The activation that a config says, Gemma's by another name."""
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", SILU)
 
 
 def _fits(key: str, value: object, usual: object) -> bool:
     """Whether a value is of the type that a field has."""
     kinds = TYPES.get(key)
     if kinds is None:
-        kinds = (int,) if usual is None else (type(usual),)
+        kinds = (int,) if usual is None or usual is ... else (type(usual),)
     if isinstance(value, list):
-        kind = int if key == "eos_token_id" else str
+        kind = str if key == "layer_types" else int
         return list in kinds and all(type(one) is kind for one in value)
     return type(value) in kinds
 
 
-def _take_layer_types(fields: dict[str, Any]) -> bool:
-    """Fill in which layers of a Qwen model see a window; False where the file names others."""
-    layers, first = fields["num_hidden_layers"], fields["max_window_layers"]
-    if not fields["use_sliding_window"]:
+def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
+    """Fill in which layers see a window, and which know no positions; False where the file names others."""
+    layers, turned = fields["num_hidden_layers"], fields.get("no_rope_layers", ())
+    if turned is None:
+        every = fields["no_rope_layer_interval"]
+        turned = fields["no_rope_layers"] = [int((n + 1) % every != 0) for n in range(layers)]
+    if "layer_types" not in fields:
+        return True
+    if not fields.get("use_sliding_window", True):
         fields["sliding_window"] = None
     if fields["layer_types"] is None:
-        windowed = fields["sliding_window"] is not None
-        fields["layer_types"] = [SLIDING if windowed and n >= first else FULL for n in range(layers)]
-    return len(fields["layer_types"]) == layers and set(fields["layer_types"]) <= {FULL, SLIDING}
+        every = fields.get("sliding_window_pattern") or family.full_every
+        slides = [every == 0 or (n + 1) % every != 0 for n in range(layers)]
+        if "max_window_layers" in fields:
+            slides = [n >= fields["max_window_layers"] for n in range(layers)]
+        elif turned:
+            slides = [not turns for turns in turned]
+        windowed = fields["sliding_window"] is not None or len(family.bases) > 1
+        fields["layer_types"] = [SLIDING if windowed and slide else FULL for slide in slides]
+    kinds = fields["layer_types"]
+    return len(kinds) == layers <= len(turned or kinds) and set(kinds) <= {FULL, SLIDING}
 
 
-def positions_said(said: Mapping[str, Any], limit: int) -> dict[str, Any] | None:
-    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known here."""
+def positions_said(
+    said: Mapping[str, Any], limit: int, bases: Sequence[float] = (10_000.0,)
+) -> dict[str, Any] | None:
+    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known here.
+
+    Args:
+        bases: theta where none is said; of two, the second is that of layers with windows, which have
+            positions of their own.
+    """
     rope = said.get("rope_scaling") or said.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         return None
+    if len(bases) > 1:
+        parts = rope if FULL in rope or SLIDING in rope else {FULL: rope}
+        thetas = {FULL: ("rope_theta", bases[0]), SLIDING: ("rope_local_base_freq", bases[1])}
+        found = {
+            kind: positions_said({"rope_parameters": parts.get(kind), "rope_theta": said.get(*theta)}, limit)
+            for kind, theta in thetas.items()
+        }
+        return None if None in found.values() else found
     rope = {name: value for name, value in rope.items() if value is not None}
-    rope.setdefault("rope_theta", said.get("rope_theta", THETA))
+    rope.setdefault("rope_theta", said.get("rope_theta", bases[0]))
     rope.setdefault("rope_type", rope.get("type", "default"))
     kind, known = rope["rope_type"], {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"}
     if not isinstance(kind, str) or kind not in ROPE_FIELDS or type(rope.get("truncate", True)) is not bool:
@@ -329,11 +326,20 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         config: of one of its families, a :class:`NativeConfig` or transformers'.
         tied: whether the LM head is the embedding; None: as the config says.
     """
-    layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None) or 0
+    family, layers = FAMILIES[config.model_type], config.num_hidden_layers
+
+    def number(name: str, usual: Any) -> Any:
+        """A number of the config, where the family has it."""
+        return getattr(config, name, usual) if name in family.usual else usual
+
+    window = (number("sliding_window", 0) or 0) if number("use_sliding_window", True) else 0
     kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
-    if config.model_type == "llama":
-        window = 0
-    width = head_width(config)
+    local, width = len(family.bases) - 1, head_width(config)
+    turned = number("no_rope_layers", None) or [1] * layers
+    ropes = [
+        (0 if kind == FULL else local) if turns else -1 for kind, turns in zip(kinds, turned, strict=False)
+    ]
+    scale = number("attention_multiplier", number("query_pre_attn_scalar", width) ** -0.5)
     return Layout(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -344,9 +350,15 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         num_key_value_heads=config.num_key_value_heads,
         head_dim=width,
         eps=float(config.rms_norm_eps),
-        scale=float(width**-0.5),
+        scale=float(scale),
         windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
+        ropes=tuple(ropes) if any(ropes) else (),
+        embedding=config.hidden_size**0.5 if family.plus_one else number("embedding_multiplier", 1.0),
+        residual=number("residual_multiplier", 1.0),
+        logits=number("logits_scaling", 1.0),
+        score_cap=number("attn_logit_softcapping", None) or 0.0,
+        logit_cap=number("final_logit_softcapping", None) or 0.0,
     )
 
 
@@ -355,7 +367,7 @@ def weight_names(config: Any, layout: Layout) -> set[str]:
     kind = config.model_type
     has: dict[str, bool] = {
         "self_attn": kind == "qwen2" or bool(getattr(config, "attention_bias", False)),
-        "mlp": kind == "llama" and bool(config.mlp_bias),
+        "mlp": bool(getattr(config, "mlp_bias", False)),
     }
     biases = {name for name in layout.biases() if has[name.split(".")[3]]}
     return layout.shapes().keys() | biases
@@ -380,6 +392,10 @@ class Layout:
         scale: of attention scores.
         windows: newest keys that a token sees, by layer; 0 is all.
         tied: whether the LM head is the embedding.
+        ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one for all.
+        embedding, residual: what embeddings, and what attention and MLP add to a state, are multiplied with.
+        logits: what logits are divided by.
+        score_cap, logit_cap: caps of scores and logits by a tanh; 0: none.
     """
 
     model_type: str
@@ -394,6 +410,24 @@ class Layout:
     scale: float
     windows: tuple[int, ...]
     tied: bool
+    ropes: tuple[int, ...] = ()
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+
+    @property
+    def family(self) -> Family:
+        """What sets it apart from Llama's."""
+        return FAMILIES[self.model_type]
+
+    @property
+    def plain(self) -> bool:
+        """Whether its layers are as Llama's, but for windows, biases and norms of heads."""
+        family, scaled = self.family, self.residual != 1 or self.score_cap
+        same = (family.norms, family.activation) == (BEFORE, SILU) and family.head_norms != "projection"
+        return same and not scaled and not self.ropes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that every such decoder has."""
@@ -410,11 +444,12 @@ class Layout:
             "mlp.gate_proj": (inner, wide),
             "mlp.up_proj": (inner, wide),
             "mlp.down_proj": (wide, inner),
-            "input_layernorm": (wide,),
-            "post_attention_layernorm": (wide,),
+            **{name: (wide,) for name in self.family.norms if name is not None},
         }
-        if self.model_type in NORMED:
-            layer |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (self.head_dim,))
+        if self.family.head_norms:
+            whole = self.family.head_norms == "projection"
+            layer["self_attn.q_norm"] = (queries if whole else self.head_dim,)
+            layer["self_attn.k_norm"] = (keys if whole else self.head_dim,)
         for number in range(self.num_hidden_layers):
             found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
         return found
@@ -425,7 +460,7 @@ class Layout:
         weights = [
             f"model.layers.{number}.{name}"
             for number in range(self.num_hidden_layers)
-            for name in BIASED.get(self.model_type, ())
+            for name in self.family.biased
         ]
         return {f"{name}.bias": there[f"{name}.weight"][:1] for name in weights}
 
@@ -450,7 +485,8 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     said = merged(object_in(path, MOST_CONFIG, f"model {name}"), where)
     kind = said.get("model_type")
     if kind in FAMILIES:
-        check_numbers({"head_dim": None} | COMMON | OWN[kind] | said, where)
+        usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
+        check_numbers({"head_dim": None} | usual | said, where)
     else:  # other families have lists and names of their own
         check_numbers({key: value for key, value in said.items() if type(value) is int}, where)
     return said

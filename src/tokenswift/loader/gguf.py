@@ -18,6 +18,7 @@ import mmap
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from tokenswift.loader.config import (
     completed,
     refusal,
 )
+from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
 from tokenswift.loader.find import part_names
 from tokenswift.loader.identity import MERGED
 from tokenswift.loader.tokenizer import words_of
@@ -321,7 +323,8 @@ UNKNOWN = {
 
 def called(file: GgufFile) -> dict[str, str]:
     """What a file calls the numbers of a config."""
-    return {name: f"{architecture(file)}.{theirs}" for name, theirs in CALLED.items()}
+    own = FAMILIES[ARCHITECTURES[architecture(file)]].keys if architecture(file) in ARCHITECTURES else {}
+    return {name: f"{architecture(file)}.{theirs}" for name, theirs in {**CALLED, **own}.items()}
 
 
 def number_of(file: GgufFile, name: str, default: Any = None) -> Any:
@@ -357,7 +360,7 @@ def architecture(file: GgufFile) -> str:
     return str(file.metadata.get("general.architecture"))
 
 
-def check_meant(file: GgufFile, hidden: int, width: int) -> None:
+def check_meant(file: GgufFile, hidden: int, width: int, family: Family) -> None:
     """Refuse what a file says besides that would make another model of it.
 
     Raises:
@@ -372,7 +375,10 @@ def check_meant(file: GgufFile, hidden: int, width: int) -> None:
     for name, valid in same.items():
         if (found := file.metadata.get(f"{kind}.{name}", valid)) != valid or type(found) is not int:
             raise refusal(where, f"{kind}.{name}", found, str(valid))
-    for name, valid in UNKNOWN.items():
+    unknown = UNKNOWN | {"attention.sliding_window_pattern": (family.full_every,)}
+    for name, valid in unknown.items():
+        if name in family.keys.values():
+            continue
         found = file.metadata.get(f"{kind}.{name}", valid[0])
         if found not in valid:
             raise refusal(where, f"{kind}.{name}", found, f"{valid[-1]}, or a file without it")
@@ -435,7 +441,7 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
 
 
 #: architectures that the native decoder runs, and transformers' names for them
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
 INNER = {
     "self_attn.q_proj": "attn_q",
@@ -447,9 +453,9 @@ INNER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
 }
+#: norms of a layer in the order of `families.Family.norms`
+NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 
 def is_native(file: GgufFile) -> bool:
@@ -464,7 +470,8 @@ def is_native(file: GgufFile) -> bool:
         return False
     layers = number_of(file, "block_count")
     check_numbers({"num_hidden_layers": layers}, f"model file {file.path}", called(file))
-    known = {gguf_name(name) for name in names_of(layers)} | {FACTORS}
+    kind = ARCHITECTURES[architecture(file)]
+    known = {gguf_name(name, kind) for name in names_of(layers, kind)} | {FACTORS}
     return file.tensors.keys() <= known
 
 
@@ -501,27 +508,44 @@ def config_of(file: GgufFile) -> NativeConfig:
         InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
     said, numbers = file.metadata, _numbers(file)
-    window = numbers.pop("sliding_window")
+    window, hidden, width = (numbers[name] for name in ("sliding_window", "hidden_size", "head_dim"))
     kind = ARCHITECTURES[architecture(file)]
-    kind = "mistral" if kind == "llama" and window is not None else kind
-    check_meant(file, numbers["hidden_size"], numbers["head_dim"])
-    has = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
-    own = {"llama": has, "mistral": {"sliding_window": window}}
-    own["qwen3"] = {"attention_bias": has["attention_bias"]}
+    kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if window else kind
+    family = FAMILIES[kind]
+    check_meant(file, hidden, width, family)
+    largest = family.largest == numbers["num_hidden_layers"]
+    more = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
+    more["query_pre_attn_scalar"] = hidden // numbers["num_attention_heads"] if largest else width
+    more["attention_multiplier"] = width**-0.5
     ends = words_of(said, file.path, numbers["vocab_size"]).ends()
     others = {
         "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
-        "rope_parameters": positions(file, numbers["head_dim"], numbers["max_position_embeddings"]),
+        "rope_parameters": _bases(file, family, width, numbers["max_position_embeddings"]),
         "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
         "dtype": own_dtype(file),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
     }
-    made = completed(kind, numbers | own.get(kind, {}) | others)
+    own = {name: value for name, value in (more | numbers).items() if name in family.usual}
+    numbers = {name: value for name, value in numbers.items() if name != "sliding_window"} | own
+    made = completed(kind, numbers | others)
     if made is None:  # of Llama, a width that its heads do not divide
         raise InputError(
             f"model file {file.path}: its sizes are not those of a {kind} model; valid: a sound file"
         )
     return made
+
+
+def _bases(file: GgufFile, family: Family, width: int, limit: int) -> dict[str, Any]:
+    """:func:`positions`, for each kind of layers where a family's have their own: a file says those of layers
+    that see everything, and at most the base of the others."""
+    found = positions(file, width, limit)
+    if len(family.bases) == 1:
+        return found
+    usual = found["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
+    local = {"rope_type": "default", "rope_theta": short(number_of(file, "rope.freq_base_swa", usual))}
+    found = {FULL: found, SLIDING: local}
+    check_numbers({"rope_parameters": found}, f"model file {file.path}", called(file))
+    return found
 
 
 def _numbers(file: GgufFile) -> dict[str, Any]:
@@ -543,6 +567,9 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
         "sliding_window": file.metadata.get(f"{architecture(file)}.attention.sliding_window") or None,
     }
+    for name, theirs in FAMILIES[ARCHITECTURES[architecture(file)]].keys.items():
+        if (found := number_of(file, theirs, 0)) != 0:
+            numbers[name] = short(found)
     check_numbers(numbers, where, called(file))
     return numbers | {"head_dim": numbers["head_dim"] or hidden // heads}
 
@@ -550,23 +577,29 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
 # ---- weights -----------------------------------------------------------------------------------------------
 
 
-def names_of(layers: int) -> Iterable[str]:
-    """The names, as transformers has them, of all tensors that a native decoder can have."""
+def inner_names(kind: str) -> dict[str, str]:
+    """What files call the parts of a layer of a family, by their names in transformers."""
+    norms = zip(FAMILIES[kind].norms, NORMS, strict=True)
+    return INNER | {name: theirs for name, theirs in norms if name is not None}
+
+
+def names_of(layers: int, kind: str) -> Iterable[str]:
+    """The names, as transformers has them, of all tensors that a family's decoder can have."""
     yield from OUTER
     for number in range(layers):
-        for name in INNER:
+        for name in inner_names(kind):
             yield f"model.layers.{number}.{name}.weight"
             if name.endswith("_proj"):
                 yield f"model.layers.{number}.{name}.bias"
 
 
-def gguf_name(name: str) -> str:
-    """The file's name of a weight."""
+def gguf_name(name: str, kind: str = "llama") -> str:
+    """The file's name of a weight of a family's model."""
     if name in OUTER:
         return OUTER[name]
     number, _, rest = name.removeprefix("model.layers.").partition(".")
     inner, _, end = rest.rpartition(".")
-    return f"blk.{number}.{INNER.get(inner, inner)}.{end}"
+    return f"blk.{number}.{inner_names(kind).get(inner, inner)}.{end}"
 
 
 class GgufWeights(StoredWeights):
@@ -583,31 +616,34 @@ class GgufWeights(StoredWeights):
 
     def __init__(self, file: GgufFile, layout: Layout, dtype: torch.dtype) -> None:
         self.file, self.layout, self.dtype, self.folder = file, layout, dtype, file.path
-        self._turned = architecture(file) == "llama"
+        self._called = partial(gguf_name, kind=layout.model_type)
         where = f"model file {file.path}"
         for name in ("hidden_size", "intermediate_size"):
             if getattr(layout, name) % 2:
                 raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
-        there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
+        names = names_of(layout.num_hidden_layers, layout.model_type)
+        there = {name: file.tensors.get(self._called(name)) for name in names}
         found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
         types = [KINDS[code] for code in (*DENSE, *BY_CODE)]
-        check_tensors(layout, found, types, where, "tensor", gguf_name)
+        check_tensors(layout, found, types, where, "tensor", self._called)
 
     def names(self) -> list[str]:
         """See `weights.StoredWeights`."""
-        there = names_of(self.layout.num_hidden_layers)
-        return sorted(name for name in there if gguf_name(name) in self.file.tensors)
+        there = names_of(self.layout.num_hidden_layers, self.layout.model_type)
+        return sorted(name for name in there if self._called(name) in self.file.tensors)
 
     def get(self, name: str) -> Tensor | Stored | None:
         """See `weights.Weights`; matrices in a quantized format as they are stored, rows in the order of
-        transformers' checkpoints."""
-        name = EMBEDDING if name == HEAD and self.layout.tied else name
-        if gguf_name(name) not in self.file.tensors:
+        transformers' checkpoints, and norms as there, where files have what they multiply by."""
+        name, family = EMBEDDING if name == HEAD and self.layout.tied else name, self.layout.family
+        if self._called(name) not in self.file.tensors:
             return None
-        found = self.file[gguf_name(name)]
+        found = self.file[self._called(name)]
+        if family.plus_one and name.endswith("norm.weight"):
+            found = unstored(found, torch.float32) - 1
         heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}
         turned = next((count for end, count in heads.items() if f"{end}." in name), 0)
-        rows = straight(len(found), turned) if self._turned and turned else None
+        rows = straight(len(found), turned) if family.turned and turned else None
         if isinstance(found, Stored):
             return found if rows is None else found.take(rows)
         return (found if rows is None else found[rows]).to(self.dtype)

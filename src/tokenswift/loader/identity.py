@@ -16,13 +16,13 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.loader.config import FAMILIES, layout_of
+from tokenswift.loader.config import FAMILIES, activation_of, layout_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
@@ -225,8 +225,13 @@ def config_digest(config: Any) -> str:
     if config.model_type in FAMILIES:
         rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
         rope.pop("type", None)
-        others = (config.hidden_act, config.max_position_embeddings, config.eos_token_id)
-        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
+        others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
+        layout = layout_of(config)
+        usual = {
+            field.name: field.default for field in fields(layout)
+        }  # what is said in later versions alone
+        sizes = {name: value for name, value in asdict(layout).items() if value != usual[name]}
+        said = {"layout": sizes, "rope": rope, "others": others}
     else:
         said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
     return _digest([json.dumps(said, sort_keys=True, default=str).encode()])

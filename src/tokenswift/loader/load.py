@@ -410,7 +410,10 @@ def model_of(
     with quiet_transformers():
         with torch.device("meta"):  # without memory
             model: Any = AutoModelForCausalLM.from_config(config.of_transformers(), dtype=torch.float32)
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
+        body = model.model  # with its only buffers:
+        body.rotary_emb = type(body.rotary_emb)(config=model.config)
+        if hasattr(body.embed_tokens, "scalar_embed_scale"):
+            body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
     filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         found = get(name)

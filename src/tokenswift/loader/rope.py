@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import shown
 from tokenswift.config import STATED_POSITIONS, RopeScaling, parse_rope_scaling
+from tokenswift.loader.families import FAMILIES, FULL, SLIDING
 from tokenswift.types import InputError
 
 __all__ = ["RopeScaling", "Rotary", "parse_rope_scaling"]
@@ -32,15 +33,15 @@ class Rotary:
     """Frequencies and positions of a model.
 
     Attributes:
-        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32; None where
-            the layers have several sets.
-        scaling: factor of cosines and sines (YaRN's attention factor).
+        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32, or (2, d / 2)
+            of layers that see everything and of those with windows; None where only the model's code knows.
+        scaling: factor of cosines and sines (YaRN's attention factor), one or of each set.
         limit: positions that may be used; None: no limit.
         config: the config that says so, a copy where it differs from the model's own.
     """
 
-    frequencies: Float[Tensor, " half"] | None
-    scaling: float
+    frequencies: Float[Tensor, "*sets half"] | None
+    scaling: float | tuple[float, ...]
     limit: int | None
     config: Any
 
@@ -50,7 +51,7 @@ class Rotary:
         Raises:
             InputError: the layers have several sets of frequencies.
         """
-        if self.frequencies is None:
+        if self.frequencies is None or self.frequencies.dim() > 1:
             raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
         return self.frequencies
 
@@ -58,15 +59,25 @@ class Rotary:
         """The same with its frequencies on a device."""
         return replace(self, frequencies=None if self.frequencies is None else self.frequencies.to(device))
 
-    def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
+    def angles(
+        self, positions: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "*sets n half"], Float[Tensor, "*sets n half"]]:
         """Cosines and sines of each position.
 
         Raises:
-            InputError: the layers have several sets of frequencies.
+            InputError: the frequencies are not known.
         """
-        angle = positions[:, None].float() * self.single()
+        import torch
+
+        found = self.single() if self.frequencies is None else self.frequencies
+        angle = positions[:, None].float() * found[..., None, :]
         cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
-        return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
+        if self.scaling == 1.0:
+            return cos, sin
+        factor: Any = self.scaling
+        if isinstance(factor, tuple):
+            factor = torch.tensor(factor, dtype=torch.float32, device=cos.device)[:, None, None]
+        return cos * factor, sin * factor
 
 
 class AngleTable:
@@ -74,17 +85,15 @@ class AngleTable:
 
     They are taken out by numpy: torch would start its threads for these few numbers, which then spin beside
     ours. On an accelerator nobody waits for the positions to come here.
-
-    Raises:
-        InputError: the layers have several sets of frequencies.
     """
 
     def __init__(self, rotary: Rotary) -> None:
-        rotary.single()
         self.rotary = rotary
-        self._known: tuple[Any, Any] = (None, None)  # (m, half) arrays each
+        self._known: tuple[Any, Any] = (None, None)  # (sets, m, half) arrays each, or (m, half)
 
-    def at(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
+    def at(
+        self, positions: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "*sets n half"], Float[Tensor, "*sets n half"]]:
         """See :meth:`Rotary.angles`."""
         import numpy as np
         import torch
@@ -92,15 +101,14 @@ class AngleTable:
         if positions.device.type != "cpu":
             return self.rotary.angles(positions)
         at, (cos, sin) = positions.numpy(), self._known
-        known = 0 if cos is None else len(cos)
+        known = 0 if cos is None else cos.shape[-2]
         if known <= (newest := int(at.max())):
             more = torch.arange(known, (newest // BLOCK + 1) * BLOCK)
             made = [part.numpy() for part in self.rotary.angles(more)]
-            cos, sin = (
-                made if cos is None else (np.concatenate(pair) for pair in zip((cos, sin), made, strict=True))
-            )
-            self._known = cos, sin
-        return torch.from_numpy(cos[at]), torch.from_numpy(sin[at])
+            if cos is not None:
+                made = [np.concatenate(pair, -2) for pair in zip((cos, sin), made, strict=True)]
+            self._known = cos, sin = made[0], made[1]
+        return torch.from_numpy(cos.take(at, -2)), torch.from_numpy(sin.take(at, -2))
 
 
 #: π / 2 in three parts; the first two have so few bits that their products with quarter turns are exact
@@ -236,6 +244,8 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
     check_rope(model.config)
+    if model.config.model_type in FAMILIES and FULL in (model.config.rope_parameters or {}):
+        return rotary_of_config(model.config, scaling)
     config, module = scaled_config(model.config, scaling), model.model.rotary_emb
     if config is not model.config:
         module = type(module)(config=config).to(module.inv_freq.device)
@@ -263,6 +273,18 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
     config = scaled_config(config, scaling)
     rope = config.rope_parameters
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parts = [rope[kind] for kind in (FULL, SLIDING)] if FULL in rope else [rope]
+    found = [_frequencies(part, width, double) for part in parts]
+    if len(found) == 1:
+        return Rotary(*found[0], context_limit(config), config)
+    sets, factors = zip(*found, strict=True)
+    return Rotary(torch.stack(sets), factors, context_limit(config), config)
+
+
+def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Tensor, float]:
+    """Frequencies of a set of parameters, (d / 2,) float32, and the factor of cosines and sines."""
+    import torch
+
     kind, theta, factor = rope["rope_type"], rope["rope_theta"], 1.0
     if kind == "default" and double:
         powers = torch.tensor([float(theta) ** (place / width) for place in range(0, width, 2)]).float()
@@ -282,7 +304,7 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
             ) from error
     elif kind != "default":
         raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")
-    return Rotary(found, factor, context_limit(config), config)
+    return found, factor
 
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The native decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over weights by name.
+"""The native decoder: our own forward for the families of `loader.families`, over weights by name.
 
 transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
 embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
@@ -24,7 +24,8 @@ from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import Arena
-from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, NORM, Layout, head_width, layout_of
+from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
+from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.models.base import BaseTarget
@@ -42,23 +43,27 @@ PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 RELEASED = 1 << 25
 
 
-def fits(model: Any) -> bool:
+def fits(model: Any, switches: bool = True) -> bool:
     """Whether the native decoder can run a transformers causal LM: it is as its config says, by plain layers
-    of one type."""
+    of one type; ``switches``: whether they may differ from Llama's."""
     config, head = model.config, model.lm_head
-    if config.model_type not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
+    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
         return False
     layout, layers = layout_of(config), model.model.layers
     names = [name for part in LINEARS.values() for name in part]
     linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
+    norms = [getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None]
+    turns = [tensor for name, tensor in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
     return (
-        all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
+        (switches or layout.plain)
+        and activation_of(config) == layout.family.activation
+        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
         and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
-        and type(model.model.embed_tokens) is nn.Embedding
+        and isinstance(model.model.embed_tokens, nn.Embedding)
         and head.out_features == layout.vocab_size
-        and all(layer.input_layernorm.variance_epsilon == layout.eps for layer in layers)
+        and all(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps for norm in norms)
         and all(layer.self_attn.scaling == layout.scale for layer in layers)
-        and 2 * len(getattr(model.model.rotary_emb, "inv_freq", ())) == head_width(config)
+        and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
     )
 
 
@@ -101,7 +106,9 @@ class NativeTarget(BaseTarget):
         self._arena, self._unreleased = Arena(), 0
         self.head = self._packed([HEAD])
         self.head_bias = self._vector("lm_head.bias")
-        self._norm, self._eps = self._copied(self._weight(NORM)), layout.eps
+        self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
+        # as transformers rounds it
+        self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
         weights: list[LayerWeights] = []
         for number in range(layout.num_hidden_layers):
             weights.append(self._layer(number))
@@ -122,7 +129,9 @@ class NativeTarget(BaseTarget):
         sizes = (self.layers, self.hidden_size, layout.intermediate_size)
         heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
         types = (self.dtype, self.keys, active_type(self.dtype))
-        shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale)
+        gelu, whole = layout.family.activation == GELU, layout.family.head_norms == "projection"
+        switches = (layout.score_cap, layout.residual, gelu, whole)
+        shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale, *switches)
         self.body: Any = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
@@ -135,13 +144,20 @@ class NativeTarget(BaseTarget):
             raise InputError(f"the model has no weight {name}")
         return found
 
+    def _norm_weight(self, name: str | None) -> Any:
+        """A norm's weight as the kernels read it, None where the family has none."""
+        if name is None:
+            return None
+        made = self._copied(self._weight(name))
+        return made + 1 if self.layout.family.plus_one else made
+
     def _copied(self, weight: Tensor | Stored) -> Tensor:
-        """A norm weight as the kernels read it, in memory of its own."""
+        """A vector as the kernels read it, in memory of its own."""
         made = unstored(weight, torch.float32).detach()
         return made.to(self.device, torch.float32, copy=True).contiguous()
 
     def _vector(self, name: str) -> Tensor | None:
-        """A bias or norm weight as the kernels read it, if there is one."""
+        """A bias as the kernels read it, if there is one."""
         found = self._weights.get(name)
         return None if found is None else self._copied(found)
 
@@ -164,14 +180,15 @@ class NativeTarget(BaseTarget):
         for name, linears in LINEARS.items():
             weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
             products |= {name: weight, f"{name}_bias": bias}
-        made = LayerWeights(
-            **products,
-            norm=self._copied(self._weight(f"{layer}input_layernorm.weight")),
-            mlp_norm=self._copied(self._weight(f"{layer}post_attention_layernorm.weight")),
-            query_norm=self._vector(f"{layer}self_attn.q_norm.weight"),
-            key_norm=self._vector(f"{layer}self_attn.k_norm.weight"),
-            window=self.layout.windows[number],
-        )
+        family, ropes = self.layout.family, self.layout.ropes
+        of_heads = ("self_attn.q_norm", "self_attn.k_norm") if family.head_norms else (None, None)
+        places = ("norm", "out_norm", "mlp_norm", "down_norm", "query_norm", "key_norm")
+        norms = {
+            place: self._norm_weight(name and f"{layer}{name}.weight")
+            for place, name in zip(places, (*family.norms, *of_heads), strict=True)
+        }
+        rope = ropes[number] if ropes else 0
+        made = LayerWeights(**products, **norms, rope=rope, window=self.layout.windows[number])
         self._weights.rest()
         self._unreleased += sum(weight.nbytes for weight in made.packed())
         if not self._weights.copies and self._unreleased >= RELEASED:
@@ -285,19 +302,23 @@ class NativeTarget(BaseTarget):
         if rows is not None:
             return self.backend.draft_product(normed, rows)
         active = torch.int8 if self.whole else None
-        return self.backend.linear(normed, self.head, self.head_bias, active)
+        logits = self.backend.linear(normed, self.head, self.head_bias, active)
+        cap = self.layout.logit_cap
+        return logits if not cap else logits.div_(cap).tanh_().mul_(cap)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings: (n,) → (n, D)."""
+        """Input embeddings, multiplied as the family has it: (n,) → (n, D)."""
         embedding = self.head if self._embedding is None else self._embedding
         if isinstance(embedding, Packed):
-            return self.backend.take(embedding, tokens)
-        check_ids(tokens, len(embedding))
-        return embedding[tokens]
+            found = self.backend.take(embedding, tokens)
+        else:
+            check_ids(tokens, len(embedding))
+            found = embedding[tokens]
+        return found if self._scale == 1 else found * self._scale
 
 
 def release_free_memory() -> None:

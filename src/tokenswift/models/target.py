@@ -133,7 +133,7 @@ def make_target(
         raise InputError(f"model {name}: its own forward fails ({line_of(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    if backend.decodes and not spread and fits(model):
+    if backend.decodes and not spread and fits(model, backend.switches):
         target: Target = NativeTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.kernels.cuda.cases import Rows, product, standing
 from tests.lossless.test_strategies import PROMPT, runs
 from tests.lossless.test_tokens import PAPER, random_heads
-from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
@@ -34,7 +34,7 @@ from tokenswift.types import InputError
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -> None:
     """A prompt that is read at once, a few rows, and a tree; windows included."""
     model = tiny_model(family)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.lossless.test_tokens import random_heads
-from tests.models.test_families import GEMMA, family_model
+from tests.models.test_families import family_model
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 
@@ -24,7 +24,7 @@ RUNS: list[tuple[str, dict[str, Any] | None]] = [
 
 
 def llm_of(kind: str) -> LLM:
-    model = family_model("gemma2", **GEMMA) if kind == "generic" else tiny_model("qwen3")
+    model = family_model("phi3") if kind == "generic" else tiny_model("qwen3")
     return LLM.from_model(model, heads=random_heads("conditioned", 48, VOCAB))
 
 
@@ -56,7 +56,7 @@ def state_of(model: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", ["native", "generic"])
 def test_the_callers_model_stays_as_it_was(kind: str) -> None:
-    model = family_model("gemma2", **GEMMA) if kind == "generic" else tiny_model("mistral-sliding")
+    model = family_model("phi3") if kind == "generic" else tiny_model("mistral-sliding")
     model.train()
     model.model.layers[0].eval()
     before = state_of(model)

@@ -28,7 +28,6 @@ from tokenswift.kernels.cpu.structs import (
     ACTIVE,
     LOW,
     TYPES,
-    VECTORS,
     CLayer,
     CPass,
     CRows,
@@ -44,6 +43,7 @@ from tokenswift.kernels.cpu.structs import (
     product_sizes,
     shape_of,
     vector,
+    vector_sizes,
     weight_of,
     work_space,
 )
@@ -141,10 +141,9 @@ class CpuBackend(Backend):
                 weight = getattr(layer, name)
                 check_product(name, weight, sizes[name])
                 setattr(entry, name, weight_of(weight, getattr(layer, f"{name}_bias")))
-            for name in VECTORS:
-                size = shape.hidden if name in ("norm", "mlp_norm") else shape.width
+            for name, size in vector_sizes(shape).items():
                 setattr(entry, name, vector(name, getattr(layer, name), size))
-            entry.window = layer.window
+            entry.window, entry.rope = layer.window, layer.rope
             if layer.beside is not None:
                 check_product("beside", layer.beside, sizes["qkv"])
                 entry.beside = weight_of(layer.beside)
@@ -155,8 +154,8 @@ class CpuBackend(Backend):
         self,
         body: Body,
         states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "n half"],
-        sin: Float[Tensor, "n half"],
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
         batch: Batch,
         keep: bool = True,
         taps: Taps | None = None,
@@ -177,8 +176,10 @@ class CpuBackend(Backend):
         count = sum(entry.n for entry in rows)
         args = CPass(n=count, count=len(segments), threads=self._count(), keep=keep)
         args.rows = ctypes.addressof(rows)
-        args.cos = address("cos", cos, torch.float32, count, shape.width // 2)
-        args.sin = address("sin", sin, torch.float32, count, shape.width // 2)
+        sets = max(1, *(layer.rope + 1 for layer in body.weights))
+        for name, angles in (("cos", cos), ("sin", sin)):
+            angles = angles if angles.dim() > 2 else angles[None]
+            setattr(args, name, address(name, angles, torch.float32, sets, count, shape.width // 2))
         args.states = address("states", states, torch.float32, count, shape.hidden)
         if taps is not None:
             args.taps = len(taps.layers)
@@ -208,17 +209,17 @@ class CpuBackend(Backend):
         sinks: Float[Tensor, " H"] | None = None,
         notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """See :meth:`Backend.attend`. Caps and sinks are left to torch, and so are other types of keys
-        and heads of odd width."""
+        """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and heads of
+        odd width."""
         data, pages = cache.data, cache.data.dtype == torch.uint8
         odd = query.shape[-1] % 2  # the kernels take numbers in pairs
-        if softcap is not None or sinks is not None or not (pages or data.dtype in TYPES) or odd:
+        if sinks is not None or not (pages or data.dtype in TYPES) or odd:
             more = {"softcap": softcap, "sinks": sinks}
             return TorchBackend().attend(query, layer, cache, parents, scale, window, **more)
         heads, count, width = query.shape
         keys = torch.int8 if pages else data.dtype
         active = active_type(keys)
-        shape = Shape(1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale)
+        shape = Shape(1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale, softcap or 0.0)
         check_sizes(shape)
         query = query.to(active).contiguous()
         out = torch.empty(count, heads, width, dtype=active, device="cpu")

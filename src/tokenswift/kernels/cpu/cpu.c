@@ -21,7 +21,7 @@
 /* what made this library */
 const char ts_build[] = TS_BUILD ", version " __VERSION__;
 
-/* ---- norms, rotary embedding, SwiGLU ----------------------------------------------------------------- */
+/* ---- norms, rotary embedding, gates ------------------------------------------------------------------- */
 
 /* One row: x times 1 / √(mean square + eps), times the weight (NULL: none); with eps < 0 x as it is. */
 INLINE void norm_row(char *out, int type, const float *x, const float *weight, long width, float eps) {
@@ -81,6 +81,33 @@ void ts_norm(void *out, const float *x, const float *weight, long n, long width,
     leave_team(threads);
 }
 
+typedef struct {
+    float *states;
+    const float *x, *weight;
+    long width;
+    float eps, factor;
+} Addend;
+
+static void some_addends(void *context, long from, long to, int thread) {
+    const Addend *m = context;
+    float y[m->width];
+    (void)thread;
+    for (long i = from; i < to; i++) {
+        float *state = m->states + i * m->width;
+        norm_row((char *)y, F32, m->x + i * m->width, m->weight, m->width, m->weight ? m->eps : -1);
+        for (long c = 0; c < m->width; c += W) {
+            V z = load_left(F32, (char *)(y + c), m->width - c), old = load_left(F32, (char *)(state + c), m->width - c);
+            store_left(F32, (char *)(state + c), fused(z, splat(m->factor), old), m->width - c);
+        }
+    }
+}
+
+/* states (n, width) += factor times the norm of x (weight NULL: x as it is). */
+static void add_normed(float *states, const float *x, const float *weight, long n, long width, float eps, float factor, int threads) {
+    Addend m = {states, x, weight, width, eps, factor};
+    run(threads, n, (double)n * width * 16, some_addends, &m);
+}
+
 /* A head's vector x (width) float32, normalised if weight, turned by its position's angles if cos, to out. */
 INLINE void turn(char *out, int type, const float *x, const float *weight, float eps, const float *cos,
                  const float *sin, long width) {
@@ -100,8 +127,10 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
 
 typedef struct {
     const Segment *segments;
-    const float *qkv, *cos, *sin, *qnorm, *knorm;
+    float *qkv;
+    const float *cos, *sin, *qnorm, *knorm; /* no cos: nothing is turned */
     float eps;
+    int whole; /* whether the norms are over all heads together */
 } Append;
 
 static void some_heads(void *context, long from, long to, int thread) {
@@ -114,23 +143,29 @@ static void some_heads(void *context, long from, long to, int thread) {
         const Attend *a = &segment->a;
         const long all = a->heads + 2 * a->kv_heads, width = a->width, i = row - first;
         const int qtype = a->type == BF16 ? BF16 : F32;
-        const float *c = p->cos + row * (width / 2), *s = p->sin + row * (width / 2);
+        const float *c = p->cos ? p->cos + row * (width / 2) : 0, *s = p->cos ? p->sin + row * (width / 2) : 0;
+        const float *qnorm = p->whole ? 0 : p->qnorm, *knorm = p->whole ? 0 : p->knorm;
+        if (p->whole) {
+            float *q = p->qkv + row * all * width, *k = q + a->heads * width;
+            norm_row((char *)q, F32, q, p->qnorm, a->heads * width, p->eps);
+            norm_row((char *)k, F32, k, p->knorm, a->kv_heads * width, p->eps);
+        }
         for (long h = 0; h < all; h++) {
             const float *x = p->qkv + (row * all + h) * width;
             if (a->type == I8 && h >= a->heads) {
                 const int value = h >= a->heads + a->kv_heads;
                 const long kv = h - a->heads - (value ? a->kv_heads : 0);
                 float y[width];
-                turn((char *)y, F32, x, value ? 0 : p->knorm, p->eps, value ? 0 : c, s, width);
+                turn((char *)y, F32, x, value ? 0 : knorm, p->eps, value ? 0 : c, s, width);
                 put_entry((char *)a->k + kv * (a->capacity / PAGE) * page_bytes(width), a->before + i, value, y, width);
                 continue;
             }
             const long kv = h < a->heads + a->kv_heads ? h - a->heads : h - a->heads - a->kv_heads;
             const size_t place = (kv * a->capacity + a->before + i) * width * bytes_of(a->type);
             if (h < a->heads)
-                turn((char *)a->q + (h * a->n + i) * width * bytes_of(qtype), qtype, x, p->qnorm, p->eps, c, s, width);
+                turn((char *)a->q + (h * a->n + i) * width * bytes_of(qtype), qtype, x, qnorm, p->eps, c, s, width);
             else if (h < a->heads + a->kv_heads)
-                turn((char *)a->k + place, a->type, x, p->knorm, p->eps, c, s, width);
+                turn((char *)a->k + place, a->type, x, knorm, p->eps, c, s, width);
             else
                 turn((char *)a->v + place, a->type, x, 0, p->eps, 0, 0, width);
         }
@@ -139,10 +174,10 @@ static void some_heads(void *context, long from, long to, int thread) {
 
 /* Projections (n, heads + 2 kv_heads, width) of all segments' rows → rotated queries (heads, n, width), keys and
  * values behind the committed ones, of each segment. */
-static void append(const Segment *segments, long n, const float *qkv, const float *cos, const float *sin,
-                      const float *qnorm, const float *knorm, float eps, int threads) {
+static void append(const Segment *segments, long n, float *qkv, const float *cos, const float *sin,
+                      const float *qnorm, const float *knorm, float eps, int whole, int threads) {
     const Attend *a = &segments->a;
-    Append p = {segments, qkv, cos, sin, qnorm, knorm, eps};
+    Append p = {segments, qkv, cos, sin, qnorm, knorm, eps, whole};
     run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
@@ -150,7 +185,7 @@ typedef struct {
     char *out;
     const float *x;
     long n, width;
-    int type;
+    int type, gelu;
 } Gate;
 
 static void some_gates(void *context, long from, long to, int thread) {
@@ -164,24 +199,26 @@ static void some_gates(void *context, long from, long to, int thread) {
         for (long c = 0; c < width; c += W) {
             const char *gate = (const char *)(g->x + i * 2 * width + c), *lift = gate + width * 4;
             V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
-            store_left(type, out + c * bytes_of(type), x / (vexp(-x) + 1.0f) * u, width - c);
+            V y = x; /* GeLU by its tanh is x times a logistic function, too: of 2 √(2 / π) (x + .044715 x³) */
+            if (g->gelu) y = fused(x * x * x, splat(0.0713548163f), x * 1.59576912f);
+            store_left(type, out + c * bytes_of(type), x / (vexp(-y) + 1.0f) * u, width - c);
         }
         if (g->type == I8) quantize(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
     }
 }
 
-/* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). */
-static void swiglu(char *out, int type, const float *x, long n, long width, int threads) {
-    Gate g = {out, x, n, width, type};
+/* out (n, width) = silu or gelu(gate) * up, with both side by side in x (n, 2, width). */
+static void gated(char *out, int type, int gelu, const float *x, long n, long width, int threads) {
+    Gate g = {out, x, n, width, type, gelu};
     run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
 
-typedef struct { /* weights of a layer; query and key norms may be NULL, and norm where states come normalised */
+typedef struct { /* weights of a layer; norms may be NULL */
     Weight qkv, out, gate_up, down;
-    const float *norm, *mlp_norm, *query_norm, *key_norm;
-    long window;
+    const float *norm, *mlp_norm, *out_norm, *down_norm, *query_norm, *key_norm;
+    long window, rope;        /* rope: which set of angles turns queries and keys; -1: none */
     Weight beside;            /* of a drafter's layer: makes more of qkv from the pass's rows beside; else no parts */
     const float *beside_norm;
 } Layer;
@@ -189,7 +226,8 @@ typedef struct { /* weights of a layer; query and key norms may be NULL, and nor
 typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
     int keys, active; /* types: of keys and values, of what enters a product */
-    float eps, scale;
+    float eps, scale, cap, residual;
+    int gelu, whole_norms;
 } Shape;
 
 typedef struct { /* rows of one text, over its own cache */
@@ -203,7 +241,7 @@ typedef struct { /* rows of one text, over its own cache */
 typedef struct {
     long n, count;          /* rows of the pass, and the texts that they belong to, one after the other */
     const Rows *rows;       /* (count) */
-    const float *cos, *sin; /* (n, width / 2) */
+    const float *cos, *sin; /* (sets, n, width / 2) */
     float *states;          /* (n, hidden): embeddings in, states before the final norm out */
     char *work;
     long work_bytes;
@@ -236,7 +274,7 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
     while (r->parents && links < r->n && r->parents[links] == links - 1) links++;
     const int32_t *parents = links == r->n ? NULL : r->parents;
     Segment s = {{r->n, r->before, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
-                  r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
+                  r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, m->cap, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
     if (!parents) return s;
     s.deepest = 0;
     for (long i = 0; i < r->n; i++) {
@@ -262,12 +300,12 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
     const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * all * 4, 64),
                             up(n * found, 64), up(n * 2 * m->inner * 4, 64), up(rows_bytes(type, n, m->inner), 64),
-                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0};
+                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0, up(n * m->hidden * 4, 64)};
     size_t need = 64;
-    for (int i = 0; i < 8; i++) need += sizes[i];
+    for (int i = 0; i < 9; i++) need += sizes[i];
     if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
-    char *at[9] = {aligned(p->work)};
-    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + sizes[i];
+    char *at[10] = {aligned(p->work)};
+    for (int i = 0; i < 9; i++) at[i + 1] = at[i] + sizes[i];
     Segment *segments = (Segment *)at[0];
     int32_t *depth = (int32_t *)at[1];
     for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
@@ -294,14 +332,19 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             norm(at[2], p->beside, w->beside_norm, n, m->hidden, m->eps, type, threads);
             linear((float *)at[3], all, at[2], hidden, &w->beside, n, all, m->hidden, type, 1, threads);
         }
-        append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
-        attention(segments, p->count, at[8], threads);
+        const long turn = w->rope > 0 ? w->rope * n * (m->width / 2) : 0; /* where the layer's angles begin */
+        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, m->eps, m->whole_norms, threads);
+        attention(segments, p->count, at[9], threads);
         if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
-        linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
-        norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
+        const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */
+        float *made = apart ? (float *)at[8] : p->states;
+        linear(made, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, !apart, threads);
+        if (apart) add_normed(p->states, made, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
+        norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
-        swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
-        linear(p->states, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, 1, threads);
+        gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);
+        linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
+        if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
     }
     tap(p, m->layers, m->hidden);
     leave_team(threads);

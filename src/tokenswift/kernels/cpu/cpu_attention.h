@@ -14,7 +14,7 @@ typedef struct {
     const int32_t *parents, *depth; /* (n) each, or NULL for a chain */
     long heads, kv_heads, width, window; /* window: newest keys that a row sees; 0 is all */
     int type, active;  /* of keys and values, and of what comes out */
-    float scale;
+    float scale, cap;  /* of scores; cap 0: none */
     const char *q;     /* (heads, n, width), bfloat16 for bfloat16 keys, else float32 */
     const char *k, *v; /* (kv_heads, capacity, width) */
     char *out;         /* (n, heads, width) */
@@ -126,9 +126,19 @@ static void along(int type, float *acc, const float *e, const char *v, const int
     }
 }
 
-/* scale, max, exponentials (in place) and sum of a row's scores */
-INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
+/* cap * tanh(x / cap); an infinite x is masked and stays so */
+static __attribute__((noinline)) V capped(V x, float cap) {
+    const V y = splat(cap) - splat(2 * cap) / (vexp(x * (2 / cap)) + 1.0f);
+    return pick(x == -INFINITY, x, y);
+}
+
+/* scale, cap, max, exponentials (in place) and sum of a row's scores */
+INLINE void soften(float *s, long used, float scale, float cap, float *max, float *sum) {
     V top[NL], total[NL] = {{0}};
+    if (cap) {
+        for (long j = 0; j < used; j += W) *(Vm *)(s + j) = capped(load(F32, (char *)(s + j)) * scale, cap);
+        scale = 1;
+    }
     UNROLL for (int h = 0; h < NL; h++) top[h] = splat(-INFINITY);
     for (long j = 0; j < used; j += W) top[j / W % NL] = higher(load(F32, (char *)(s + j)), top[j / W % NL]);
     const float best = highest_lane(top) * scale;
@@ -211,7 +221,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
                 if (j < x.low[i]) break;
                 if (j < CHUNK) s[j] = w->node[r * stride + node];
             }
-        soften(s, used, a->scale, w->max + r, w->sum + r);
+        soften(s, used, a->scale, a->cap, w->max + r, w->sum + r);
     }
     for (long r = 0; r < queries; r += MR) {
         const long rows = queries - r < MR ? queries - r : MR, i0 = r / group, i1 = (r + rows - 1) / group;

@@ -74,9 +74,9 @@ static void queries8_of(const Attend *a, long head, long first, long count, cons
 /* ---- scores ------------------------------------------------------------------------------------------ */
 
 /* Scores of rows with the tokens of `count` pages next to each other, to base 2, with the logarithms of their values'
- * scales; s: rows lds floats apart. The keys `ahead` bytes on are asked for. */
+ * scales, which come later where scores have a cap; s: rows lds floats apart. The keys `ahead` bytes on are asked for. */
 INLINE void score_tile(const int rows, const int count, const int8_t *q, const float *scale, const int32_t *shift,
-                       const char *pages, size_t page, size_t ahead, long width, float *s, long lds) {
+                       const char *pages, size_t page, size_t ahead, long width, float cap, float *s, long lds) {
     I sum[SCORE_ROWS][4 * NL];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < count * NL; p++) sum[r][p] = shift[r] - (I){0};
     for (long w = 0; w < width / 4; w++) {
@@ -94,7 +94,9 @@ INLINE void score_tile(const int rows, const int count, const int8_t *q, const f
     UNROLL for (int p = 0; p < count; p++) UNROLL for (int h = 0; h < NL; h++) {
         const char *at = pages + p * page + h * 4 * W;
         if (!h) for (int line = 0; line < SCALES; line += 64) __builtin_prefetch(at + line + ahead, 0, 2);
-        const V scales = *(const Vm *)at, level = *(const Vm *)(at + LEVELS);
+        const V scales = *(const Vm *)at;
+        V level = {0};
+        if (!cap) level = *(const Vm *)(at + LEVELS);
         UNROLL for (int r = 0; r < rows; r++)
             *(Vm *)(s + r * lds + p * PAGE + h * W) =
                 fused(__builtin_convertvector(sum[r][p * NL + h], V), scales * scale[r], level);
@@ -106,17 +108,26 @@ INLINE void score_tile(const int rows, const int count, const int8_t *q, const f
         if (n <= SCORE_ROWS) {                                                                                    \
             const int many = W < 16 ? 1 : n <= 3 ? 4 : n <= 6 ? 2 : 1, one = n <= SCORE_ROWS ? n : 1;             \
             for (; pages >= many; pages -= many, at += many * page, s += many * PAGE)                             \
-                score_tile(one, many, q, scale, shift, at, page, ahead, width, s, lds);                                  \
-            for (; pages; pages--, at += page, s += PAGE) score_tile(one, 1, q, scale, shift, at, page, ahead, width, s, lds); \
+                score_tile(one, many, q, scale, shift, at, page, ahead, width, cap, s, lds);                             \
+            for (; pages; pages--, at += page, s += PAGE) score_tile(one, 1, q, scale, shift, at, page, ahead, width, cap, s, lds); \
         }                                                                                                         \
         break;
 static __attribute__((noinline)) void score_pages(int rows, long pages, const int8_t *q, const float *scale,
-                                                  const int32_t *shift, const char *at, size_t ahead, long width, float *s, long lds) {
+                                                  const int32_t *shift, const char *at, size_t ahead, long width, float cap, float *s, long lds) {
     const size_t page = page_bytes(width);
+    const long whole = pages;
+    const char *begin = at;
+    float *first = s;
     switch (rows) {
         SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6)
         SCORE_CASE(7) SCORE_CASE(8) SCORE_CASE(9) SCORE_CASE(10) SCORE_CASE(11) SCORE_CASE(12)
     }
+    if (!cap) return;
+    for (long r = 0; r < rows; r++)
+        for (long j = 0; j < whole * PAGE; j += W) {
+            float *x = first + r * lds + j;
+            *(Vm *)x = capped(*(Vm *)x, cap) + *(const Vm *)(begin + j / PAGE * page + LEVELS + j % PAGE * 4);
+        }
 }
 #undef SCORE_CASE
 
@@ -233,12 +244,13 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     for (long r = 0; r < queries; r++) w->max[r] = -INFINITY, w->sum[r] = 0;
     if (!x.seen) return;
 
+    const float cap = a->cap * 1.44269504f; /* scores are to base 2 */
     const long from = x.least / PAGE;
     const size_t next = CHUNK_PAGES * page; /* asked for with the first tile */
     for (long r = 0; r < queries; r += SCORE_ROWS) {
         const long rows = queries - r < SCORE_ROWS ? queries - r : SCORE_ROWS, to = up(x.high[(r + rows - 1) / group], PAGE) / PAGE;
         if (to > from)
-            score_pages((int)rows, to - from, (int8_t *)w->q + r * width, w->scale + r, w->shift + r, here + from * page, r ? 0 : next, width,
+            score_pages((int)rows, to - from, (int8_t *)w->q + r * width, w->scale + r, w->shift + r, here + from * page, r ? 0 : next, width, cap,
                         w->s + r * CHUNK + from * PAGE, CHUNK);
     }
     const int paths = a->parents && x.longest > x.shared;
@@ -246,7 +258,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long r = 0; r < queries; r += SCORE_ROWS)
             score_pages(queries - r < SCORE_ROWS ? (int)(queries - r) : SCORE_ROWS, up(a->before + nodes - near, PAGE) / PAGE,
-                        (int8_t *)w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, w->node + r * slots, slots);
+                        (int8_t *)w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, cap, w->node + r * slots, slots);
 
     float inverse[CHUNK], own[CHUNK];
     for (long j = from * PAGE; j < up(x.most, PAGE); j += PAGE) memcpy(inverse + j, here + j / PAGE * page + 2 * LEVELS, PAGE * 4);

@@ -26,7 +26,7 @@ PAGE = 16  # tokens of a page of keys and values in int8
 SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 
 
-VECTORS = ("norm", "mlp_norm", "query_norm", "key_norm")
+VECTORS = ("norm", "mlp_norm", "out_norm", "down_norm", "query_norm", "key_norm")
 _KINDS: dict[str, Any] = {
     **{"long": c_long, "int": c_int, "float": c_float, "double": c_double},
     **{"uint64": c_uint64, "pointer": c_void_p},
@@ -44,7 +44,8 @@ def fields(declared: str, **kinds: Any) -> list[tuple[str, Any]]:
 
 class CShape(ctypes.Structure):
     _fields_ = fields(
-        "long layers, hidden, inner, heads, kv_heads, width; int keys, active; float eps, scale"
+        "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
+        "float eps, scale, cap, residual; int gelu, whole_norms"
     )
 
 
@@ -58,7 +59,7 @@ class CWeight(ctypes.Structure):
 
 class CLayer(ctypes.Structure):
     _fields_ = fields(
-        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window; weight beside; "
+        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; weight beside; "
         "pointer beside_norm",
         weight=CWeight,
     )
@@ -181,6 +182,12 @@ def product_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
     return dict(zip(PRODUCTS, sizes, strict=True))
 
 
+def vector_sizes(shape: Shape) -> dict[str, int]:
+    """Numbers of a layer's norms."""
+    heads = (shape.heads, shape.kv_heads) if shape.whole_norms else (1, 1)
+    return dict(zip(VECTORS, [*[shape.hidden] * 4, *(count * shape.width for count in heads)], strict=True))
+
+
 def check_sizes(shape: Shape) -> None:
     """Refuse layers that the kernels do not run: a head's numbers, for one, go by their threads' stacks.
 
@@ -209,7 +216,8 @@ def check_product(name: str, weight: Packed, size: tuple[int, int]) -> None:
 
 def shape_of(shape: Shape) -> CShape:
     sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
-    return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], shape.eps, shape.scale)
+    switches = (shape.eps, shape.scale, shape.cap, shape.residual, shape.gelu, shape.whole_norms)
+    return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], *switches)
 
 
 def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:

@@ -53,6 +53,7 @@ class CudaBackend(TorchBackend):
     """
 
     name = "cuda"
+    switches = False
     prefill_keeps_bits = False
 
     def __init__(

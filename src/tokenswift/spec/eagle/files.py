@@ -21,8 +21,9 @@ from torch import Tensor
 from tokenswift.checks import integer_of, shown
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.config import COMMON, OWN, check_numbers, positions_said, refusal
+from tokenswift.loader.config import check_numbers, positions_said, refusal
 from tokenswift.loader.default_model import weights
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import SHIPPED, cache_dir, check_eagle, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
@@ -291,7 +292,7 @@ def _numbers(said: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a config.json says of the layer, with what its family leaves out."""
     kind = "qwen3" if said.get("model_type") == "qwen3" else "llama"
     given = {name: value for name, value in said.items() if value is not None}
-    fields = COMMON | OWN[kind] | {"num_hidden_layers": 1} | given
+    fields = FAMILIES[kind].usual | {"num_hidden_layers": 1} | given
     made = {name: fields.get(name) for name in NUMBERS}
     rope = {"rope_parameters": said.get("rope_scaling") or said.get("rope_parameters")}
     check_numbers({**made, **rope, "rope_theta": said.get("rope_theta")}, f"config.json of {where}")

@@ -1,0 +1,175 @@
+"""The families that the native decoder runs, as data: one decoder, and for each family what sets it apart.
+
+To add one: give it an entry in :data:`FAMILIES` with the fields of its config and their defaults, as its
+configuration class in transformers has them, and what of the switches of :class:`Family` it needs. Numbers
+that a config may hold (multipliers, caps, windows, layers without positions) are read by
+`config.layout_of` where the family's defaults name them. Where GGUF files of it exist, say what they call it
+(``gguf``) and its numbers (``keys``), and whether their rows pair neighbours (``turned``). Then add it, tiny,
+to tests/tiny.py: the tests hold it against transformers. What no switch expresses stays with transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: projections of a layer
+PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+FULL, SLIDING = (
+    "full_attention",
+    "sliding_attention",
+)  # kinds of layers
+SILU, GELU = "silu", "gelu_pytorch_tanh"
+#: norms before and behind attention, before and behind the MLP
+BEFORE = ("input_layernorm", None, "post_attention_layernorm", None)
+BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+FOUR = ("input_layernorm", BEHIND[1], "pre_feedforward_layernorm", BEHIND[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets a family's decoder apart from Llama's.
+
+    Attributes:
+        usual: fields of its config that its forward pass depends on, and their defaults.
+        biased: projections that may have biases.
+        norms: names of the norms before and behind attention, before and behind the MLP; None: there is none.
+        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads together).
+        plus_one: whether norms multiply by 1 + their weight.
+        activation: of the MLP.
+        full_every: one layer in so many sees everything where the config does not say which; 0: none does.
+        bases: of the rotary frequencies; two where layers with windows have their own.
+        gguf: what GGUF files call it; "" where none of its own.
+        turned: whether the files' rows of queries and keys pair neighbours.
+        keys: numbers of the config by what the files call them.
+        largest: layers of a model whose scores are scaled by its width a head instead of the head's (Gemma).
+    """
+
+    usual: dict[str, Any]
+    biased: tuple[str, ...] = ()
+    norms: tuple[str | None, ...] = BEFORE
+    head_norms: str = ""
+    plus_one: bool = False
+    activation: str = SILU
+    full_every: int = 1
+    bases: tuple[float, ...] = (10_000.0,)
+    gguf: str = ""
+    turned: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+    largest: int = 0
+
+
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": SILU,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+_QWEN = {name: value for name, value in _LLAMA.items() if name != "head_dim"} | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+#: of families whose files say the others
+_SAID = dict[str, Any].fromkeys(_LLAMA, ...) | {"hidden_act": SILU, "tie_word_embeddings": False}
+del _SAID["head_dim"]
+_BIASES = {"attention_bias": False, "mlp_bias": False}
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+_CAPS = {name: name for name in ("final_logit_softcapping", "attn_logit_softcapping")}
+_WINDOWS = {"sliding_window": 4096, "layer_types": None}
+_GEMMA = {
+    **_SAID,
+    **_WINDOWS,
+    "head_dim": 256,
+    "hidden_act": GELU,
+    "hidden_activation": GELU,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "use_bidirectional_attention": False,
+}
+_GEMMAS: dict[str, Any] = {"norms": FOUR, "plus_one": True, "activation": GELU}
+_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
+    "mistral": Family(_MISTRAL, full_every=0, turned=True),
+    "ministral": Family(_MISTRAL | {"layer_types": None}, full_every=0),
+    "qwen2": Family(_QWEN, PROJECTIONS[:3], gguf="qwen2"),
+    "qwen3": Family(
+        _QWEN | {"head_dim": 128, "attention_bias": False}, PROJECTIONS[:4], head_norms="head", gguf="qwen3"
+    ),
+    "smollm3": Family(
+        _SAID
+        | _BIASES
+        | {"no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
+        | {"use_sliding_window": False, "sliding_window": None, "layer_types": None},
+        PROJECTIONS,
+        bases=(2e6,),
+        gguf="smollm3",
+        turned=True,
+    ),
+    "granite": Family(
+        _SAID | _BIASES | dict.fromkeys(_MULTIPLIERS, 1.0),
+        PROJECTIONS,
+        gguf="granite",
+        turned=True,
+        keys=_MULTIPLIERS,
+    ),
+    "olmo2": Family(_SAID | {"attention_bias": False}, **_OLMOS, gguf="olmo2"),
+    "olmo3": Family(_SAID | {"attention_bias": False} | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
+    "gemma2": Family(
+        _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        PROJECTIONS[:4],
+        **_GEMMAS,
+        full_every=2,
+        gguf="gemma2",
+        keys=_CAPS,
+        largest=46,
+    ),
+    "gemma3_text": Family(
+        _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None},
+        PROJECTIONS[:4],
+        **_GEMMAS,
+        head_norms="head",
+        full_every=6,
+        bases=(1e6, 1e4),
+        gguf="gemma3",
+        largest=62,
+    ),
+}
