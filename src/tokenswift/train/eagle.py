@@ -42,15 +42,12 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
         drafted: tokens that it can name.
         hidden: width of its rows, a multiple of 64.
     Raises:
-        InputError: the model has too few layers, or no rotary positions of one kind.
+        InputError: the model has too few layers, or a width that is no multiple.
     """
     target = llm.target
     layers = (2, target.layers // 2, target.layers)
     if len({*layers}) < FEATURES:
         raise InputError(f"the model has {target.layers} layers; valid: 6 or more; three give features")
-    rope = getattr(target.config, "rope_parameters", None) or {}
-    if "rope_theta" not in rope:
-        raise InputError("the model has no rotary positions of one kind; valid: a model with them")
     if hidden % HEAD or hidden < HEAD:
         raise InputError(f"hidden is {hidden}; valid: a multiple of {HEAD}", "hidden")
     heads = hidden // HEAD
@@ -62,7 +59,7 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
         head_dim=HEAD,
         intermediate=3 * hidden,
         eps=1e-6,
-        rope={"rope_type": "default", "rope_theta": rope["rope_theta"]},
+        rope={"rope_type": "default", "rope_theta": 10_000.0},
         vocab=target.vocab_size,
         draft_vocab=drafted,
         feature_layers=layers,

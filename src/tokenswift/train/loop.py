@@ -141,7 +141,7 @@ class Recipe:
                     f"the model writes {job.data.tokens:,} tokens to learn from; --tokens for another number"
                 )
             self.stores = [self._gathered(llm, job.data)]
-        report(f"hidden states: {sum(store.tokens_stored for store in self.stores):,} tokens")
+        report(f"hidden states: {sum(store.tokens for store in self.stores):,} tokens")
         self.counts = counts(self.stores, self.base.vocab_size)
         subset = frequent(self.counts, job.training.loss_vocabulary)
         self._claim([about, subset.tolist()])
@@ -220,7 +220,7 @@ class Recipe:
         data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {
             **data,
-            "tokens": sum(store.tokens_stored for store in self.stores),
+            "tokens": sum(store.tokens for store in self.stores),
             "vocabulary": self.frozen.size,
             **Training(self, objective, learnt, kept).run(),
             "minutes": round((time.monotonic() - self._begun) / 60, 1),

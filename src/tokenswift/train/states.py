@@ -91,8 +91,13 @@ class HiddenStore:
             self.complete = index["complete"]
 
     @property
-    def tokens_stored(self) -> int:
+    def tokens(self) -> int:
         """Tokens in all indexed blocks."""
+        return sum(block.length for block in self.blocks)
+
+    @property
+    def tokens_stored(self) -> int:
+        """Where the next block begins: a finished store has left some out."""
         return max((block.start + block.length for block in self.blocks), default=0)
 
     def append(
