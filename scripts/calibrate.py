@@ -39,12 +39,14 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
     for root in range(len(ids) - 1, len(text) - LEVELS - 1):
         before = llm.target.forward(torch.tensor([text[root - 1]]), torch.tensor([root - 1]), cache)
         cache.commit((0,))
-        states = levels.start(before.hidden)
+        base = states = before.hidden
         for level in range(LEVELS):
             at = root + 1 + level
-            states, logits = levels.level(level, states, [text[at - 1]])
+            states, logits = levels.level(level, base, states, [text[at - 1]])
             known, path = text[: root + 1], text[root + 1 : at]
-            rows = LogitRows(logits, known, [path], [at], [WIDTH], coupled=True, subset=levels.subset)
+            rows = LogitRows(
+                logits, known, [path], [at], [WIDTH], coupled=True, subset=levels.vocabulary.subset
+            )
             (ranked,) = sampler.candidates(rows)
             found.append((level, ranked, text[at]))
     return found

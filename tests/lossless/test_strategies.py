@@ -16,7 +16,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.drafters.model import ModelContext
+from tokenswift.spec.drafters.passes import ModelContext
 from tokenswift.spec.methods import STRATEGIES
 from tokenswift.types import InputError
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.spec.drafters.candidates import draft_vocabulary
+from tokenswift.spec.drafters.candidates import DraftVocabulary
 
 
 def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,10 +20,12 @@ def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(target, "_gather", lambda ids: (gathered.append(len(ids)), gather(ids))[1])
     frequent, hidden, size = torch.arange(20), torch.randn(2, 48), target.vocab_size
     logits = [
-        draft_vocabulary(target, frequent.clone(), prompt, size).logits(hidden)
+        DraftVocabulary(target, size, frequent.clone(), prompt).project(target.norm(hidden))
         for prompt in ([40], [41, 42], [3])
     ]
     assert gathered == [20, 1, 2]
     assert torch.equal(logits[0][:, :20], logits[2])
-    other = draft_vocabulary(target, frequent + 1, [3], size).logits(hidden)  # as many, but others
+    other = DraftVocabulary(target, size, frequent + 1, [3]).project(
+        target.norm(hidden)
+    )  # as many, but others
     assert torch.equal(other[:, :19], logits[2][:, 1:])

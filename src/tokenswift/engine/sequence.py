@@ -96,7 +96,7 @@ class Sequence(TokenSequence):
         sampler = target.sampler(request.sampling, rules)
         if request.sampling.grammar is not None:
             sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
-        strategy = STRATEGIES[request.strategy].build(resources, request.options, sampler)
+        strategy = STRATEGIES[request.strategy](resources, request.options, sampler)
         no_cache: Any = None  # until `begin`
         super().__init__(list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner)
         self.top_logprobs = request.logprobs

@@ -71,15 +71,12 @@ def _tried(function: Callable[..., T], *args: Any) -> T | Exception:
 def _propose(sequences: Sequence[TokenSequence], chunk: PrefillChunk | None) -> list[DraftTree | Exception]:
     """The tree of each text, which is told what the step holds besides."""
     alone, rows = len(sequences) == 1 and chunk is None, sum(one.rows for one in sequences)
-    context = sum(one.cache.length for one in sequences)
-    if chunk is not None:
-        rows += chunk.rows
-        context += chunk.sequence.cache.length
+    rows += 0 if chunk is None else chunk.rows
     tokens, ms = sum(one.mean_tokens for one in sequences), sum(one.mean_ms for one in sequences)
     trees = []
     for one in sequences:
         rows -= one.rows  # those before it have drafted, the others' are those of their last steps
-        rest = (rows, context - one.cache.length, tokens - one.mean_tokens, ms - one.mean_ms)
+        rest = (rows, tokens - one.mean_tokens, ms - one.mean_ms)
         one.load, one.begun = ALONE if alone else BatchLoad(*rest), perf_counter()
         trees.append(_tried(_draft, one))
         rows += one.rows

@@ -12,7 +12,7 @@ for reproduction and as the negative control of the statistical tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -55,21 +55,14 @@ def accept_exact(
         except RunError:  # some row cannot be chosen from; that matters only if the walk meets it
             choices = None
 
-    def chosen(node: int, path: list[int]) -> int:
-        if choices is not None:
-            return choices[node]
-        return sampler.choose(logits[node : node + 1], history, [[*ahead, *path]])[0]
-
-    return _walk(tree, chosen)
-
-
-def _walk(tree: DraftTree, chosen: Callable[[int, list[int]], int]) -> Accepted:
-    """From the root along the tokens that are chosen at each node, after its path."""
-    below = children(tree)
-    nodes, path = [0], list[int]()
+    below, nodes, path = children(tree), [0], list[int]()
     while True:
-        token = chosen(nodes[-1], path)
-        child = below[nodes[-1]].get(token)
+        node = nodes[-1]
+        if choices is None:
+            token = sampler.choose(logits[node : node + 1], history, [[*ahead, *path]])[0]
+        else:
+            token = choices[node]
+        child = below[node].get(token)
         if child is None:
             return Accepted(tuple(nodes), token)
         nodes.append(child)

@@ -11,17 +11,15 @@ any of this, only the time can.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import Ranked, Subset
+from tokenswift.sampling.ranking import Ranked
 from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Gain, Learnt
+from tokenswift.spec.control import Control, CostEstimate, Costs, Drafted, Gain, Learnt
 from tokenswift.spec.drafters.base import Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Below, Candidates, Source
 from tokenswift.spec.strategy import ALONE, TokenSequence
@@ -33,8 +31,6 @@ YOUNG = 64  # steps that are all learnt from
 WIDTH = 4  # candidates of a place
 ROWS = 4  # places that one level, or one pass over several places, continues
 CHAIN = 6  # passes in one step that only draft
-#: after so many steps without a draft so many steps ask nobody, where asking takes this much of a plain pass
-BARE, REST, DEAR = 16, 16, 0.015
 
 
 class _Ranking(NamedTuple):
@@ -68,16 +64,8 @@ class PricedCandidates(Candidates):
     ) -> None:
         super().__init__(sequence, sampler, coupled, most=CHAIN)
         self.calibration, self.control = calibration, control
-        self.row = control.rate * control.row
-        self.least = 0.5 * self.row
-        self.speed = 1000 * control.rate / control.costs.unit if control.costs.unit else 0.0
+        self.least = 0.5 * control.rate * control.row
         self._rankings_made: list[_Ranking] = []
-        self._told: list[tuple[int, int, float]] = []  # parent, token, chance of candidates with their own
-
-    def add(self, parent: int, token: int, chance: float = 1.0) -> int:
-        """The node of ``token`` below ``parent``; what becomes of it shows how reliable the chance is."""
-        self._told.append((parent, token, chance))
-        return super().add(parent, token, chance)
 
     def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
         """Add a ranking's candidates below ``node``, each with its chance (see `Candidates.offer`)."""
@@ -92,25 +80,11 @@ class PricedCandidates(Candidates):
             below.append((child, above * tree.given[child]))
         return below
 
-    def rank(
-        self,
-        nodes: list[int],
-        logits: Tensor,
-        level: int = 0,
-        subset: Subset | None = None,
-        kind: str | None = None,
-        refusals: Source | None = None,
-    ) -> list[Below]:
-        """`Candidates.rank`, but every node is ranked by its own path, whoever shares the logits."""
-        if len(logits) < len(nodes):
-            logits = logits.expand(len(nodes), -1)
-        return super().rank(nodes, logits, level, subset, kind, refusals)
-
     def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """The likeliest candidates of a level, where the next level promises more than it costs."""
         self.levels += 1
         control = self.control
-        self._led(below, level, False)
+        self._led(below, level)
         ahead = control.lead(level + 1)
         kept = [one for one in _likeliest(below) if one[0] * ahead > control.rate * control.row]
         gain = ahead * sum(chance for chance, _, _ in kept)
@@ -118,16 +92,12 @@ class PricedCandidates(Candidates):
             return [], []
         return [node for _, node, _ in kept], [row for _, _, row in kept]
 
-    def learn(self, new: list[int], rankings: bool) -> None:
-        """Take in the tokens that came; ``rankings``: learn from rankings, too."""
-        for node, kind, made, chances, tokens in self._rankings_made if rankings else ():
+    def learn(self, new: list[int]) -> None:
+        """Take in the tokens that came."""
+        for node, kind, made, chances, tokens in self._rankings_made:
             right = self._came(node, new)
             if right is not None:
                 self.calibration.learn(kind, made, chances, tokens, right)
-        for parent, token, chance in self._told:
-            right = self._came(parent, new)
-            if right is not None:
-                self.calibration.reliability.add(chance, token == right)
 
     def _came(self, node: int, new: list[int]) -> int | None:
         """The token that came where ``node``'s path had come; None where it had not."""
@@ -139,18 +109,18 @@ class PricedCandidates(Candidates):
     def _width_at(self, depth: int) -> int:
         return WIDTH
 
-    def _led(self, below: list[Below], level: int, chained: bool) -> None:
-        """Take in how likely the best candidates of a level are, or of a pass of a chain."""
+    def _led(self, below: list[Below], of: int | str) -> float:
+        """Take in how likely the best candidates of a level are, or of a drafter's pass; the chance of those
+        of the next."""
         firsts = [self.tree.given[children[0][0]] for children in below if children]
-        if firsts and chained:
-            self.control.passes[self.drafter.name].led(sum(firsts) / len(firsts))
-        elif firsts:
-            self.control.led(level, sum(firsts) / len(firsts))
+        if firsts:
+            self.control.led(of, sum(firsts) / len(firsts))
+        return self.control.lead(of)
 
     def _worth_pass(self, below: Below) -> bool:
-        control, known = self.control, self.control.passes[self.drafter.name]
-        self._led([below], 0, True)
-        return below[0][1] * known.lead >= control.rate * (known.cost + control.row)
+        control, name = self.control, self.drafter.name
+        price = control.modes[name].pass_cost + control.row
+        return below[0][1] * self._led([below], name) >= control.rate * price
 
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
@@ -160,16 +130,16 @@ class PricedCandidates(Candidates):
     def _worth_passes(self, below: list[Below]) -> list[int]:
         """Where the next pass promises more than it costs: the likeliest place, and others whose candidates
         are worth a row of that pass and one of the verify pass."""
-        control, known = self.control, self.control.passes[self.drafter.name]
         if not any(below):
             return []
-        self._led(below, 0, True)
-        row = known.cost * (control.costs.verify(6) - 1) / 5  # of such a pass, as of the target's
+        control, name = self.control, self.drafter.name
+        lead, cost = self._led(below, name), control.modes[name].pass_cost
+        row = cost * (control.costs.verify(6) - 1) / 5  # of such a pass, as of the target's
         least = control.rate * (row + control.row)
         best, *others = _likeliest(below)
-        kept = [best, *(other for other in others if other[0] * known.lead > least)]
-        gain = known.lead * sum(chance for chance, _, _ in kept)
-        price = known.cost + control.row * len(kept) + row * (len(kept) - 1)
+        kept = [best, *(other for other in others if other[0] * lead > least)]
+        gain = lead * sum(chance for chance, _, _ in kept)
+        price = cost + control.row * len(kept) + row * (len(kept) - 1)
         return [] if gain < control.rate * price else [node for _, node, _ in kept]
 
 
@@ -186,7 +156,7 @@ class ByChance:
         drafters: what may draft, in the order in which they are asked and named.
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
-        learnt: gives what earlier texts of the model taught, when the run begins.
+        learnt: what earlier texts of the model taught.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
         explain: a file to write one line a decision to, as JSON; None for none.
@@ -202,7 +172,7 @@ class ByChance:
         drafters: Sequence[Drafter],
         sampler: Sampler,
         coupled: bool,
-        learnt: Callable[[], Learnt],
+        learnt: Learnt,
         priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
         explain: str | None = None,
     ) -> None:
@@ -210,31 +180,19 @@ class ByChance:
         self.explain = None if explain is None else Path(explain)
         if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
             raise InputError(f"explain is {str(explain)!r}; valid: a file in an existing folder")
-        self.calibration = Calibration(priors)
-        self._learnt = learnt
-        self._control: Control | None = None
+        self.calibration = learnt.calibration = learnt.calibration or Calibration(priors)
+        self.learnt = learnt
+        self.control: Control
         self.gain = Gain()
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
         self._candidates: PricedCandidates | None = None
         self._ranked: dict[str, Source] = {}
-        self._record: dict[str, Any] = {}
         self._before: Step | None = None
         self._steps = 0
         self._tree: DraftTree | None = None
         self._unread: list[int] = []  # tokens of steps that asked nobody
-        self._bare = self._rest = 0  # steps in a row without a draft; steps to come that ask nobody
-
-    @property
-    def control(self) -> Control:
-        """What decides.
-
-        Raises:
-            ValueError: the run has not begun.
-        """
-        if self._control is None:
-            raise ValueError("begin was not called")
-        return self._control
+        self._rest = 0  # steps to come that ask nobody
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The widest tree's rows, and what the drafters hold (see `memory.Planned`)."""
@@ -243,8 +201,7 @@ class ByChance:
 
     def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""
-        learnt = self._learnt()
-        costs = Costs(learnt.ratios)
+        costs = Costs(self.learnt.ratios)
         offers: dict[str, CostEstimate] = {}
         for drafter in list(self.drafters):
             drafter.begin(sequence)
@@ -252,12 +209,11 @@ class ByChance:
             if offer is None:
                 self.drafters.remove(drafter)
                 continue
-            self.calibration.know(offer.priors)
             if offer.price:
                 offers[drafter.name], self._priced[drafter.name] = offer, drafter
             else:
                 self._free.append(drafter)
-        self._control = Control(costs, offers, learnt.biases)
+        self.control = Control(costs, offers, self.learnt.biases)
         if self.explain is not None:
             _write(self.explain, "w", "")
 
@@ -283,15 +239,14 @@ class ByChance:
         sequence.draft_passes += made.passes
         self._leave_out(made)
         prices = control.prices(min(MOST_NODES, len(made.tree) - 1))
-        nodes, expected = made.tree.select(prices, control.rate)
+        rate = control.rate / control.modes[mode].bias  # chances are off by as much as they were of late
+        nodes, expected = made.tree.select(prices, rate)
         while out := made.forbidden(nodes):
             for node in out:
                 made.tree.given[node] = 0.0
-            nodes, expected = made.tree.select(prices, control.rate)
+            nodes, expected = made.tree.select(prices, rate)
         tree = self._tree = made.tree.build(nodes)
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
-        self._record = {"context": length, "mode": mode, "nodes": len(tree) - 1, "depth": tree.gamma}
-        self._record |= {"expected": 1 + expected}
         return tree
 
     def _leave_out(self, made: PricedCandidates) -> None:
@@ -318,18 +273,17 @@ class ByChance:
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
         self._steps += 1
-        # what is known well is learnt from every fourth step
-        self._candidates.learn(new, rankings=self._steps <= YOUNG or self._steps % 4 == 0)
-        self._bare = 0 if step.drafted or self._record["mode"] != PLAIN else self._bare + 1
-        self._rest = REST if self._bare >= BARE and control.modes[PLAIN].draft > DEAR else 0
+        if self._steps <= YOUNG or self._steps % 4 == 0:  # then chances are known well
+            self._candidates.learn(new)
+        self._rest = control.rest()
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), step.times, in_use, self._tree))
         if self.explain is not None:
-            both = verify_ms + draft_ms
-            self._record |= {"draft_ms": draft_ms, "tokens": len(new), "spent_ms": both}
-            self._record |= {"gained_ms": len(new) * control.costs.unit - both}
-            line = {k: round(v, 4) if isinstance(v, float) else v for k, v in self._record.items()}
+            last, both = control.last, verify_ms + draft_ms
+            line = {"context": len(sequence.tokens) - len(new) - 1, "mode": last.mode, "nodes": last.rows - 1}
+            line |= {"depth": step.gamma, "expected": last.expected, "draft_ms": draft_ms, "tokens": len(new)}
+            line |= {"spent_ms": both, "gained_ms": len(new) * control.costs.unit - both}
             _write(self.explain, "a", json.dumps(line) + "\n")
 
     def _rested(self, new: list[int]) -> None:
@@ -348,17 +302,15 @@ class ByChance:
     # ---- what it did ----------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
-        """Figures, ready for JSON: what was used and why in a sentence, what it gained, shares of modes,
-        reliability of the chances, the share of deciding; None before the run has begun."""
-        if self._control is None:
+        """Figures, ready for JSON: what was used and why in a sentence, what it gained, shares of modes, the
+        share of deciding; None before the first step."""
+        if not self._steps:
             return None
         left_out = [source.name for source in self._ranked.values() if source.dropped]
         return {
             "summary": self.control.summary() + "".join(f"; {name} were left out" for name in left_out),
             "gain": self.gain.ratio,
             **self.control.record(),
-            "calibration": self.calibration.reliability.rows(),
-            "weights": self.calibration.weights(),
         }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from tokenswift.sampling.ranking import Ranked
 
-BINS = 10
 _LOGS = [math.log(at + 1.0) for at in range(64)]
 _FAR = 3.0  # perturbed scores further apart than this say no more
 _RATE = 0.06  # step of the online regression
@@ -74,31 +73,6 @@ class Regression:
         ]
 
 
-class Reliability:
-    """Predicted against observed chances, in ten equal bins of the prediction."""
-
-    __slots__ = ("count", "expected", "hits")
-
-    def __init__(self) -> None:
-        self.count = [0] * BINS
-        self.expected = [0.0] * BINS
-        self.hits = [0] * BINS
-
-    def add(self, chance: float, hit: bool) -> None:
-        at = min(BINS - 1, int(chance * BINS))
-        self.count[at] += 1
-        self.expected[at] += chance
-        self.hits[at] += hit
-
-    def rows(self) -> list[dict[str, float]]:
-        """Bins that hold anything: their count, mean prediction and share of hits."""
-        return [
-            {"count": n, "predicted": round(p / n, 4), "observed": round(h / n, 4)}
-            for n, p, h in zip(self.count, self.expected, self.hits, strict=True)
-            if n
-        ]
-
-
 class Calibration:
     """The regressions of all sources.
 
@@ -109,17 +83,12 @@ class Calibration:
 
     def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
         self._models: dict[str, tuple[Regression, ...]] = {}
-        self.know({**_PRIORS, **(priors or {})})
-        self.reliability = Reliability()
-
-    def know(self, priors: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """Start the regressions of some kinds from these weights."""
-        for kind, pair in priors.items():
-            self._models[kind] = tuple(Regression(weights) for weights in pair)
+        self._priors = {**_PRIORS, **(priors or {})}
 
     def _model(self, kind: str) -> tuple[Regression, ...]:
         if kind not in self._models:
-            self.know({kind: _GENERAL})
+            pair = self._priors.get(kind, _GENERAL)
+            self._models[kind] = tuple(Regression(weights) for weights in pair)
         return self._models[kind]
 
     def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], list[tuple[float, ...]]]:
@@ -138,13 +107,4 @@ class Calibration:
         """Take in which token the target chose where this ranking was made."""
         first, others = self._model(source)
         for at, token in enumerate(tokens):
-            hit = token == right
-            (others if at else first).learn(made[at], hit - chances[at])
-            self.reliability.add(chances[at], hit)
-
-    def weights(self) -> dict[str, list[list[float]]]:
-        """All weights, to be kept as the next run's priors."""
-        return {
-            name: [[round(weight, 4) for weight in model.weights] for model in pair]
-            for name, pair in self._models.items()
-        }
+            (others if at else first).learn(made[at], (token == right) - chances[at])

@@ -13,11 +13,12 @@ bring their times.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from tokenswift.spec.chances import Calibration
 from tokenswift.spec.strategy import ALONE, BatchLoad
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts that are told apart
@@ -36,9 +37,10 @@ _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding
 _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
+_REST, _LONG_REST, _AWAKE = 16, 64, 8  # steps of a rest at first, and at most; steps between rests
+_DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
 _DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
-_LEVELS = 8  # levels of heads whose best candidates are told apart
 
 
 @dataclass(slots=True)
@@ -48,10 +50,14 @@ class Learnt:
     Attributes:
         ratios: see `Costs`.
         biases: by mode, drafted tokens that came over those that were expected.
+        calibration: makes chances of rankings; None before the first text.
+        outcomes: of recycled rankings (see `drafters.recycle`).
     """
 
     ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
     biases: dict[str, float] = field(default_factory=dict)
+    calibration: Calibration | None = None
+    outcomes: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
 
 
 class Costs:
@@ -81,10 +87,6 @@ class Costs:
                 return below + slope * (rows - low)
             low, below, slope = float(knot), ratio, (ratio - 1) / (knot - 1)
         return below + slope * (rows - low)
-
-    def level(self) -> float:
-        """A level of heads, before any was made."""
-        return LEVEL
 
     def observe(self, rows: int, milliseconds: float) -> None:
         """Take in a verify pass: part of what it is off is the machine's speed, part the row count's."""
@@ -119,7 +121,6 @@ class CostEstimate:
         least: it drafts only over more cached tokens than these.
         loads: it has to load a cache first, so it is tried only where much of the text is left.
         given: the user asked for it, so the summary says when it did not pay.
-        priors: weights that its chances start from, by kind of ranking (see `spec.chances`).
     """
 
     words: str
@@ -132,7 +133,6 @@ class CostEstimate:
     least: int = 0
     loads: bool = False
     given: bool = False
-    priors: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -142,6 +142,7 @@ class _Mode:
     tokens: float  # expected a step
     rows: float
     draft: float
+    pass_cost: float = 0.0  # of one that drafts by passes: what one takes
     next_trial: int = 0
     wait: int = _FIRST
     steps: int = 0
@@ -167,19 +168,6 @@ class _Mode:
         if hoped > 0.05:
             self.judged = max(hoped, min(_MEMORY, self.judged + hoped))
             self.bias = min(1.3, max(0.3, self.bias + (made - 1 - hoped * self.bias) / self.judged))
-
-
-@dataclass(slots=True)
-class Passes:
-    """What is known of a source that drafts by passes: what one takes, in plain passes, and the chance that
-    its best candidate is right."""
-
-    cost: float
-    lead: float
-
-    def led(self, chance: float) -> None:
-        """Its best candidate is right with this chance."""
-        self.lead += _FAST * (chance - self.lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +235,7 @@ class Control:
         load: what the next pass holds besides.
         left: new tokens that may still come; None: nobody knows.
         row, level: what one more row of a verify pass takes, and one level of the heads.
-        passes: of each drafter that drafts by passes, what is known of them.
+        last: the tree that was made last.
         bare: whether the next step drafts nothing, to see what that takes.
     """
 
@@ -258,22 +246,20 @@ class Control:
         self.biases = {} if biases is None else biases
         self.load = ALONE
         self.left: int | None = None
-        self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
-        self.passes: dict[str, Passes] = {}
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.0, bias=self.biases.get(PLAIN, 1.0))}
         for at, (name, offer) in enumerate(offers.items()):
-            mode = _Mode(offer.tokens, offer.rows, offer.price, FIRST + 1 + _TRIAL * at)
-            mode.bias = self.biases.get(name, _DOUBT)
-            self.modes[name] = mode
-            if offer.pass_cost:
-                self.passes[name] = Passes(offer.pass_cost, offer.lead)
+            first, bias = FIRST + 1 + _TRIAL * at, self.biases.get(name, _DOUBT)
+            known = (offer.tokens, offer.rows, offer.price, offer.pass_cost)
+            self.modes[name] = _Mode(*known, next_trial=first, bias=bias)
         self.current, self.rate, self.bare = PLAIN, 1.0, True
         self.row, self.level = ROW, LEVEL
-        self._leads = [_CHANCE] * (_LEVELS + 1)
+        self._leads: dict[int | str, float] = {name: offer.lead for name, offer in offers.items()}
         self._trial: tuple[str, int] | None = None
         self._step, self._last_bare = 0, 0
-        self._last = Drafted()
+        self.last = Drafted()
         self._spent = 0.0
         self._dropped: set[str] = set()
+        self._rest, self._rested = _REST, 0  # of the next rest; plain steps learnt from before the last
 
     # ---- decisions ------------------------------------------------------------------------------
 
@@ -296,7 +282,7 @@ class Control:
             if name in rates and name != self.current and self._step >= mode.next_trial:
                 mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST, 2 * mode.wait)
                 if self._promises(name, rates[name]):
-                    steps = _TRIAL if name in self.passes else _TRIAL // 2
+                    steps = _TRIAL if mode.pass_cost else _TRIAL // 2
                     self._trial = (name, steps - 1)
                     return name
         return self.current
@@ -338,7 +324,7 @@ class Control:
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""
         trial = self._trial is not None and self._trial[0] == name
-        return self.current == name or trial or self._last.mode == name
+        return self.current == name or trial or self.last.mode == name
 
     def prices(self, most: int) -> list[float]:
         """Verify passes with 0, 1, … ``most`` nodes below the root; more rows never take less."""
@@ -349,14 +335,14 @@ class Control:
 
     def drafted(self, tree: Drafted) -> None:
         """A tree was made."""
-        self._last = tree
+        self.last = tree
         if tree.rows == 1:
             self._last_bare = self._step
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
         counts as drafting."""
-        last = self._last
+        last = self.last
         if last.rows == rows:  # not where the text's end cut it short
             self.costs.observe(rows + self.load.rows, verify_ms)
         self._spent += verify_ms + draft_ms
@@ -365,30 +351,39 @@ class Control:
         mode.count(tokens, rows)
         if not self.bare:  # else it says nothing of what drafts in plain steps
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
-        if last.mode != PLAIN:
-            self.biases[last.mode] = mode.bias
-        known = self.passes.get(last.mode)
-        expected = last.levels * self.level + (last.passes * known.cost if known else 0.0)
+        self.biases[last.mode] = mode.bias
+        expected = last.levels * self.level + last.passes * mode.pass_cost
         if last.loaded or not expected:
             return
         ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))
         if last.levels:
             self.level *= 1 + _FAST * (ratio - 1)
-        if known and last.passes:
-            known.cost *= 1 + _FAST * (ratio - 1)
+        if last.passes:
+            mode.pass_cost *= 1 + _FAST * (ratio - 1)
+
+    def rest(self) -> int:
+        """Steps to come in which nobody need be asked: plain decoding is best, and faster without drafts from
+        the text. Each rest takes twice as many as the one before, until drafts bring something."""
+        plain = self.modes[PLAIN]
+        if self.pace(PLAIN) > 1 - _DEAR:
+            self._rest = _REST
+        elif self.current == PLAIN and self._trial is None and plain.learnt >= self._rested + _AWAKE:
+            rest, self._rest = self._rest, min(_LONG_REST, 2 * self._rest)
+            self._rested = plain.learnt
+            return rest
+        return 0
 
     def rested(self, tokens: int) -> None:
         """A step was made that nobody was asked for."""
         self.modes[PLAIN].count(tokens, 1)
 
-    def lead(self, level: int) -> float:
-        """Chance of the best candidate of a level of heads, counted from 0."""
-        return self._leads[min(level, _LEVELS)]
+    def lead(self, of: int | str) -> float:
+        """Chance of the best candidate of a level of heads, counted from 0, or of a named drafter's pass."""
+        return self._leads.get(of, _CHANCE)
 
-    def led(self, level: int, chance: float) -> None:
-        """The best candidates of a level have this chance in the mean."""
-        level = min(level, _LEVELS)
-        self._leads[level] += _FAST * (chance - self._leads[level])
+    def led(self, of: int | str, chance: float) -> None:
+        """The best candidates of a level, or a pass, have this chance in the mean."""
+        self._leads[of] = self.lead(of) + _FAST * (chance - self.lead(of))
 
     # ---- reports --------------------------------------------------------------------------------
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from tokenswift.config import (
-    OPTIONS,
     AutoOptions,
     MagicDecOptions,
     MedusaOptions,
@@ -15,7 +14,7 @@ from tokenswift.config import (
     tree_nodes,
 )
 from tokenswift.loader.default_model import where
-from tokenswift.memory import Need, Planned
+from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
 from tokenswift.spec.adaptive import ByChance
@@ -25,12 +24,17 @@ from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
-from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
-from tokenswift.spec.drafters.partial import CheckedDrafter, PartialDrafter, SparseContext
+from tokenswift.spec.drafters.passes import (
+    CheckedDrafter,
+    ModelContext,
+    ModelDrafter,
+    PartialDrafter,
+    SparseContext,
+)
 from tokenswift.spec.drafters.recycle import Recycle
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.resources import Resources
-from tokenswift.spec.strategy import Strategy, TokenSequence
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import check_tree
 from tokenswift.types import DraftTree, InputError, Step
 
@@ -46,6 +50,10 @@ class FixedWidths:
         option: what sets the widths, and its value, as errors name them.
         acceptance: the rule, "exact" or "published".
         most: passes at most in which a drafter goes along one path; None: one for each depth.
+
+    Attributes:
+        nodes: of the widest tree, the root included, without branches.
+        max_nodes: of a tree at most, for the cache's scratch room.
     """
 
     name = ""
@@ -63,17 +71,8 @@ class FixedWidths:
         self.drafters, self.sampler, self.coupled = drafters, sampler, coupled
         self.widths, self.option, self.most = widths, option, most
         self.acceptance = acceptance
+        self.nodes = self.max_nodes = tree_nodes(widths)
         self._tree: DraftTree | None = None
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the widest tree, the root included, without branches."""
-        return tree_nodes(self.widths)
-
-    @property
-    def max_nodes(self) -> int:
-        """Upper bound of a tree's nodes, for the cache's scratch room."""
-        return self.nodes
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The tree's rows, and what the drafters hold (see `memory.Planned`)."""
@@ -98,7 +97,8 @@ class FixedWidths:
         for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
         sequence.draft_passes += candidates.passes
-        tree, out = candidates.tree, candidates.forbidden()
+        tree = candidates.tree
+        out = candidates.forbidden(range(1, len(tree)))
         for node in range(1, len(tree)) if out else ():
             if tree.parents[node] in out:
                 out.add(node)
@@ -186,11 +186,7 @@ class TokenSwift(FixedWidths):
         self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
         drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
         super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, most=1)
-
-    @property
-    def max_nodes(self) -> int:
-        """Upper bound of the tree's nodes: the heads' and the branches'."""
-        return self.nodes + sum(ngrams.count * LENGTH for ngrams in self.ngrams)
+        self.max_nodes += count * LENGTH
 
     def asked(self, sequence: TokenSequence) -> list[Drafter]:
         """The paper's Algorithm 1, lines 4 to 7: what drafts the tree, then the n-grams."""
@@ -280,7 +276,8 @@ class Auto(ByChance):
         target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
         drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
         if options.ngrams != 0:
-            drafters += [PromptLookup(sampler.params.window > 0), Recycle(sampler, coupled)]
+            drafters.append(PromptLookup(sampler.params.window > 0))
+            drafters.append(Recycle(sampler, coupled, llm.learnt().outcomes))
         levels = None
         if heads is not None:
             depth = DEPTH if heads.conditioned else heads.count
@@ -299,32 +296,13 @@ class Auto(ByChance):
         if llm.eagle is not None:
             drafters.append(EagleDrafter(llm.eagle))
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.learnt, priors, options.explain)
+        super().__init__(drafters, sampler, coupled, llm.learnt(), priors, options.explain)
 
 
-class Planning(Strategy, Planned, Protocol):
-    """A strategy that tells ahead of a run what memory it will hold, and afterwards what it did."""
-
-    def report(self) -> dict[str, Any] | None:
-        """Its account of the run: figures ready for JSON, with a ``summary`` in a sentence; None: it has
-        none."""
-        ...
-
-
-class Entry(NamedTuple):
-    """A strategy.
-
-    Attributes:
-        options: dataclass of its options.
-        build: makes it from resources, options and the choice rule.
-    """
-
-    options: type
-    build: Callable[[Resources, Any, Sampler], Planning]
-
-
-_BUILDERS: tuple[Any, ...] = (Auto, Autoregressive, TokenSwift, Medusa, TriForce, MagicDec)
-STRATEGIES: dict[str, Entry] = {build.name: Entry(OPTIONS[build.name], build) for build in _BUILDERS}
+#: what makes each strategy from resources, its options and the choice rule
+STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedWidths | ByChance]] = {
+    build.name: build for build in (Auto, Autoregressive, TokenSwift, Medusa, TriForce, MagicDec)
+}
 
 
 def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:

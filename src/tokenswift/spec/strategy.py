@@ -1,4 +1,4 @@
-"""A strategy and what it drafts for: the state of one text that the decode loop and drafters share."""
+"""What strategies draft for: the state of one text that the decode loop and drafters share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from tokenswift.interfaces import OnRead, Pass
 from tokenswift.kv.full import FullCache
@@ -14,7 +14,7 @@ from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.eagle.model import Features
-from tokenswift.types import DraftTree, Step, Stopped
+from tokenswift.types import Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +23,16 @@ class BatchLoad:
 
     Attributes:
         rows: of the other texts in the verify pass.
-        context: tokens that these have cached, in all.
         tokens: that their steps are expected to yield.
         ms: milliseconds that they take outside of the pass: drafting, choosing, observing.
     """
 
     rows: int = 0
-    context: int = 0
     tokens: float = 0.0
     ms: float = 0.0
 
 
 ALONE = BatchLoad()
-
-
-def _always() -> bool:
-    return True
-
-
-def _endless() -> float:
-    return inf
 
 
 @dataclass(eq=False)
@@ -54,7 +44,7 @@ class TokenSequence:
         prompt_tokens: length of the prompt.
         cache: the full cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
-        strategy: the `Strategy`; None: the text is only read.
+        strategy: one of `spec.methods`; None: the text is only read.
         left: new tokens that may still come, the step's own included; None: nobody knows.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
         ended: whether one of ``eos`` came.
@@ -96,8 +86,8 @@ class TokenSequence:
     mean_tokens: float = 1.0
     mean_ms: float = 0.0
     owner: str = ""
-    wanted: Callable[[], bool] = _always
-    patience: Callable[[], float] = _endless
+    wanted: Callable[[], bool] = lambda: True
+    patience: Callable[[], float] = lambda: inf
     on_read: OnRead | None = None
     top_logprobs: int | None = None
     raw_logprobs: bool = False
@@ -122,28 +112,3 @@ class TokenSequence:
         """
         if not self.wanted():
             raise Stopped
-
-
-class Strategy(Protocol):
-    """Proposes a tree of tokens per step. It can never change the output, only the speed."""
-
-    name: str
-    acceptance: str
-
-    @property
-    def max_nodes(self) -> int:
-        """Upper bound of a tree's nodes: scratch room that the full cache must have."""
-        ...
-
-    def begin(self, sequence: TokenSequence) -> None:
-        """Called once, after the prompt's prefill."""
-        ...
-
-    def draft(self, sequence: TokenSequence) -> DraftTree:
-        """The tree to verify in this step; its root is ``sequence.tokens[-1]``."""
-        ...
-
-    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
-        """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
-        seconds up to here, and later those of this call too."""
-        ...

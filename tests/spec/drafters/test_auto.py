@@ -16,8 +16,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.spec.control import PLAIN, Control, Gain
 from tokenswift.spec.drafters.heads import HIDDEN
-from tokenswift.spec.drafters.model import MODEL
-from tokenswift.spec.drafters.partial import PARTIAL
+from tokenswift.spec.drafters.passes import MODEL, PARTIAL
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.strategy import BatchLoad
 

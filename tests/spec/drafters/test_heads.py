@@ -22,9 +22,9 @@ def test_every_step_starts_from_its_own_state(kind: str) -> None:
 
     def logits(levels: HeadLevels, state: torch.Tensor) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
-        rows = levels.start(state)
+        rows = state
         for head in range(heads.count):
-            rows, made = levels.level(head, rows, [5 + head])
+            rows, made = levels.level(head, state, rows, [5 + head])
             found.append(made)
         return found
 

@@ -20,8 +20,7 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels
-from tokenswift.spec.drafters.model import MODEL, ModelContext
-from tokenswift.spec.drafters.partial import PARTIAL
+from tokenswift.spec.drafters.passes import MODEL, PARTIAL, ModelContext
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.strategy import ALONE, BatchLoad
 
@@ -107,8 +106,8 @@ def broken(heads: Heads, from_level: int) -> Heads:
 def _from_level(first: int) -> Any:
     real = HeadLevels.level
 
-    def level(self: HeadLevels, head: int, states: torch.Tensor, last: list[int]) -> Any:
-        states, logits = real(self, head, states, last)
+    def level(self: HeadLevels, head: int, base: torch.Tensor, states: torch.Tensor, last: list[int]) -> Any:
+        states, logits = real(self, head, base, states, last)
         return states, logits * torch.nan if head >= first else logits
 
     return level

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
-from tokenswift import SamplingParams
-from tokenswift.interfaces import Pass
-from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.noise import Noise, gumbel, position_key
 from tokenswift.spec.drafters import recycle
-from tokenswift.spec.drafters.base import Outcome
-from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.lookup import PromptLookup
-from tokenswift.spec.drafters.recycle import KEPT, Rankings, Recycle, best_of
-from tokenswift.spec.strategy import TokenSequence
-from tokenswift.tree import CandidateTree
+from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of
 
 
 @pytest.mark.parametrize("size", [3, 40, 512, 1000, 4096])
@@ -63,27 +53,6 @@ def test_the_noise_of_a_token_is_the_samplers() -> None:
     made = [gumbel(position_key(5, 1234), token) for token in tokens]
     wanted = Noise(5, 1000).gather(1234, torch.tensor(tokens)).tolist()
     assert made == pytest.approx(wanted, rel=1e-6) and all(map(math.isfinite, made))
-
-
-@pytest.mark.parametrize(("seconds", "rests"), [(0.001, False), (1.0, True)])
-def test_it_rests_where_its_time_would_bring_more(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, rests: bool
-) -> None:
-    """By a clock that moves on when it is read; of a text that nothing kept is right in."""
-    clock = itertools.count(0.0, seconds)
-    monkeypatch.setattr(recycle, "perf_counter", lambda: next(clock))
-    model: Any = SimpleNamespace(vocab_size=9)
-    sequence = TokenSequence([1], 1, cast(Any, None), model, Sampler(SamplingParams(greedy=True), 9))
-    drafter, tree = Recycle(cast(Sampler, sequence.sampler), coupled=False), CandidateTree(1)
-    for _ in range(60):
-        candidates = Candidates(sequence, cast(Sampler, sequence.sampler), coupled=False)
-        candidates.speed = 1.0
-        candidates.ask(drafter)
-        tree = candidates.tree
-        sequence.newest = Pass(torch.zeros(1, 1), [], logits=torch.arange(9.0)[None])
-        sequence.tokens.append(1)
-        drafter.observe(sequence, Outcome([1], 1, {}, True, CandidateTree(1).build()))
-    assert (len(tree) == 1) == rests
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])

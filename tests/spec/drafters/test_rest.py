@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenswift import LLM
-from tokenswift.spec import adaptive
+from tokenswift.spec import control
 from tokenswift.spec.adaptive import ByChance
 
 
@@ -18,8 +18,7 @@ def test_drafters_rest_and_read_on(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, dear: float
 ) -> None:
     """After a while without drafts some steps ask nobody, where asking is dear; every token is read once."""
-    monkeypatch.setattr(adaptive, "BARE", 3)
-    monkeypatch.setattr(adaptive, "DEAR", dear)
+    monkeypatch.setattr(control, "_DEAR", dear)
     asked, heard, begin = [0], list[int](), ByChance.begin
 
     def begun(self: ByChance, sequence: Any) -> None:
@@ -45,4 +44,4 @@ def test_drafters_rest_and_read_on(
     assert done.token_ids == plain.token_ids
     steps = done.metrics.steps
     assert asked[0] < steps / 2 if dear < 0 else asked[0] > steps / 2
-    assert done.token_ids[: len(heard)] == heard and len(heard) >= 120 - adaptive.REST
+    assert done.token_ids[: len(heard)] == heard and len(heard) >= 120 - control._LONG_REST

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.spec.drafters.test_models import small_model
-from tests.spec.drafters.test_reference import model_of
+from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.spec import strategy as texts
 
+VOCAB = 12
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
 SMALL = {"budget": 24, "sinks": 2}
 CHAINS: tuple[tuple[str, dict[str, Any], bool], ...] = (
@@ -22,6 +22,18 @@ CHAINS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("magicdec", {"gamma": 12, **SMALL}, False),
     ("magicdec", {"gamma": 12, "kv": "streaming", **SMALL}, True),
 )
+
+
+def model_of() -> Any:
+    return tiny_model("llama", vocab_size=VOCAB)
+
+
+def small_model() -> Any:
+    """Another model of the same vocabulary, but so like the target that some of its drafts are right."""
+    model = tiny_model("llama", vocab_size=VOCAB)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data *= 1 + 0.1 * (number % 3)
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -100,12 +100,11 @@ class Candidates:
         passes, levels: made so far, by models and by draft heads.
         loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
         ranked: sources that were ranked from, by name.
+        drafter: who proposes now.
         least: chance of a node that may be worth its row; less likely ones need not be proposed.
-        row: tokens that a row of the verify pass has to yield; 0 where nobody counts.
-        speed: tokens that decoding yields in a second now; 0 where nobody counts.
     """
 
-    least = row = speed = 0.0
+    least = 0.0
 
     def __init__(
         self,
@@ -124,19 +123,7 @@ class Candidates:
         self.copies_from = self.passes = self.levels = 0
         self.loaded = False
         self.ranked: dict[str, Source] = {}
-        self._drafter: Drafter | None = None
-        self._told_nodes: list[int] = []  # candidates that no masked row was ranked for
-
-    @property
-    def drafter(self) -> Drafter:
-        """Who proposes.
-
-        Raises:
-            ValueError: nobody does.
-        """
-        if self._drafter is None:
-            raise ValueError("no drafter proposes now")
-        return self._drafter
+        self.drafter: Drafter
 
     def ask(self, drafter: Drafter) -> None:
         """Let a drafter propose.
@@ -146,7 +133,7 @@ class Candidates:
             Stopped: nobody wants the text any more.
         """
         self.sequence.check()
-        self._drafter, before = drafter, len(self.tree)
+        self.drafter, before = drafter, len(self.tree)
         drafter.propose(self.sequence, self)
         size = self.sequence.model.vocab_size
         for token in self.tree.tokens[before:]:
@@ -155,17 +142,12 @@ class Candidates:
                     f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
                 )
 
-    def forbidden(self, among: Sequence[int] | None = None) -> set[int]:
-        """Nodes that the text's grammar does not allow where they stand: no step follows them.
-
-        Args:
-            among: nodes that are asked for; None: those that no masked row was ranked for.
-        """
+    def forbidden(self, among: Sequence[int]) -> set[int]:
+        """Those of some nodes that the text's grammar does not allow there: no step follows them."""
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree, known, found = self.tree, set[int](), set[int]()
-        told = set(self._told_nodes if among is None else among)
+        tree, known, found, told = self.tree, set[int](), set[int](), {*among}
         for end in sorted(told, reverse=True):  # the last of a path first: one question for all of it
             if end in known:
                 continue
@@ -190,9 +172,7 @@ class Candidates:
 
     def add(self, parent: int, token: int, chance: float = 1.0) -> int:
         """The node of ``token`` below ``parent``, with a chance that the drafter itself knows."""
-        node = self.tree.add(parent, token, self.drafter.mark.name, chance)
-        self._told_nodes.append(node)
-        return node
+        return self.tree.add(parent, token, self.drafter.mark.name, chance)
 
     def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
         """Add a ranking's candidates below ``node``, with chances that are learnt from what came of others.
@@ -224,6 +204,8 @@ class Candidates:
             subset: what the columns stand for; None: token ids.
             refusals: counts such rows; the drafter's own by default.
         """
+        if self.shares:  # every node is ranked by its own path, whoever shares the logits
+            logits = logits.expand(len(nodes), -1)
         rows = self._rows(nodes[: len(logits)], logits, subset)
         of = self.drafter.refusals if refusals is None else refusals
         self.ranked[of.name] = of
@@ -334,20 +316,26 @@ class Candidates:
 
 
 class DraftVocabulary:
-    """A model's LM head over some tokens.
+    """A model's LM head over the tokens that may be drafted.
 
     Args:
         model: whose LM head.
         size: tokens of the target; those that the model has no row for are never drafted.
-        parts: sets of token ids (m,) that have nothing in common; none: all tokens.
+        frequent: token ids (m,) that may be drafted besides the prompt's; None: all tokens may.
+        prompt: token ids.
 
     Attributes:
         subset: the tokens that the columns of logits stand for; None for all.
     """
 
-    def __init__(self, model: BaseTarget, size: int, *parts: Tensor) -> None:
-        self.model, self.size = model, size
-        parts = tuple(ids[ids < min(size, model.vocab_size)] for ids in parts)
+    def __init__(
+        self, model: BaseTarget, size: int, frequent: Tensor | None = None, prompt: Sequence[int] = ()
+    ) -> None:
+        self.model, self.size, parts = model, size, list[Tensor]()
+        if frequent is not None:
+            own = torch.tensor(prompt, dtype=torch.long).unique()
+            parts = [frequent, own[~torch.isin(own, frequent.cpu())]]
+        parts = [ids[ids < min(size, model.vocab_size)] for ids in parts]
         kept = [ids.to(model.device) for ids in parts if len(ids)]
         self.rows = [model.head_rows(ids) for ids in kept]
         self.subset = Subset(torch.cat(kept), size) if kept else None
@@ -360,17 +348,3 @@ class DraftVocabulary:
             return nn.functional.pad(logits, (0, more), value=-torch.inf).contiguous() if more else logits
         parts = [self.model.project(normed, rows) for rows in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm, then :meth:`project`."""
-        return self.project(self.model.norm(hidden))
-
-
-def draft_vocabulary(
-    model: BaseTarget, frequent: Tensor | None, prompt: list[int], size: int
-) -> DraftVocabulary:
-    """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
-    if frequent is None:
-        return DraftVocabulary(model, size)
-    own = torch.tensor(prompt, dtype=torch.long).unique()
-    return DraftVocabulary(model, size, frequent, own[~torch.isin(own, frequent.cpu())])

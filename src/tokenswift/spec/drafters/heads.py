@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tokenswift.kv.full import to_device
 from tokenswift.models.base import BaseTarget
-from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.control import CostEstimate, Costs
+from tokenswift.spec.control import LEVEL, CostEstimate, Costs
 from tokenswift.spec.drafters.base import HEAD, Drafter
-from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source, draft_vocabulary
+from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.strategy import TokenSequence
 
@@ -41,38 +39,24 @@ class HeadLevels:
     def __init__(self, model: BaseTarget, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
-        self._base = torch.empty(0, dtype=torch.float32)
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens may be drafted, from the prompt."""
         if self.frequent:
-            self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens, self.model.vocab_size)
+            self.vocabulary = DraftVocabulary(self.model, self.model.vocab_size, self.heads.frequent, tokens)
 
-    @property
-    def subset(self) -> Subset | None:
-        """The tokens that the columns of logits stand for; None for all."""
-        return self.vocabulary.subset
-
-    def start(self, base: Tensor) -> Tensor:
-        """Take the hidden state (1, D) that the next levels start from; it is the first head's `states`."""
-        self._base = base
-        return base
-
-    def level(self, head: int, states: Tensor, last: list[int] | Tensor) -> tuple[Tensor, Tensor]:
+    def level(self, head: int, base: Tensor, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
         """States (m, D) and logits (m, S) of a head, from those of the head before it.
 
         Args:
             head: counted from 0.
-            last: the token before the one that the head predicts, for each row; where the model is, or here.
+            base: the hidden state (1, D) that the levels start from; the first head's ``states``, too.
+            last: the token before the one that the head predicts, for each row.
         """
-        heads = self.heads
-        embeds = self._embeds(last) if heads.conditioned else None
-        states = heads.advance(head, states, self._base.expand(len(states), -1), embeds)
+        heads, model = self.heads, self.model
+        embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
+        states = heads.advance(head, states, base.expand(len(states), -1), embeds)
         return states, self.vocabulary.project(heads.normed(head, states))
-
-    def _embeds(self, tokens: list[int] | Tensor) -> Tensor:
-        known = isinstance(tokens, list)
-        return self.model.embed(to_device(tokens, self.model.device) if known else tokens)
 
 
 class HeadDrafter(Drafter):
@@ -107,8 +91,7 @@ class HeadDrafter(Drafter):
 
     def offer(self, costs: Costs) -> CostEstimate:
         """One candidate of the verified state, or two, what pays better."""
-        level = costs.level()
-        trees = ((1.4, 2, 1.5 * level), (1.5, 3, 2 * level))
+        trees = ((1.4, 2, 1.5 * LEVEL), (1.5, 3, 2 * LEVEL))
         best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
         return CostEstimate("heads from the verified state", "the heads", *best)
 
@@ -119,13 +102,13 @@ class HeadDrafter(Drafter):
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
         """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
-        levels, states, head = self.levels, self.levels.start(base), 0
+        levels, states, head = self.levels, base, 0
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
         while head < self.depth and nodes and not self.refusals.dropped:
             last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
-            states, logits = levels.level(head, states, last)
-            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
+            states, logits = levels.level(head, base, states, last)
+            below = candidates.rank(nodes, logits, head, levels.vocabulary.subset, kind, self.refusals)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]

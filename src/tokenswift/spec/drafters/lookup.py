@@ -142,8 +142,6 @@ class NgramTable:
     """
 
     def __init__(self, delay: int, length: int = LENGTH) -> None:
-        if delay < 0 or length < 2:
-            raise ValueError(f"delay is {delay}, length is {length}; valid: at least 0 and at least 2")
         self.delay, self.length = delay, length
         self._tokens: list[int] = []
         self._counted = 0  # n-grams that start before this position

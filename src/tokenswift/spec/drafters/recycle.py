@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree
 
+#: by context length, rank and share of a candidate: right ones, and all
+Outcomes = dict[tuple[int, int, int], tuple[float, float]]
 KEPT = 4  # tokens of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # of a path
@@ -37,9 +38,6 @@ _SLOT = 250  # bytes that one takes, about
 _CLASS = 128  # tokens of which the greatest logit is looked at first
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # of shares that are told apart
 _PRIOR = (0.15, 0.4, 0.7)  # chance of a candidate over its share at first, by the length of the context
-_SLOW, _ENOUGH = 1 / 32, 32  # weight of a step, and steps, of what this gains
-_LOSS = 0.03  # tokens a step that its time may take without a gain
-_PAUSE, _LONG_PAUSE = 128, 1024  # steps that a rest takes, at first and at most
 _FIRST, _DECAY = 4.0, 0.99  # weight of that, and of older outcomes at each new one
 
 
@@ -104,20 +102,17 @@ class Recycle(Drafter):
     Args:
         sampler: the target's choice rule.
         coupled: rank with the target's noise.
+        outcomes: by kind of candidate, how many were right, and how many there were, in earlier texts too.
     """
 
     name, mark = RECYCLE.name, RECYCLE
 
-    def __init__(self, sampler: Sampler, coupled: bool) -> None:
+    def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
         self.params, self.rankings = sampler.params, Rankings()
         self.coupled = coupled and not sampler.params.greedy
         self.refusals = Source("rankings of earlier passes")
-        self._outcomes: dict[tuple[int, int, int], tuple[float, float]] = {}  # right ones, and all
+        self._outcomes: Outcomes = {} if outcomes is None else outcomes
         self._places: list[_Place] = []
-        self._spent = self._row = self._speed = 0.0  # of the step: seconds, and `Candidates` has the others
-        self._value = self._lost = 0.0  # running means of tokens a step: gained, and taken by its time
-        self._judged = self._rest = 0  # steps that it is a mean of; steps in which nothing is done
-        self._pause = _PAUSE
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""
@@ -128,17 +123,8 @@ class Recycle(Drafter):
         return CostEstimate("rankings of earlier passes", "recycling", tokens=1.0, rows=1, price=0.0)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        """Candidates below the root and below the likeliest nodes, whoever proposed them."""
-        self._places, self._row, self._speed = [], candidates.row, candidates.speed
-        if self._rest:
-            return
-        begun = perf_counter()
-        self._grow(candidates, sequence.tokens)
-        self._spent = perf_counter() - begun
-
-    def _grow(self, candidates: Candidates, text: list[int]) -> None:
-        """The likeliest place first, as long as a candidate there may be worth its row."""
-        tree = candidates.tree
+        """Candidates below the root and the likeliest nodes, whoever proposed these, as far as they pay."""
+        self._places, tree = [], candidates.tree
         below: dict[int, list[int]] = {}
         for node in range(1, len(tree)):
             below.setdefault(tree.parents[node], []).append(node)
@@ -147,7 +133,7 @@ class Recycle(Drafter):
             chance, node = heapq.heappop(heap)
             if -chance < candidates.least:
                 break
-            children = self._expand(candidates, text, node, -chance) | {*below.get(node, ())}
+            children = self._expand(candidates, sequence.tokens, node, -chance) | {*below.get(node, ())}
             if tree.depths[node] + 1 < DEPTH:
                 for child in children:
                     heapq.heappush(heap, (chance * tree.given[child], child))
@@ -192,16 +178,11 @@ class Recycle(Drafter):
         return [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Learn what was right, and keep the rankings of the pass; where that takes more than it brings, as
-        for small models, rest."""
+        """Learn what was right, and keep the rankings of the pass."""
         done, tree = sequence.newest, outcome.tree
-        if self._rest or done is None or done.logits is None or tree is None:
-            self._rest = max(0, self._rest - 1)
-            return
-        begun = perf_counter()
-        self._learn(outcome.tokens)
-        self._keep(sequence, outcome.tokens, tree, done.logits)
-        self._judge(tree, outcome.tokens, self._spent + perf_counter() - begun)
+        if done is not None and done.logits is not None and tree is not None:
+            self._learn(outcome.tokens)
+            self._keep(sequence, outcome.tokens, tree, done.logits)
 
     def _keep(self, sequence: TokenSequence, new: list[int], tree: DraftTree, logits: Tensor) -> None:
         """The rankings of a pass over a tree, after which ``new`` came."""
@@ -213,18 +194,6 @@ class Recycle(Drafter):
                 continue
             path = [tree.tokens[at] for at in tree.path(node)]
             self.rankings.put([*end, *path], tokens[node], values[node])
-
-    def _judge(self, tree: DraftTree, new: list[int], seconds: float) -> None:
-        """Take in what a step gained by this: tokens, less those that rows and time would have brought."""
-        own = [node for node in range(1, len(tree)) if tree.sources[node] == self.name]
-        came = sum([tree.tokens[at] for at in tree.path(node)] == new[: tree.depths[node]] for node in own)
-        lost = self._speed * seconds
-        self._lost += _SLOW * (lost - self._lost)
-        self._value += _SLOW * (came - self._row * len(own) - lost - self._value)
-        self._judged += 1
-        if self._judged >= _ENOUGH and self._lost > _LOSS and self._value < 0:
-            self._rest, self._pause = self._pause, min(_LONG_PAUSE, 2 * self._pause)
-            self._value, self._judged = 0.0, 0
 
     def _learn(self, new: list[int]) -> None:
         """Whether the candidates of places that the text has passed were right."""

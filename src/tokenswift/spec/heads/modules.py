@@ -140,6 +140,7 @@ class Heads(nn.Module):
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         notes: how they were trained, from their file: tokens, steps and the like.
         kind, count: of the heads; see :class:`HeadsConfig`.
+        on_kernels: whether a backend's kernels compute them (see :meth:`packed`).
         conditioned: whether a head needs the embedding of the token drafted before its own.
     """
 
@@ -151,13 +152,14 @@ class Heads(nn.Module):
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
         self.notes: dict[str, Any] = {}
+        self.on_kernels = False
         count = 1 if self.conditioned else config.count
         self.layers = nn.ModuleList(LAYERS[config.kind](config) for _ in range(count))
 
     @property
     def dtype(self) -> torch.dtype:
         """The type that the heads compute in."""
-        return next((weight.dtype for weight in self.parameters()), torch.float32)
+        return next(self.parameters()).dtype
 
     def packed(self, backend: Backend, int8: bool) -> Heads:
         """The same heads on a backend's kernels, where it has some for them; ``int8``: of products."""
@@ -166,6 +168,7 @@ class Heads(nn.Module):
         if not (fits and backend.fused and self.config.hidden_size % 2 == 0):
             return self
         made = copy.deepcopy(self)
+        made.on_kernels = True
         for name, part in list(made.named_modules()):
             if isinstance(part, nn.Linear | nn.RMSNorm):
                 above, _, own = name.rpartition(".")
@@ -188,12 +191,15 @@ class Heads(nn.Module):
             embeds: input embedding of the token just before the one that head i predicts
                 (conditioned heads only; others ignore it).
         """
-        previous, base = previous.to(self.dtype), base.to(self.dtype)
+        if not self.on_kernels:  # which take any type
+            kind = self.dtype
+            previous, base = previous.to(kind), base.to(kind)
+            embeds = None if embeds is None else embeds.to(kind)
         if not self.conditioned:  # Medusa's stand side by side: none looks at another
             return self.layers[i](base if self.kind == "medusa" else previous)
         if embeds is None:
             raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-        return self.layers[0](previous, base, embeds.to(self.dtype), i == 0)
+        return self.layers[0](previous, base, embeds, i == 0)
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
         """What the base model's LM head reads to give head i's logits: linear ones have a norm each."""

@@ -1,0 +1,499 @@
+"""Drafters that make passes: the target's own over a part of its cache, a draft model's over a small cache of
+its own, and the one over the other.
+
+With coupled candidates (Daliri et al. 2024) a draft model chooses with the noise that the target will use at
+the same position, so it guesses right wherever both would choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tokenswift.interfaces import KVCache
+from tokenswift.kv.select import select, useful
+from tokenswift.kv.sparse import SparseCache
+from tokenswift.memory import Need
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.masks import NoMask
+from tokenswift.sampling.ranking import Subset
+from tokenswift.spec.accept import accept_exact
+from tokenswift.spec.control import LEVEL, CostEstimate, Costs
+from tokenswift.spec.drafters.base import CHAIN, HEAD, Drafter, Outcome
+from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source
+from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
+from tokenswift.spec.strategy import TokenSequence
+from tokenswift.types import DraftSource
+
+MODEL, PARTIAL = "model", "partial"
+_LAG = 3  # tokens without slots that a step leaves at most: the newest, and two accepted undrafted
+
+
+# ---- the target's own passes -----------------------------------------------------------------------
+
+
+class SparseContext:
+    """Selects from the full cache, takes in what is committed, and selects anew when it is due.
+
+    Args:
+        model: the target.
+        policy: one of `kv.select.POLICIES`.
+        budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
+            B only what windows and sinks can fill.
+        scratch: rows of draft passes per step.
+        refresh: new tokens after which the selection is made again; None: when they have replaced all
+            of it; 0: never.
+        frozen: take in nothing after the first selection.
+        chunk: tokens of a chunk (policy "chunks").
+
+    Attributes:
+        wanted, budget: B as asked for, and as it is used.
+    """
+
+    def __init__(
+        self,
+        model: BaseTarget,
+        policy: str,
+        budget: int,
+        sinks: int,
+        scratch: int,
+        refresh: int | None = None,
+        frozen: bool = False,
+        chunk: int = 8,
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.wanted, self.budget = budget, useful(budget, model.windows, sinks)
+        self.sinks, self.scratch = sinks, scratch
+        self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
+        self.sparse: SparseCache | None = None
+
+    def need(self, sure: bool = True) -> Need:
+        """Its memory."""
+        size = (self.budget + self.scratch) * self.model.kv_bytes
+        return Need("budget", self.wanted, size, sure=sure)
+
+    @property
+    def selections(self) -> int:
+        """Selections made so far; 0 without a cache."""
+        return 0 if self.sparse is None else self.sparse.selections
+
+    def cache(self, sequence: TokenSequence) -> SparseCache:
+        """The sparse cache to draft over, without draft rows.
+
+        Raises:
+            ValueError: nothing was committed yet.
+        """
+        full, newest = sequence.cache, sequence.newest
+        if newest is None:
+            raise ValueError("a sparse cache is selected from a full cache that holds tokens")
+        sparse = self.sparse
+        if sparse is None:
+            sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+            self.sparse = sparse
+        if self._due(sparse):
+            sizes = (self.model.windows, self.budget, self.sinks, self.chunk)
+            sparse.load(full, select(self.policy, full, newest.queries, sequence.newest_row, *sizes))
+        sparse.rewind()
+        return sparse
+
+    def _due(self, sparse: SparseCache) -> bool:
+        if not sparse.selections or self.frozen or self.refresh == 0:
+            return not sparse.selections
+        return sparse.exhausted if self.refresh is None else sparse.replaced >= self.refresh
+
+    def observe(self, sequence: TokenSequence, committed: int) -> None:
+        """Take in the last ``committed`` tokens of the full cache."""
+        full = sequence.cache
+        if self.sparse is not None and not self.frozen:
+            self.sparse.rewind()
+            self.sparse.append(full, full.length - committed, full.length)
+
+
+class PartialDrafter(Drafter):
+    """Passes of the target along the best path, over the partial cache.
+
+    Args:
+        model: the target.
+        context: its partial cache; None: the full cache is drafted over.
+        heads: go on below the last pass; None: nothing does.
+        mark: of its tokens.
+        least: while the full cache holds fewer tokens, it is drafted over itself.
+    """
+
+    name = PARTIAL
+
+    def __init__(
+        self,
+        model: BaseTarget,
+        context: SparseContext | None,
+        heads: HeadDrafter | None = None,
+        mark: DraftSource = HEAD,
+        least: int = 0,
+    ) -> None:
+        self.model, self.context, self.heads = model, context, heads
+        self.mark, self.least = mark, least
+        self.refusals = Source("passes over the partial cache")
+        self._prompt = 0
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Settle which tokens the heads may draft, from the prompt."""
+        self._prompt = len(sequence.tokens)
+        if self.heads is not None:
+            self.heads.begin(sequence)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The partial cache, which is made once the text is longer than the budget."""
+        return [] if self.context is None else [self.context.need(text > self.least)]
+
+    def offer(self, costs: Costs) -> CostEstimate | None:
+        """A pass, which reads the weights and the partial cache, and a level."""
+        if self.context is None:
+            return None
+        model, budget = self.model, self.context.budget
+        kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
+        cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
+        words, title, price = "passes over the partial cache", "the partial pass", cost + LEVEL
+        return CostEstimate(words, title, 2.1, 4, price, pass_cost=cost, lead=0.85, least=budget, loads=True)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """A chain, and levels of the heads below its end."""
+        if sequence.newest is None or self.refusals.dropped:
+            return
+        cache, sparse = self._cache(sequence, candidates)
+        start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
+
+        def run(path: list[int]) -> torch.Tensor:
+            if path and sparse is not None:
+                sparse.grow(1)  # the pass before is context of this one
+            token = torch.tensor(path[-1:] or sequence.tokens[-1:])
+            position = torch.tensor([start + len(path)])
+            states.append(self.model.forward(token, position, cache).hidden)
+            return self.model.logits(states[-1])
+
+        nodes = candidates.chain(run, kind="backbone")
+        if nodes and self.heads is not None:
+            self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
+
+    def _cache(self, sequence: TokenSequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
+        """What to draft over, also as the sparse cache that it is."""
+        if self.context is None or sequence.cache.length < self.least:
+            return sequence.cache, None
+        before = self.context.selections
+        cache = self.context.cache(sequence)
+        candidates.loaded |= self.context.selections != before  # once in many steps: no price of a step
+        return cache, cache
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Keep the cache in step with the text while it is used; drop it otherwise."""
+        if self.context is None:
+            return
+        if outcome.in_use:
+            self.context.observe(sequence, outcome.nodes)
+        else:
+            self.context.sparse = None
+
+
+# ---- a draft model ---------------------------------------------------------------------------------
+
+
+class ModelContext:
+    """A draft model and its sparse cache, kept in step with the text.
+
+    With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
+    model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
+    the B positions, ``longest + 2`` are for tokens drafted and run, an eighth are room that the window
+    moves through, and the slots of the cache are the others. The sinks' keys turn along with the
+    window; where its room ends, the window's keys are turned back to where they began. (A budget that is
+    smaller than all this keeps one slot, and drafts are cut short.) With "snapkv" the cache is selected from
+    the whole prompt by pooled attention, positions are the text's, and what is generated replaces the
+    least important part.
+
+    Args:
+        model: the draft model; same tokenizer as the target.
+        size: tokens of the target.
+        kv: "streaming" or "snapkv".
+        budget, sinks: B and S of its cache, draft rows included (streaming) or not (snapkv).
+        longest: tokens that may be drafted and run before they are committed.
+        frequent: token ids that may be drafted besides the prompt's; None for all.
+    """
+
+    def __init__(
+        self,
+        model: BaseTarget,
+        size: int,
+        kv: str,
+        budget: int,
+        sinks: int,
+        longest: int,
+        frequent: Tensor | None = None,
+    ) -> None:
+        self.model, self.size, self.kv = model, size, kv
+        self.budget = min([budget, *(w for w in model.windows if w is not None)])
+        self.slots = self.budget
+        if kv == "streaming":
+            spare = max(1, (self.budget - sinks) // 8) + longest + 2
+            self.slots = max(1, self.budget - spare)
+        self.room = max(0, self.budget - self.slots - longest - 2)
+        self.sinks = min(sinks, self.slots - 1)
+        self.longest = longest
+        self.frequent = frequent
+        self.vocabulary: DraftVocabulary | None = None
+        self._cache: SparseCache | None = None
+        self._known = 0  # tokens of the text that have slots
+        self._shift = 0  # text position minus the model's position
+        self._drafted: list[int] = []  # tokens of the draft rows; those that nobody knows yet are negative
+        self._origin: Tensor | None = None  # the sinks' keys as first written
+        self._turned = 0  # positions that the sinks have moved
+
+    @torch.inference_mode()
+    def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
+        """Run the prompt, all but its last token (the first root); ``check`` is called between passes."""
+        last = self.model.vocab_size - 1  # it stands for tokens that the model has no row for
+        known = [min(token, last) for token in tokens[:-1]]
+        self.vocabulary = DraftVocabulary(self.model, self.size, self.frequent, tokens)
+        run = known
+        if self.kv == "streaming" and len(known) > self.slots:
+            run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
+        self._known, self._shift = len(known), len(known) - len(run)
+        full = self.model.new_cache(max(1, len(run)))
+        cache = self.model.backend.partial_cache(full, self.slots, self.sinks, self.longest + 2)
+        if run:
+            last = self.model.prefill(run, full, lambda stage, done, total: check())
+            policy = "snapkv" if self.kv == "snapkv" else "recent"
+            row, windows = len(last.hidden) - 1, self.model.windows
+            cache.load(full, select(policy, full, last.queries, row, windows, self.slots, self.sinks))
+            cache.positions[:, :, self.sinks :] += self._shift  # those of the text, as of what comes later
+        self._cache = cache
+        self._keep_place()
+
+    @property
+    def subset(self) -> Subset | None:
+        """The tokens that may be drafted; None for all."""
+        return None if self.vocabulary is None else self.vocabulary.subset
+
+    def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
+        """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
+        least 1."""
+        if self.kv != "streaming":
+            return len(text)
+        return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
+
+    @torch.inference_mode()
+    def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
+        """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
+        again, the others are run in one pass.
+
+        Args:
+            ahead: tokens after the text.
+        Raises:
+            ValueError: `begin` was not called.
+        """
+        if self._cache is None or self.vocabulary is None:
+            raise ValueError("begin was not called")
+        fresh = [*text[self._known :], *ahead]
+        same = min(_common(self._drafted, fresh), len(fresh) - 1)
+        self._cache.rewind(same)
+        start = self._known + same - self._shift
+        tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # as of `begin`
+        positions = torch.arange(start, start + len(tokens))
+        result = self.model.forward(tokens, positions, self._cache)
+        self._cache.grow(len(tokens))
+        self._drafted = fresh
+        return self.vocabulary.project(self.model.norm(result.hidden[-1:]))
+
+    def catch_up(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> bool:
+        """Take in text that was written while this model did not draft; whether there was any. ``check`` is
+        called between passes."""
+        lagged = len(tokens) - self._known > _LAG
+        if len(tokens) - self._known > 8 * self.longest:
+            self.begin(tokens, check)
+        while len(tokens) - self._known > _LAG:
+            check()
+            part = tokens[: self._known + self.longest + 1]
+            self.row(part, ())
+            self.observe(part)
+        return lagged
+
+    @torch.inference_mode()
+    def observe(self, tokens: list[int]) -> None:
+        """Settle the draft rows that became part of the committed text (its last token is the root)."""
+        if self._cache is None:
+            return
+        kept = _common(self._drafted, tokens[self._known : -1])
+        self._cache.settle(kept, self._known)
+        self._known += kept
+        self._drafted = []
+        self._keep_place()
+
+    def _keep_place(self) -> None:
+        """Keep positions below the budget, and the sinks next to the window (streaming only)."""
+        cache = self._cache
+        if cache is None or self.kv != "streaming" or cache.filled < self.slots:
+            return
+        if self._origin is None:
+            self._origin = cache.first_keys()
+        gap = self._known - self._shift - self.slots
+        if gap > self.room:
+            cache.turn_window(-gap, self.model.rotary_frequencies)
+            self._shift += gap
+            gap = 0
+        if gap != self._turned:
+            cache.turn_sinks(gap, self.model.rotary_frequencies, self._origin)
+            self._turned = gap
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Length of the common prefix."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+class ModelDrafter(Drafter):
+    """Passes of a draft model along the best path.
+
+    Args:
+        context: the draft model, over its own cache.
+        target: the model that it drafts for.
+        asked: the option that sets its cache's size, and the value, as errors name them.
+
+    Attributes:
+        refusals: whether its rows can be chosen from; once it is left out, nothing is drafted.
+    """
+
+    name, mark = MODEL, CHAIN
+
+    def __init__(self, context: ModelContext, target: BaseTarget, asked: tuple[str, object]) -> None:
+        self.context, self.target, self.asked = context, target, asked
+        self.refusals = Source("the draft model")
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Run the prompt."""
+        self.context.begin(sequence.tokens, sequence.check)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Its cache."""
+        context = self.context
+        return [Need(*self.asked, (context.slots + context.longest + 2) * context.model.kv_bytes)]
+
+    def offer(self, costs: Costs) -> CostEstimate:
+        """Two passes, at the target's price by the byte of weights."""
+        cost, title = self.context.model.weight_bytes / self.target.weight_bytes, "the draft model"
+        return CostEstimate(title, title, 2.1, 3, 2 * cost, pass_cost=cost, lead=0.6, given=True)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """A chain."""
+        if self.refusals.dropped:
+            return
+        context, text = self.context, sequence.tokens
+        candidates.loaded |= context.catch_up(text, sequence.check)
+        most = context.passes(text, candidates.ahead)
+        candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Settle the draft rows that became text."""
+        if not self.refusals.dropped:
+            self.context.observe(sequence.tokens)
+
+
+# ---- two levels ---------------------------------------------------------------------------------
+
+
+class CheckedDrafter(Drafter):
+    """A chain that another drafter wrote and the target, over its partial cache, would write itself.
+
+    Args:
+        model: the target.
+        context: its partial cache.
+        inner: drafts for it.
+        sampler: the target's choice rule.
+        step: tokens that ``inner`` drafts at a time.
+        least: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
+            tree has no room for more, none once either is left out.
+    """
+
+    name, mark = "checked", CHAIN
+
+    def __init__(
+        self,
+        model: BaseTarget,
+        context: SparseContext,
+        inner: Drafter,
+        sampler: Sampler,
+        step: int,
+        least: int,
+    ) -> None:
+        self.model, self.context, self.inner, self.sampler = model, context, inner, sampler
+        self.step, self.least = step, least
+        self.refusals = Source("passes over the partial cache")
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Both caches."""
+        return [self.context.need(), *self.inner.needs(text, row)]
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Let the inner drafter read the prompt."""
+        self.inner.begin(sequence)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """The chain, in parts."""
+        if sequence.newest is None or self.refusals.dropped:
+            return
+        chain: list[int] = []
+        cache, room = self.context.cache(sequence), len(candidates.widths)
+        least = min(self.least, room)
+        while len(chain) < least and not self.refusals.dropped:
+            part = self._part(sequence, candidates, cache, chain, least)
+            if not part:
+                break
+            chain += part
+            if sequence.has_enough:
+                break
+        node = 0
+        for token in chain[:room]:
+            node = candidates.add(node, token)
+
+    def _part(
+        self,
+        sequence: TokenSequence,
+        candidates: Candidates,
+        cache: SparseCache,
+        chain: list[int],
+        least: int,
+    ) -> list[int]:
+        """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
+        target chooses it itself (nothing where it cannot choose)."""
+        text = sequence.tokens
+        widths = (1,) * min(self.step, least - len(chain))
+        inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
+        inner.ask(self.inner)
+        if self.inner.refusals.dropped:
+            self.refusals = self.inner.refusals
+        tree = inner.tree.build()
+        tokens = torch.tensor(tree.tokens)
+        positions = torch.tensor(tree.depths) + len(text) + len(chain) - 1
+        result = self.model.forward(tokens, positions, cache)
+        logits = self.model.logits(result.hidden)
+        candidates.passes += 1
+        try:
+            accepted = accept_exact(tree, logits, text, self.sampler, not self.sampler.walks, ahead=chain)
+        except RefusedRow as error:
+            self.refusals.note(error)
+            return []
+        except NoMask:  # of a draft; the text may never come there
+            return []
+        cache.grow(len(accepted.nodes))
+        return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Keep both caches in step with the text."""
+        if not self.refusals.dropped:
+            self.inner.observe(sequence, outcome)
+            self.context.observe(sequence, outcome.nodes)
