@@ -19,7 +19,7 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
 from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import Control, CostEstimate, Costs, Drafted, Gain, Learnt
+from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Gain, Learnt
 from tokenswift.spec.drafters.base import Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Below, Candidates, Source
 from tokenswift.spec.strategy import ALONE, TokenSequence
@@ -267,7 +267,9 @@ class ByChance:
         if not sequence.load.rows:
             self.gain.add(len(new), step.drafted, step.times)
         if self._candidates is None:
-            self._rested(new)
+            self._rest, self._before = max(0, self._rest - 1), None
+            control.modes[PLAIN].count(len(new), 1)
+            self._unread += new
             return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
@@ -285,12 +287,6 @@ class ByChance:
             line |= {"depth": step.gamma, "expected": last.expected, "draft_ms": draft_ms, "tokens": len(new)}
             line |= {"spent_ms": both, "gained_ms": len(new) * control.costs.unit - both}
             _write(self.explain, "a", json.dumps(line) + "\n")
-
-    def _rested(self, new: list[int]) -> None:
-        """A step that asked nobody."""
-        self._rest, self._before = max(0, self._rest - 1), None
-        self.control.rested(len(new))
-        self._unread += new
 
     def _read_on(self, sequence: TokenSequence) -> None:
         """The drafters take in what came while nobody was asked."""

@@ -373,10 +373,6 @@ class Control:
             return rest
         return 0
 
-    def rested(self, tokens: int) -> None:
-        """A step was made that nobody was asked for."""
-        self.modes[PLAIN].count(tokens, 1)
-
     def lead(self, of: int | str) -> float:
         """Chance of the best candidate of a level of heads, counted from 0, or of a named drafter's pass."""
         return self._leads.get(of, _CHANCE)

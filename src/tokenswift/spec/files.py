@@ -16,16 +16,16 @@ from tokenswift.files import line_of, weight_map
 from tokenswift.loader.weights import open_weights
 from tokenswift.types import InputError
 
-#: types of numbers by their names in safetensors files
+#: types of numbers, and their names in safetensors files
 KINDS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
 }
 STEMS = ("model.safetensors", "pytorch_model.bin")
 
@@ -78,11 +78,10 @@ def _pickled(file: Path, where: str) -> Iterator[Entry]:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # unpickling fails in many ways
         raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
-    kinds = {kind: name for name, kind in KINDS.items()}
     for name, tensor in content.items() if isinstance(content, dict) else ():
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not isinstance(name, str):
             raise InputError(
                 f"{where}: file {file.name} holds {shown(name)}, which is no plain tensor; valid: tensors by "
                 "name"
             )
-        yield Entry(name, tuple(tensor.shape), kinds.get(tensor.dtype, str(tensor.dtype)), tensor.clone)
+        yield Entry(name, tuple(tensor.shape), KINDS.get(tensor.dtype, str(tensor.dtype)), tensor.clone)

@@ -220,7 +220,7 @@ class TriForce(FixedWidths):
         context = SparseContext(
             llm.target, "chunks", options.budget, sinks, longest + 1, options.refresh, chunk=options.chunk
         )
-        drafter = CheckedDrafter(llm.target, context, inner, sampler, options.inner_gamma, gamma)
+        drafter = CheckedDrafter(context, inner, options.inner_gamma, gamma)
         super().__init__([drafter], sampler, coupled, (1,) * (gamma + 1), ("gamma", gamma))
 
 

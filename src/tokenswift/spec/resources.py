@@ -63,8 +63,7 @@ class Resources:
         self.source, self.name = source, name
         self.sampling = OwnSampling(name, source.named_sampling)
         self.heads = resolve_heads(heads, source.host)
-        shipped = shipped_kinds(source.host)
-        self._kinds = [*shipped] if isinstance(heads, str) and heads == "auto" else []
+        self._automatic = isinstance(heads, str) and heads == "auto"
         self._shipped: dict[str, Heads | None] = {}  # those of them that were asked for
         self._packed: dict[Heads, Heads] = {}
         self._learnt: dict[int, Learnt] = {}  # by number of threads
@@ -75,7 +74,8 @@ class Resources:
         if isinstance(eagle, str) and eagle in ("auto", "none"):
             eagle = trained_for(source.host.base) if eagle == "auto" else None
         self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec)
-        self.draft_models = DraftModels(self.target, source.codec, is_default=bool(shipped))
+        is_default = bool(shipped_kinds(source.host))
+        self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Resources:
         if self.heads is not None and self.heads.kind == kind:
             return self.heads
         with self.lock:
-            if kind in self._kinds and kind not in self._shipped:
+            if self._automatic and kind not in self._shipped:
                 self._shipped[kind] = shipped_heads(self.source.host, kind)
             return self._shipped.get(kind)
 

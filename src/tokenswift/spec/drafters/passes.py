@@ -17,9 +17,8 @@ from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
-from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import NoMask
-from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
 from tokenswift.spec.drafters.base import CHAIN, HEAD, Drafter, Outcome
@@ -206,9 +205,9 @@ class ModelContext:
     With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
     model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
     the B positions, ``longest + 2`` are for tokens drafted and run, an eighth are room that the window
-    moves through, and the slots of the cache are the others. The sinks' keys turn along with the
-    window; where its room ends, the window's keys are turned back to where they began. (A budget that is
-    smaller than all this keeps one slot, and drafts are cut short.) With "snapkv" the cache is selected from
+    moves through, and the slots of the cache are the others. Where its room ends, the window's keys are
+    turned back to where they began, behind the sinks. (A budget that is smaller than all this keeps one
+    slot, and drafts are cut short.) With "snapkv" the cache is selected from
     the whole prompt by pooled attention, positions are the text's, and what is generated replaces the
     least important part.
 
@@ -241,13 +240,11 @@ class ModelContext:
         self.sinks = min(sinks, self.slots - 1)
         self.longest = longest
         self.frequent = frequent
-        self.vocabulary: DraftVocabulary | None = None
-        self._cache: SparseCache | None = None
+        self.vocabulary = DraftVocabulary(model, size)
+        self._cache: SparseCache
         self._known = 0  # tokens of the text that have slots
         self._shift = 0  # text position minus the model's position
         self._drafted: list[int] = []  # tokens of the draft rows; those that nobody knows yet are negative
-        self._origin: Tensor | None = None  # the sinks' keys as first written
-        self._turned = 0  # positions that the sinks have moved
 
     @torch.inference_mode()
     def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
@@ -270,11 +267,6 @@ class ModelContext:
         self._cache = cache
         self._keep_place()
 
-    @property
-    def subset(self) -> Subset | None:
-        """The tokens that may be drafted; None for all."""
-        return None if self.vocabulary is None else self.vocabulary.subset
-
     def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
         """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
         least 1."""
@@ -289,11 +281,7 @@ class ModelContext:
 
         Args:
             ahead: tokens after the text.
-        Raises:
-            ValueError: `begin` was not called.
         """
-        if self._cache is None or self.vocabulary is None:
-            raise ValueError("begin was not called")
         fresh = [*text[self._known :], *ahead]
         same = min(_common(self._drafted, fresh), len(fresh) - 1)
         self._cache.rewind(same)
@@ -321,8 +309,6 @@ class ModelContext:
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
         """Settle the draft rows that became part of the committed text (its last token is the root)."""
-        if self._cache is None:
-            return
         kept = _common(self._drafted, tokens[self._known : -1])
         self._cache.settle(kept, self._known)
         self._known += kept
@@ -330,20 +316,14 @@ class ModelContext:
         self._keep_place()
 
     def _keep_place(self) -> None:
-        """Keep positions below the budget, and the sinks next to the window (streaming only)."""
+        """Keep positions below the budget (streaming only)."""
         cache = self._cache
-        if cache is None or self.kv != "streaming" or cache.filled < self.slots:
+        if self.kv != "streaming" or cache.filled < self.slots:
             return
-        if self._origin is None:
-            self._origin = cache.first_keys()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
             cache.turn_window(-gap, self.model.rotary_frequencies)
             self._shift += gap
-            gap = 0
-        if gap != self._turned:
-            cache.turn_sinks(gap, self.model.rotary_frequencies, self._origin)
-            self._turned = gap
 
 
 def _common(one: list[int], other: list[int]) -> int:
@@ -395,7 +375,7 @@ class ModelDrafter(Drafter):
         context, text = self.context, sequence.tokens
         candidates.loaded |= context.catch_up(text, sequence.check)
         most = context.passes(text, candidates.ahead)
-        candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
+        candidates.chain(lambda path: context.row(text, path), context.vocabulary.subset, most=most)
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Settle the draft rows that became text."""
@@ -410,28 +390,17 @@ class CheckedDrafter(Drafter):
     """A chain that another drafter wrote and the target, over its partial cache, would write itself.
 
     Args:
-        model: the target.
-        context: its partial cache.
+        context: the target's partial cache.
         inner: drafts for it.
-        sampler: the target's choice rule.
         step: tokens that ``inner`` drafts at a time.
-        least: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
+        goal: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
             tree has no room for more, none once either is left out.
     """
 
     name, mark = "checked", CHAIN
 
-    def __init__(
-        self,
-        model: BaseTarget,
-        context: SparseContext,
-        inner: Drafter,
-        sampler: Sampler,
-        step: int,
-        least: int,
-    ) -> None:
-        self.model, self.context, self.inner, self.sampler = model, context, inner, sampler
-        self.step, self.least = step, least
+    def __init__(self, context: SparseContext, inner: Drafter, step: int, goal: int) -> None:
+        self.context, self.inner, self.step, self.goal = context, inner, step, goal
         self.refusals = Source("passes over the partial cache")
 
     def needs(self, text: int, row: int) -> list[Need]:
@@ -448,9 +417,9 @@ class CheckedDrafter(Drafter):
             return
         chain: list[int] = []
         cache, room = self.context.cache(sequence), len(candidates.widths)
-        least = min(self.least, room)
-        while len(chain) < least and not self.refusals.dropped:
-            part = self._part(sequence, candidates, cache, chain, least)
+        goal = min(self.goal, room)
+        while len(chain) < goal and not self.refusals.dropped:
+            part = self._part(sequence, candidates, cache, chain, goal)
             if not part:
                 break
             chain += part
@@ -461,29 +430,24 @@ class CheckedDrafter(Drafter):
             node = candidates.add(node, token)
 
     def _part(
-        self,
-        sequence: TokenSequence,
-        candidates: Candidates,
-        cache: SparseCache,
-        chain: list[int],
-        least: int,
+        self, sequence: TokenSequence, candidates: Candidates, cache: SparseCache, chain: list[int], goal: int
     ) -> list[int]:
         """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
         target chooses it itself (nothing where it cannot choose)."""
-        text = sequence.tokens
-        widths = (1,) * min(self.step, least - len(chain))
-        inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
+        text, sampler = sequence.tokens, candidates.sampler
+        widths = (1,) * min(self.step, goal - len(chain))
+        inner = Candidates(sequence, sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
         if self.inner.refusals.dropped:
             self.refusals = self.inner.refusals
         tree = inner.tree.build()
         tokens = torch.tensor(tree.tokens)
         positions = torch.tensor(tree.depths) + len(text) + len(chain) - 1
-        result = self.model.forward(tokens, positions, cache)
-        logits = self.model.logits(result.hidden)
+        result = self.context.model.forward(tokens, positions, cache)
+        logits = self.context.model.logits(result.hidden)
         candidates.passes += 1
         try:
-            accepted = accept_exact(tree, logits, text, self.sampler, not self.sampler.walks, ahead=chain)
+            accepted = accept_exact(tree, logits, text, sampler, not sampler.walks, ahead=chain)
         except RefusedRow as error:
             self.refusals.note(error)
             return []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -27,8 +26,8 @@ from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree
 
-#: by context length, rank and share of a candidate: right ones, and all
-Outcomes = dict[tuple[int, int, int], tuple[float, float]]
+Kind = tuple[int, int, int]  # of a candidate: by its context's length, its rank and its share
+Outcomes = dict[Kind, tuple[float, float]]  # right ones, and all
 KEPT = 4  # tokens of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # of a path
@@ -88,14 +87,6 @@ class Rankings:
         return None
 
 
-class _Place(NamedTuple):
-    """A place whose candidates were proposed: tokens behind the root, candidates, keys of their chances."""
-
-    path: list[int]
-    tokens: list[int]
-    keys: list[tuple[int, int, int]]
-
-
 class Recycle(Drafter):
     """What the target ranked first in earlier passes, in every step, for nothing.
 
@@ -112,7 +103,8 @@ class Recycle(Drafter):
         self.coupled = coupled and not sampler.params.greedy
         self.refusals = Source("rankings of earlier passes")
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
-        self._places: list[_Place] = []
+        #: places whose candidates were proposed: tokens behind the root, candidates and their kinds
+        self._places: list[tuple[list[int], dict[int, Kind]]] = []
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""
@@ -149,12 +141,11 @@ class Recycle(Drafter):
         scores = self._scores(tokens, logits, len(text) + len(path))
         order = sorted(range(KEPT), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
-        total, keys, found = sum(weights), [], set[int]()
+        total, kinds, found = sum(weights), dict[int, Kind](), set[int]()
         for rank, at in enumerate(order):
             share = weights[at] / total
-            key = (length, rank, sum(share > bound for bound in _BOUNDS))
-            keys.append(key)
-            right, every = self._outcomes.get(key) or self._first(key, share)
+            kind = kinds[tokens[at]] = (length, rank, sum(share > bound for bound in _BOUNDS))
+            right, every = self._outcomes.setdefault(kind, (_FIRST * _PRIOR[length - 1] * share, _FIRST))
             chance = right / every
             child = tree.child(node, tokens[at])
             if child is not None:
@@ -162,13 +153,8 @@ class Recycle(Drafter):
             elif above * chance >= candidates.least:
                 child = candidates.add(node, tokens[at], chance)
             found.update(() if child is None else (child,))
-        self._places.append(_Place(path, [tokens[at] for at in order], keys))
+        self._places.append((path, kinds))
         return found
-
-    def _first(self, key: tuple[int, int, int], share: float) -> tuple[float, float]:
-        """Outcomes that a kind of candidates begins with."""
-        made = self._outcomes[key] = (_FIRST * _PRIOR[key[0] - 1] * share, _FIRST)
-        return made
 
     def _scores(self, tokens: list[int], logits: list[float], position: int) -> list[float]:
         """By what candidates for a position are ranked."""
@@ -197,12 +183,11 @@ class Recycle(Drafter):
 
     def _learn(self, new: list[int]) -> None:
         """Whether the candidates of places that the text has passed were right."""
-        for path, tokens, keys in self._places:
+        for path, kinds in self._places:
             depth = len(path)
             if depth >= len(new) or path != new[:depth]:
                 continue
-            for token, key in zip(tokens, keys, strict=True):
-                right, every = self._outcomes[key]
-                hit = token == new[depth]
-                self._outcomes[key] = (right * _DECAY + hit, every * _DECAY + 1)
+            for token, kind in kinds.items():
+                right, every = self._outcomes[kind]
+                self._outcomes[kind] = (right * _DECAY + (token == new[depth]), every * _DECAY + 1)
         self._places = []
