@@ -141,9 +141,21 @@ class SparseCache(KVCache):
         """Write keys of slots from ``start`` on."""
         self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
 
+    def first_keys(self) -> Float[Tensor, "L K S d"]:
+        """The sinks' keys as they are now, for `turn_sinks`."""
+        return self._keys(0, self.sinks).clone()
+
+    def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
+        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
+
+        Args:
+            frequencies: the model's rotary frequencies, (d / 2,).
+            origin: the sinks' keys as first written, (layers, K, S, d).
+        """
+        self._put_keys(0, _turned(origin, by, frequencies))
+
     def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
-        """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later
-        (StreamingLLM, Xiao et al. 2024).
+        """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
 
         Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
         """

@@ -104,7 +104,8 @@ def accept_published(
         if not longer:
             break
         tied, depth = longer, depth + 1
-    winner = 0 if _tie_break(sampler.params.seed, len(history)) else -1
+    bits = noise_bits(sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1]))  # no path's number
+    winner = 0 if uniforms_(bits)[0] < 0.5 else -1  # of tied paths the first or the last
     return Accepted(tuple(paths[tied[winner]][: depth + 1]), drawn[winner])
 
 
@@ -138,9 +139,3 @@ def _draws(
         # the first token whose cumulated mass exceeds the target has positive mass itself
         found[here] = torch.searchsorted(mass[row], uniform[here] * mass[row, -1], right=True)
     return found.clamp_(max=scores.shape[-1] - 1).tolist()
-
-
-def _tie_break(seed: int, position: int) -> bool:
-    """Whether the first of tied paths wins, not the last."""
-    bits = noise_bits(seed ^ _PUBLISHED, position, torch.tensor([-1]))  # paths are numbered from 0
-    return bool(uniforms_(bits)[0] < 0.5)

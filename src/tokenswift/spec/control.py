@@ -37,7 +37,7 @@ _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding
 _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
-_REST, _LONG_REST, _AWAKE = 16, 64, 8  # steps of a rest at first, and at most; steps between rests
+_IDLE, _REST, _LONG_REST = 16, 16, 64  # steps without a draft until a rest; of a rest at first, and at most
 _DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
 _DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
@@ -259,7 +259,7 @@ class Control:
         self.last = Drafted()
         self._spent = 0.0
         self._dropped: set[str] = set()
-        self._rest, self._rested = _REST, 0  # of the next rest; plain steps learnt from before the last
+        self._idle, self._rest = 0, _REST  # plain steps in a row without a draft; steps of the next rest
 
     # ---- decisions ------------------------------------------------------------------------------
 
@@ -323,8 +323,7 @@ class Control:
 
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""
-        trial = self._trial is not None and self._trial[0] == name
-        return self.current == name or trial or self.last.mode == name
+        return name in (self.current, self.last.mode, self._trial and self._trial[0])
 
     def prices(self, most: int) -> list[float]:
         """Verify passes with 0, 1, … ``most`` nodes below the root; more rows never take less."""
@@ -362,16 +361,15 @@ class Control:
             mode.pass_cost *= 1 + _FAST * (ratio - 1)
 
     def rest(self) -> int:
-        """Steps to come in which nobody need be asked: plain decoding is best, and faster without drafts from
-        the text. Each rest takes twice as many as the one before, until drafts bring something."""
-        plain = self.modes[PLAIN]
-        if self.pace(PLAIN) > 1 - _DEAR:
-            self._rest = _REST
-        elif self.current == PLAIN and self._trial is None and plain.learnt >= self._rested + _AWAKE:
-            rest, self._rest = self._rest, min(_LONG_REST, 2 * self._rest)
-            self._rested = plain.learnt
-            return rest
-        return 0
+        """Steps to come in which nobody need be asked: nothing was worth a row for a while, and asking takes
+        long. Each rest takes twice as many as the one before, until something is drafted."""
+        drafted = self.last.rows > 1
+        self._idle = 0 if drafted or self.last.mode != PLAIN else self._idle + 1
+        self._rest = _REST if drafted else self._rest
+        if self._idle < _IDLE or self.modes[PLAIN].draft <= _DEAR:
+            return 0
+        self._idle, rest, self._rest = _IDLE // 2, self._rest, min(_LONG_REST, 2 * self._rest)
+        return rest
 
     def lead(self, of: int | str) -> float:
         """Chance of the best candidate of a level of heads, counted from 0, or of a named drafter's pass."""

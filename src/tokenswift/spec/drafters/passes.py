@@ -8,6 +8,7 @@ the same position, so it guesses right wherever both would choose alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
 import torch
 from torch import Tensor
@@ -205,9 +206,9 @@ class ModelContext:
     With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
     model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
     the B positions, ``longest + 2`` are for tokens drafted and run, an eighth are room that the window
-    moves through, and the slots of the cache are the others. Where its room ends, the window's keys are
-    turned back to where they began, behind the sinks. (A budget that is smaller than all this keeps one
-    slot, and drafts are cut short.) With "snapkv" the cache is selected from
+    moves through, and the slots of the cache are the others. The sinks' keys turn along with the
+    window; where its room ends, the window's keys are turned back to where they began. (A budget that is
+    smaller than all this keeps one slot, and drafts are cut short.) With "snapkv" the cache is selected from
     the whole prompt by pooled attention, positions are the text's, and what is generated replaces the
     least important part.
 
@@ -244,6 +245,8 @@ class ModelContext:
         self._cache: SparseCache
         self._known = 0  # tokens of the text that have slots
         self._shift = 0  # text position minus the model's position
+        self._origin: Tensor | None = None  # the sinks' keys as first written
+        self._turned = 0  # positions that the sinks have moved
         self._drafted: list[int] = []  # tokens of the draft rows; those that nobody knows yet are negative
 
     @torch.inference_mode()
@@ -283,7 +286,7 @@ class ModelContext:
             ahead: tokens after the text.
         """
         fresh = [*text[self._known :], *ahead]
-        same = min(_common(self._drafted, fresh), len(fresh) - 1)
+        same = min(len(commonprefix((self._drafted, fresh))), len(fresh) - 1)
         self._cache.rewind(same)
         start = self._known + same - self._shift
         tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # as of `begin`
@@ -309,31 +312,27 @@ class ModelContext:
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
         """Settle the draft rows that became part of the committed text (its last token is the root)."""
-        kept = _common(self._drafted, tokens[self._known : -1])
+        kept = len(commonprefix((self._drafted, tokens[self._known : -1])))
         self._cache.settle(kept, self._known)
         self._known += kept
         self._drafted = []
         self._keep_place()
 
     def _keep_place(self) -> None:
-        """Keep positions below the budget (streaming only)."""
+        """Keep positions below the budget, and the sinks next to the window (streaming only)."""
         cache = self._cache
         if self.kv != "streaming" or cache.filled < self.slots:
             return
+        if self._origin is None:
+            self._origin = cache.first_keys()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
             cache.turn_window(-gap, self.model.rotary_frequencies)
             self._shift += gap
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Length of the common prefix."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+            gap = 0
+        if gap != self._turned:
+            cache.turn_sinks(gap, self.model.rotary_frequencies, self._origin)
+            self._turned = gap
 
 
 class ModelDrafter(Drafter):
