@@ -18,6 +18,7 @@ def test_drafters_rest_and_read_on(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, dear: float
 ) -> None:
     """After a while without drafts some steps ask nobody, where asking is dear; every token is read once."""
+    monkeypatch.setattr(control, "_IDLE", 4)
     monkeypatch.setattr(control, "_DEAR", dear)
     asked, heard, begin = [0], list[int](), ByChance.begin
 
