@@ -17,11 +17,9 @@ OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before i
 KINDS: tuple[str, ...] = get_args(Kind)
 #: more than any schema that is worth its masks has: characters, objects and lists in each other, values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
-TITLES = dict(
-    zip(KINDS, ("JSON schema", "regular expression", "choice", "Lark grammar", "GBNF grammar"), strict=True)
-)
+TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}
+TITLES |= {"lark": "Lark grammar", "gbnf": "GBNF grammar"}
 FORMATS = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}}'
-FORMATS += " or a Grammar"
 RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(KINDS)}'
 
 
@@ -128,9 +126,9 @@ class Grammar:
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":
             return None
-        if kind == "json_object":
+        if kind == "json_object" and not value.get("schema"):
             return cls.json_object()
-        if kind == "json_schema":
+        if kind in ("json_schema", "json_object"):  # with a schema, as llama.cpp's clients send it
             inner = value.get("json_schema", value)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
             if isinstance(schema, Mapping):
@@ -141,17 +139,8 @@ class Grammar:
 
 #: keywords of a JSON schema whose values are schemas by name, or are schemas or lists of them
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SCHEMAS = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "then",
-    "else",
-    "items",
-    "prefixItems",
-    "additionalProperties",
-    "contains",
-)
+_SCHEMAS = ("allOf", "anyOf", "oneOf", "then", "else", "items", "prefixItems", "contains")
+_SCHEMAS += ("additionalProperties",)
 #: those that describe the same object
 _COMPOSING = ("allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas")
 
@@ -184,9 +173,8 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _is_composed(schema: dict[str, Any]) -> bool:
     """Whether members of an object are described in several places."""
-    places = [
-        key for key in ("properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas") if key in schema
-    ]
+    several = ("properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas")
+    places = [key for key in several if key in schema]
     every = schema.get("allOf")
     return len(places) + (len(every) if isinstance(every, list) else 0) > 1
 
@@ -232,10 +220,8 @@ def _check_json(kind: str, made: Any) -> None:
     else:
         fits = isinstance(made, dict)
     if not fits:
-        empty = ", none of them empty" if kind == "choice" else ""
-        raise InputError(
-            f"the {TITLES[kind]} is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar"
-        )
+        valid = f"a JSON {_JSON[kind]}{', none of them empty' if kind == 'choice' else ''}"
+        raise InputError(f"the {TITLES[kind]} is {shown(made)}; valid: {valid}", "grammar")
     depth, count = depth_and_size(made, MOST_DEPTH)
     if count > MOST_ITEMS:
         raise _refused(kind, f"it has more than {MOST_ITEMS:,} values", f"{MOST_ITEMS:,}")

@@ -10,9 +10,8 @@ import pytest
 from tests.chats import THINKING, calling_tokenizer, thinking_model, thinking_tokenizer
 from tokenswift import LLM, Grammar
 from tokenswift.chat.calls import Calls, gathered
-from tokenswift.chat.families import HERMES, thought_of
 from tokenswift.chat.parser import Delta, Parser
-from tokenswift.chat.tools import tools_of
+from tokenswift.chat.tools import HERMES, thought_of, tools_of
 from tokenswift.sampling.masks import Grammars
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -31,19 +30,16 @@ def thinking() -> LLM:
     return LLM.from_model(thinking_model(), thinking_tokenizer(), heads=None)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 200])
+@pytest.mark.parametrize("size", [1, 5, 200])
 @pytest.mark.parametrize(
     ("thought", "text", "found"),
     [
         ("may", "<think>\nhm < x\n</think>\n\nHello <think>", ("hm < x", "Hello <think>", 0)),
-        ("may", "\n<think>a</think>b", ("a", "b", 0)),
         ("may", "<thin air", ("", "<thin air", 0)),
         ("may", "Hello <think>a</think>", ("", "Hello <think>a</think>", 0)),
         ("may", "<think>cut </thi", ("cut </thi", "", 0)),
         ("may", "<think>\n\n</think>\n\nb", ("", "b", 0)),
-        ("may", "<", ("", "<", 0)),
         ("begun", "\nhm\n</think>\n\nb\n", ("hm", "b\n", 0)),
-        ("begun", "hm", ("hm", "", 0)),
         ("", "<think>a</think>b", ("", "<think>a</think>b", 0)),
         ("may", f"<think>{CALL}</think>ok", (CALL, "ok", 0)),
         ("may", f"<think>so</think>ok\n{CALL}", ("so", "ok", 1)),
@@ -73,17 +69,14 @@ def test_where_a_thought_begins() -> None:
         assert thought_of(tokenizer, ids) == thought and thought_of(plain, ids) == ""
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        Grammar.json_schema(SCHEMA),
-        Grammar.regex(r'\{"a": "x"\}'),
-        Grammar.choice(['{"a": "x"}', "b"]),
-        Grammar.lark('start: "{" REST\nREST: /"a": "x"\\}/'),
-        Grammar.gbnf('root ::= "{" "\\"a\\": \\"x\\"}"'),
-    ],
-    ids=lambda grammar: grammar.kind,
-)
+GRAMMARS = [
+    Grammar.json_schema(SCHEMA),
+    Grammar.regex(r'\{"a": "x"\}'),
+    Grammar.lark('start: "{" REST\nREST: /"a": "x"\\}/'),
+]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
 @pytest.mark.parametrize("mark", ["</think>", "<tool_call>"])
 def test_a_grammar_holds_behind_the_thought(grammar: Grammar, mark: str) -> None:
     """Of any kind, and whether the vocabulary has a token for the mark or not."""

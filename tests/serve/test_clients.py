@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from langchain_openai import ChatOpenAI
-from llm import get_model
 from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 
@@ -81,29 +79,3 @@ def test_parsed_answers(server: Running) -> None:
         assert events.get_final_response().output_parsed == message.parsed
     with pytest.raises(LengthFinishReasonError):
         client.chat.completions.parse(messages=CHAT, response_format=Verdict, **call, max_tokens=5)
-
-
-@pytest.fixture
-def llm_folder(server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of llm's settings, with the page's model and the same one that goes on from a text."""
-    model = example("yaml", "", server)
-    more = model.replace("model_id: tokenswift", "model_id: goes-on") + "  completion: true\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(model + more, encoding="utf-8")
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ["tokenswift", "goes-on"])
-def test_llm(llm_folder: Path, llm: LLM, name: str, stream: bool) -> None:
-    text = alone(llm, QUESTION if name == "goes-on" else CHAT)
-    model = get_model(name)
-    response = model.prompt(QUESTION, stream=stream, seed=SEED, max_tokens=NEW)
-    assert "".join(response) == text
-    if name == "tokenswift":
-        assert response.response_json is not None
-        assert response.response_json["object"] == "chat.completion" + (".chunk" if stream else "")
-        assert response.input_tokens == len(llm.encode(CHAT)) and response.output_tokens == NEW
-    stop = text[10:13]
-    cut = model.prompt(QUESTION, stream=stream, seed=SEED, max_tokens=NEW, stop=stop)
-    assert cut.text() == text[: text.index(stop)]

@@ -7,8 +7,6 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import pytest
 
 from tests.serve.conftest import Launch, Start, until
 from tokenswift import LLM
-from tokenswift.runs import folder as folders
 from tokenswift.serve import answers as answer_module
 
 NEW = 160
@@ -142,50 +139,6 @@ def test_disconnects(
     reader.check(wanted)
 
 
-def test_two_readers_of_one_answer(start: Start, slowed: Any, wanted: str) -> None:
-    """While one of them is left, the answer goes on."""
-    llm, slow = slowed
-    server, first = start(llm), Reader()
-    slow.pause = 0.005
-    with httpx.stream("POST", f"{server.url}/v1/responses", json={**CALL, "stream": True}) as response:
-        lines = response.iter_lines()
-        for line in lines:
-            if line.startswith("data: "):
-                first.take(json.loads(line.removeprefix("data: ")))
-                if first.text:
-                    break
-        second = Reader()
-        second.name = first.name
-        second.read(server.url, 6)
-        slow.pause = 0.0
-        for line in lines:
-            if line.startswith("data: "):
-                first.take(json.loads(line.removeprefix("data: ")))
-    first.check(wanted)
-    second.read(server.url, 10**6)
-    second.check(wanted)
-
-
-def test_a_server_of_another_day_goes_on_with_an_answer(
-    start: Start, slowed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The template writes the time; the prompt that was kept with the answer is the one gone on from."""
-    llm, slow = slowed
-    codec = llm.source.codec
-    monkeypatch.setattr(codec, "chat_template", "{{ strftime_now('%S.%f') }}" + codec.chat_template)
-    reader, server = Reader(), start(llm, run_dir=str(tmp_path / "answers"))
-    slow.pause = 0.005
-    reader.read(server.url, 12)
-    server.close()
-    slow.pause = 0.0
-    (journal,) = tmp_path.glob("answers/**/journal")
-    prompt = folders.load(journal.parent)[1].prompt
-    assert llm.encode(CALL["input"]) != prompt
-    reader.read(start(llm, run_dir=str(tmp_path / "answers")).url, 10**6)
-    how = replace(llm.default_sampling(CALL["input"]), seed=7)
-    reader.check(llm.generate(prompt, NEW, "autoregressive", sampling=how, ignore_eos=True).text)
-
-
 def died_and_went_on(launch: Launch, reader: Reader, kills: int, pause: float, background: bool) -> int:
     """Kill a server while a client reads, again and again; how often it died in the middle."""
     chance, died = random.Random(5), 0
@@ -238,24 +191,6 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
     reader.read(process.url, 10**6)
     process.end(signal.SIGTERM)
     reader.check(wanted)
-
-
-def test_another_model_on_the_same_folder(
-    start: Start, slowed: Any, tmp_path: Path, tiny_folder: Callable[..., Path]
-) -> None:
-    """What was open cannot go on; it says so, and everything else is served."""
-    llm, slow = slowed
-    server, reader = start(llm, run_dir=str(tmp_path / "answers")), Reader()
-    slow.pause = 0.01
-    reader.read(server.url, 10)
-    server.close()
-    slow.pause = 0.0
-    other = LLM(tiny_folder("qwen2"), dtype="float32")
-    again = start(other, run_dir=str(tmp_path / "answers"))
-    again.get(f"/v1/responses/{reader.name}?stream=true")
-    found = again.get(f"/v1/responses/{reader.name}").json()
-    assert found["status"] == "failed" and found["error"]["message"]
-    assert again.post("/v1/completions", {"prompt": "hello", "max_tokens": 3}).status_code == 200
 
 
 def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:

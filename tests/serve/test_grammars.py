@@ -21,27 +21,35 @@ LONG = "The harbour lay still, and nobody spoke of the weather. " * 3
 LIST: dict[str, Any] = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 9}
 REGEX = "(ab|ac|a[0-9]){9,40}"
 
+GBNF = 'root ::= "(" root ")" | [a-d]+'
+
+
+def held(kind: str, value: Any) -> dict[str, Any]:
+    """The field that binds a text."""
+    return {"structured_outputs": {kind: value}}
+
+
 #: fields of a completion → the same as arguments of ``LLM.generate``
 COMPLETIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
-    ({"guided_regex": REGEX, "n": 3}, {"grammar": Grammar.regex(REGEX)}),
-    ({"guided_json": LIST, "n": 2}, {"grammar": Grammar.json_schema(LIST)}),
-    ({"guided_choice": ["yes", "no", LONG]}, {"grammar": Grammar.choice(["yes", "no", LONG])}),
+    ({**held("regex", REGEX), "n": 3}, {"grammar": Grammar.regex(REGEX)}),
+    ({**held("json", LIST), "n": 2}, {"grammar": Grammar.json_schema(LIST)}),
+    (held("choice", ["yes", "no", LONG]), {"grammar": Grammar.choice(["yes", "no", LONG])}),
     ({"n": 2, "stop": ["e", "\n"]}, {"stop": ["e", "\n"]}),
     (
-        {"guided_regex": REGEX, "stop": ["a7", "aca"]},
+        {**held("regex", REGEX), "stop": ["a7", "aca"]},
         {"grammar": Grammar.regex(REGEX), "stop": ["a7", "aca"]},
     ),
     (
-        {"guided_regex": REGEX, "max_tokens": 11, "temperature": 2.0},
+        {**held("regex", REGEX), "max_tokens": 11, "temperature": 2.0},
         {"grammar": Grammar.regex(REGEX), "max_new_tokens": 11, "temperature": 2.0},
     ),
     (
-        {"guided_grammar": 'root ::= "(" root ")" | [a-d]+', "logit_bias": {"97": 2}, "n": 2},
-        {"grammar": Grammar.gbnf('root ::= "(" root ")" | [a-d]+'), "logit_bias": {"97": 2}},
+        {**held("grammar", GBNF), "logit_bias": {"97": 2}, "n": 2},
+        {"grammar": Grammar.gbnf(GBNF), "logit_bias": {"97": 2}},
     ),
     (
-        {"guided_json": LIST, "frequency_penalty": 0.5, "tokenswift": {"strategy": "tokenswift"}},
+        {**held("json", LIST), "frequency_penalty": 0.5, "tokenswift": {"strategy": "tokenswift"}},
         {"grammar": Grammar.json_schema(LIST), "frequency_penalty": 0.5},
     ),
 ]
@@ -97,7 +105,7 @@ def test_a_text_that_is_cut_is_said_to_be(server: Running) -> None:
     """A beginning of a valid text has the end "length", and only a whole one "stop"."""
     ended = {True: 0, False: 0}
     for new in range(1, 9):
-        body = {"prompt": "a", "max_tokens": new, "seed": 1, "guided_regex": "abc(de)?f"}
+        body = {"prompt": "a", "max_tokens": new, "seed": 1, "structured_outputs": {"regex": "abc(de)?f"}}
         ((text, reason),) = written(server, "/v1/completions", body, False)
         whole = re.fullmatch("abc(de)?f", text) is not None
         assert reason in (("stop", "length") if whole else ("length",)), (new, text)
@@ -110,12 +118,12 @@ DEEP = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required"
 WORDS = "start: " + " | ".join(f'"w{i}"' for i in range(3000))
 #: fields of a request, and why it is refused
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"guided_json": ENDLESS}, "no mask for position 2 (parser error: Too many items"),
-    ({"guided_json": {"$defs": DEEP, "$ref": "#/$defs/d0"}}, "llguidance crashes on it"),
-    ({"guided_json": {"$ref": "#"}}, "no text is possible"),
-    ({"guided_json": {"enum": [f"{i}" for i in range(50_000)]}}, "more than 20,000 values"),
-    ({"guided_grammar": WORDS}, "row has 3001 items; max is 2000"),
-    ({"guided_grammar": 'start: "q" A\nA: /a/ & /b/'}, "no text is possible"),
+    ({"structured_outputs": {"json": ENDLESS}}, "no mask for position 2 (parser error: Too many items"),
+    ({"structured_outputs": {"json": {"$defs": DEEP, "$ref": "#/$defs/d0"}}}, "llguidance crashes on it"),
+    ({"structured_outputs": {"json": {"$ref": "#"}}}, "no text is possible"),
+    ({"structured_outputs": {"json": {"enum": [f"{i}" for i in range(50_000)]}}}, "more than 20,000 values"),
+    ({"structured_outputs": {"grammar": WORDS}}, "row has 3001 items; max is 2000"),
+    ({"structured_outputs": {"grammar": 'start: "q" A\nA: /a/ & /b/'}}, "no text is possible"),
 ]
 
 
@@ -129,16 +137,16 @@ def test_hostile_grammars(server: Running) -> None:
         error = reply.json()["error"]
         assert reply.status_code == 400 and error["type"] == "invalid_request_error", says
         assert says in error["message"] and "\n" not in error["message"] and len(error["message"]) < 500
-    large = {"guided_json": {"enum": [f"option {i}" for i in range(3000)]}, "max_tokens": 20}
+    large = {"structured_outputs": {"json": {"enum": [f"option {i}" for i in range(3000)]}}, "max_tokens": 20}
     ((text, reason),) = written(server, "/v1/completions", {**free, **large}, False)
     assert re.fullmatch('"option [0-9]{1,4}"', text) and reason == "stop"
-    ((text, reason),) = written(server, "/v1/completions", {**free, "guided_choice": ["a" * 50_000]}, False)
+    ((text, reason),) = written(server, "/v1/completions", {**free, **held("choice", ["a" * 50_000])}, False)
     assert text == "a" * 9 and reason == "length"
 
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
     """The answer is an error, and one that clients do not take for the server's; texts beside it go on."""
-    body = {"prompt": "a", "max_tokens": 60, "seed": 1, "guided_regex": GROWING}
+    body = {"prompt": "a", "max_tokens": 60, "seed": 1, "structured_outputs": {"regex": GROWING}}
     says, free = "the grammar gives no mask for position ", {"prompt": "b", "max_tokens": 60, "seed": 2}
     with ThreadPoolExecutor(2) as pool:
         beside = pool.submit(written, server, "/v1/completions", free, False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.cli.conftest import Call
-from tests.serve.conftest import Running, Start, until
+from tests.serve.conftest import Start, until
 from tokenswift import InputError
 from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings
@@ -58,21 +56,10 @@ def test_another_address_demands_a_key(host: str, keys: str) -> None:
     assert Settings(host=host, api_key_file=keys).keys() == [KEY, OTHER]
 
 
-def test_pages_of_other_sites(server: Running) -> None:
-    """A browser shows them what this machine answers, or at least sends what they ask for."""
-    for name in ("evil.example", "127.0.0.1.evil.example"):
-        found = server.post("/v1/completions", HELLO, headers={"host": name})
-        assert found.status_code == 403 and found.json()["error"]["type"] == "permission_error", name
-    plain = httpx.post(
-        f"{server.url}/v1/completions", content='{"prompt":"x"}', headers={"content-type": "text/plain"}
-    )
-    assert plain.status_code == 400  # what a page may send without asking first
-
-
 def test_limits(start: Start) -> None:
     server = start(max_tokens=8, max_prompt=5, max_choices=2, max_body=300)
     wrong: list[tuple[dict[str, Any], int, str]] = [
-        ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8, or 0 with echo"),
+        ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
         ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompt; valid: 1 to 2 in all"),
         ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
@@ -89,18 +76,6 @@ def test_limits(start: Start) -> None:
 
     found = httpx.post(f"{server.url}/v1/completions", content=parts())  # no length ahead
     assert found.status_code == 413
-
-
-def test_too_many_connections(start: Start) -> None:
-    server = start(max_connections=3)
-    port = int(server.url.rpartition(":")[2])
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
-    try:
-        assert until(lambda: server.get("/health").status_code == 503), "never refused"
-    finally:
-        for one in held:
-            one.close()
-    assert until(lambda: server.get("/health").status_code == 200), "still refused"
 
 
 def test_a_full_queue(start: Start, slowed: Any) -> None:
@@ -125,25 +100,6 @@ def test_a_full_queue(start: Start, slowed: Any) -> None:
     )
 
 
-def test_one_request_leaves_room_for_others(start: Start, slowed: Any) -> None:
-    llm, slow = slowed
-    slow.pause = 0.005
-    server = start(llm)
-    most = Settings().max_choices
-    body = {"prompt": "hello", "max_tokens": 900, "tokenswift": {"ignore_eos": True}}
-    refused = server.post("/v1/completions", {**body, "n": most + 1})
-    assert refused.status_code == 400 and f"valid: 1 to {most} in all" in refused.json()["error"]["message"]
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(server.post, "/v1/completions", {**body, "n": most})
-        running = f"tokenswift_running_texts {most:.1f}"
-        while running not in server.get("/metrics").text:
-            time.sleep(0.01)
-        assert server.post("/v1/completions", HELLO).status_code == 200
-        assert running in server.get("/metrics").text, "others waited for its end"
-        slow.pause = 0.0
-        assert first.result().status_code == 200
-
-
 def said(caplog: pytest.LogCaptureFixture) -> str:
     """What was logged, but for what this process's clients say."""
     return "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
@@ -164,11 +120,6 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
         server.get(f"/v1/responses?q={secret}")
         server.close()
     assert secret not in said(caplog) and " POST /v1/completions 200 " in said(caplog)
-    with caplog.at_level(logging.DEBUG):
-        shown = start(log_prompts=True)
-        shown.post("/v1/completions", {"prompt": secret + "\n", "max_tokens": 3})
-        shown.close()
-    assert secret in said(caplog) and secret + "\n" not in said(caplog)
 
 
 def test_metrics(start: Start) -> None:
@@ -192,41 +143,19 @@ def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_another_server_has(cli: Call, chatty: Path, start: Start, tmp_path: Path) -> None:
-    start(run_dir=str(tmp_path / "answers"))
-    done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers", "--quiet")
-    assert done.code == 2 and "is being written by process" in done.error
-
-
 def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> None:
     """The stream says so in OpenAI's form; nothing hangs."""
     llm, slow = slowed
     slow.pause = 0.02
     server = start(llm)
-    seen: list[Any] = []
-
-    def read() -> None:
-        try:
-            for chunk in server.client().completions.create(
-                model="chatty",
-                prompt="hello",
-                max_tokens=900,
-                stream=True,
-                extra_body={"tokenswift": {"ignore_eos": True}},
-            ):
-                seen.append(chunk)
-        except openai.APIError as error:
-            seen.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    while not seen:
-        time.sleep(0.01)
-    server.close()
-    thread.join(10)
+    body = {"prompt": "hello", "max_tokens": 900, "stream": True, "tokenswift": {"ignore_eos": True}}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        assert "choices" in next(lines)
+        server.server.should_exit = True
+        *_, last = lines
     slow.pause = 0.0
-    assert not thread.is_alive() and isinstance(seen[-1], openai.APIError)
-    assert "the server is shutting down" in str(seen[-1])
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is shutting down"
 
 
 def test_the_server_ends_before_an_answer_has_begun(
@@ -250,13 +179,13 @@ def test_the_server_ends_before_an_answer_has_begun(
         server.close()
         said = found.result()
     assert said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
-    assert not list(Store(tmp_path / "answers").records())
+    assert not list(Store(str(tmp_path / "answers")).records())
 
 
 def test_an_answer_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(tmp_path)
+    store = Store(str(tmp_path))
 
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")

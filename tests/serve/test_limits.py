@@ -32,14 +32,7 @@ def raw(server: Running, *lines: str, method: str = "GET", path: str = "/health"
     return int(head.split()[1]), body.decode()
 
 
-HOSTS = [
-    "[",
-    "127.0.0.1:x",
-    "x@127.0.0.1",
-    "a b",
-    "%31",
-    "127.0.0.1:1:2",
-]
+HOSTS = ["evil.example", "127.0.0.1.evil.example", "[", "127.0.0.1:x", "x@127.0.0.1", "%31"]
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=ascii)
@@ -52,22 +45,7 @@ def test_hosts_that_are_none(server: Running, host: str) -> None:
 
 def test_origins_from_elsewhere(server: Running) -> None:
     host = server.url.removeprefix("http://")
-    wrong = [
-        "http://[",
-        "http://[::1",
-        "null",
-        "",
-        "x",
-        "http://",
-        f"https://{host}",
-        f"ftp://{host}",
-        host,
-        f"chrome-extension://{host}",
-        f"{server.url}/",
-        f"http://x@{host}",
-        "http://127.0.0.1",
-        SITE,
-    ]
+    wrong = ["http://[", "null", "", "http://", f"https://{host}", host, f"{server.url}/", SITE]
     for origin in wrong:
         found = server.post("/v1/completions", HELLO, headers={"origin": origin})
         assert found.status_code == 403 and "Origin header" in found.json()["error"]["message"], origin
@@ -99,13 +77,10 @@ def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytes
 
     server = start(max_prompt=20)
     monkeypatch.setattr(llm, "encode", encode)
-    text = "a" * (20 * CHARACTERS + 1)
-    said = f"the prompt is {len(text)} characters; valid: up to {len(text) - 1}, for 20 tokens"
-    half = {"role": "user", "content": text[: len(text) // 2 + 1]}
+    text = "a" * (20 * CHARACTERS)
+    half = {"role": "user", "content": text[len(text) // 2 :]}
     for path, body, field in (
-        ("completions", {"prompt": text}, "prompt"),
-        ("completions", {"prompt": ["a", text]}, "prompt"),
-        ("responses", {"input": text}, "input"),
+        ("completions", {"prompt": text + "a"}, "prompt"),
         ("responses", {"input": "a", "instructions": text}, "input"),
         ("chat/completions", {"messages": [half, half]}, "messages"),
     ):
@@ -113,41 +88,26 @@ def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytes
         error = found.json()["error"]
         assert found.status_code == 400 and error["param"] == field, error
         assert "characters; valid: up to 640, for 20 tokens" in error["message"]
-    assert server.post("/v1/completions", {"prompt": text}).json()["error"]["message"] == said
     ids = server.post("/v1/completions", {"prompt": [1] * 21}).json()["error"]
     assert ids["message"] == "the prompt is 21 tokens; valid: up to 20"
 
 
 LONG: dict[str, tuple[str, Any, str]] = {
-    "stop": ("completion", {"prompt": "x", "stop": ["x"] * MANY}, "stop has 50,000 entries; valid: up to 16"),
-    "a long stop": ("completion", {"prompt": "x", "stop": "x" * 257}, "stop[0] is 'xxx"),
-    "messages": ("chat", {"messages": [HELLO] * MANY}, "messages has 50,000 entries; valid: up to 4,096"),
-    "parts": (
-        "chat",
-        {"messages": [{"role": "user", "content": [0] * MANY}]},
-        "messages[0].content has 50,000",
-    ),
-    "input": ("response", {"input": [0] * MANY}, "input has 50,000 entries"),
+    "messages": ("chat", {"messages": [{}] * MANY}, "at most 4096 items"),
+    "wrong messages": ("chat", {"messages": [0] * MANY}, "messages[0] is 0; valid: dictionary"),
+    "input": ("response", {"input": [{}] * MANY}, "at most 4096 items"),
     "metadata": (
         "response",
-        {"input": "x", "metadata": dict.fromkeys(map(str, range(MANY)), 0)},
-        "metadata has 50,000 entries; valid: up to 16",
+        {"input": "x", "metadata": {str(i): 0 for i in range(99)}},
+        "at most 32 items",
     ),
-    "ids and text": (
-        "completion",
-        {"prompt": [*[0] * MANY, "x"]},
-        "prompt[50000] is 'x'; valid: an integer",
-    ),
-    "parts of messages": (
-        "chat",
-        {"messages": [{"role": "user", "content": [0] * 1000}] * 1000},
-        "messages[0].content[0] is 0; valid: an object",
-    ),
+    "ids and text": ("completion", {"prompt": [*[0] * MANY, "x"]}, "prompt[50000] is 'x'; valid: integer"),
     "biases": (
-        "response",
-        {"input": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")},
-        "logit_bias has 50,000 entries; valid: up to 16,384",
+        "completion",
+        {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")},
+        "at most 16384 items",
     ),
+    "stop": ("completion", {"prompt": "x", "stop": ["x"] * MANY}, "at most 1024 items"),
 }
 
 
@@ -160,8 +120,8 @@ def test_long_lists(server: Running, name: str) -> None:
     assert caught.value.error_count() <= 4  # type: ignore[attr-defined]
     found = server.post(f"/v1/{PATHS[kind]}", body)
     error = found.json()["error"]
-    assert found.status_code == 400 and error["message"].startswith(message), error
-    assert error["param"] in (*body, None)
+    assert found.status_code == 400 and message in error["message"], error
+    assert error["param"] in body
 
 
 def test_fields_that_nobody_knows(server: Running) -> None:
@@ -172,82 +132,53 @@ def test_fields_that_nobody_knows(server: Running) -> None:
     assert found.status_code == 200 and found.headers["x-left-out"] == r"\xe4, b\r\n"
 
 
-def test_fields_of_another_endpoint(server: Running) -> None:
-    """They are left out, as the header says, whatever they hold."""
-    free = {**HELLO, "seed": 3}
-    others = {"background": True, "tools": [5], "chat_template_kwargs": 5, "reasoning": 5, "greedy": True}
-    wanted = server.post("/v1/completions", free).json()
-    found = server.post("/v1/completions", {**free, **others})
-    assert found.status_code == 200 and found.headers["x-left-out"] == ", ".join(others)
-    assert found.json()["object"] == "text_completion" and found.json()["choices"] == wanted["choices"]
-    found = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 3, "n": 5})
-    assert found.json()["usage"]["output_tokens"] <= 3 and found.headers["x-left-out"] == "n"
-
-
-def own(**more: Any) -> dict[str, Any]:
-    return {"tokenswift": more}
-
-
-DEEP: Any = json.loads("[" * 500 + "]" * 500)
-TREE = {"strategy": "tokenswift", "strategy_options": {"tree": [1, 300]}}
-LONG_TREE = {"strategy": "tokenswift", "strategy_options": {"tree": [1] * MANY}}
-MAGIC, TRIFORCE = {"strategy": "magicdec"}, {"strategy": "triforce"}
+WRONG = {"type": "json_object", "schema": {"properties": {"a": {"type": "any"}}}}
 LACKS = "valid: leave it out"
 #: kind and body of a request, and the beginning of its refusal, whose first word is the field
 WORDS: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "completion",
-        {"max_tokens": 1020},
-        "max_tokens is 1020, after a prompt of 6 tokens; valid: up to 1,",
-    ),
-    ("completion", {"max_tokens": "3"}, "max_tokens is '3'; valid: an integer"),
-    ("completion", {"prompt": {"a": 1}}, "prompt is {'a': 1}; valid: text, or a list"),
+    ("completion", {"max_tokens": 1020}, "max_tokens is 1020"),
+    ("completion", {"max_tokens": "x"}, "max_tokens is 'x'; valid: integer"),
+    ("completion", {"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
+    ("completion", {"prompt": {"a": 1}}, "prompt is {'a': 1}; valid: string, or list"),
+    ("completion", {"prompt": ["x"] * 9}, "n is 1, for 9 prompts; valid: 1 to 8 in all"),
+    ("completion", {"stop": "x" * 1025}, "stop is "),
     ("completion", {"suffix": "b"}, f"suffix is not supported; {LACKS}"),
-    ("completion", {"previous_response_id": "b"}, f"previous_response_id is not supported; {LACKS}"),
-    ("completion", own(x=3), "tokenswift.x is not a setting of this server"),
-    ("completion", own(strategy="best"), "tokenswift.strategy is 'best'; valid: auto, "),
-    ("completion", own(eta_cutoff=-1), "tokenswift.eta_cutoff is -1"),
+    ("completion", {"echo": True}, f"echo is not supported; {LACKS}"),
+    ("completion", {"guided_regex": "a"}, f"guided_regex is not supported; {LACKS}"),
     (
         "completion",
-        own(**MAGIC, strategy_options={"x": 1}),
-        "tokenswift.strategy_options.x is not an option of ",
+        {"tokenswift": {"x": 3}},
+        "tokenswift.x is not a setting of this server; valid: strategy, ",
     ),
-    (
-        "completion",
-        own(**MAGIC, strategy_options={"gamma": 4000}),
-        "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
-    ),
-    (
-        "completion",
-        own(**MAGIC, strategy_options={"gamma": DEEP}),
-        "tokenswift.strategy_options.gamma is ([",
-    ),
-    (
-        "completion",
-        own(**TRIFORCE, strategy_options={"gamma": 32, "inner_gamma": 32}),
-        "tokenswift.strategy_options.gamma times inner_gamma is 1,024; valid here: up to 64",
-    ),
-    (
-        "completion",
-        own(**TREE),
-        "tokenswift.strategy_options asks for a tree of 382 nodes; valid here: up to 256",
-    ),
-    ("completion", own(**LONG_TREE), "tokenswift.strategy_options.tree is '1,1,"),
-    ("chat", {"messages": "x"}, "messages is 'x'; valid: a list"),
-    ("chat", {"messages": [{"role": "user"}]}, "messages[0].content is missing; valid: text"),
-    ("chat", {"messages": [{"content": "x"}]}, "messages[0].role is missing; valid: system, developer, "),
-    ("chat", {"guided_json": 5}, "guided_json is 5; valid: text, or an object"),
-    ("chat", {"structured_outputs": {"choice": [5]}}, "structured_outputs.choice[0] is 5; valid: text"),
+    ("completion", {"tokenswift": {"strategy_options": {}}}, "tokenswift.strategy_options is not a setting"),
+    ("completion", {"tokenswift": {"strategy": "best"}}, "tokenswift.strategy is 'best'; valid: auto, "),
+    ("completion", {"tokenswift": {"eta_cutoff": -1}}, "tokenswift.eta_cutoff is -1"),
+    ("completion", {"logprobs": 21}, "logprobs is 21; valid: an integer from 0 to 20"),
+    ("completion", {"seed": -2}, "seed is -2; valid: an integer from 0 to"),
+    ("chat", {"messages": "x"}, "messages is 'x'; valid: list"),
+    ("chat", {"messages": [{"role": "user"}]}, "messages[0]['content'] is None; valid: text"),
+    ("chat", {"messages": [{"content": "x"}]}, "messages[0] is {'content': 'x'}; valid: a message such as "),
+    ("chat", {"structured_outputs": {"choice": [5]}}, "the choice is [5]; valid: a JSON list of texts"),
     (
         "chat",
-        {"guided_json": "{}", "guided_regex": "a"},
-        "guided_json and guided_regex are given; valid: one ",
+        {"structured_outputs": {"structural_tag": {}}},
+        "structured_outputs holds 'structural_tag'; valid: ",
+    ),
+    ("chat", {"response_format": "json"}, "response_format is 'json'; valid: "),
+    ("chat", {"tool_choice": "required"}, "tool_choice is 'required'; valid: none, auto, or "),
+    ("response", {"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
+    ("response", {"input": [{"type": "image"}]}, "input[0].type is 'image'; valid: message, "),
+    (
+        "chat",
+        {"structured_outputs": {"regex": "a"}, "ignore_eos": True},
+        "ignore_eos is True beside a grammar",
     ),
     (
-        "response",
-        {"input": [{"role": "judge", "content": "x"}]},
-        "input[0].role is 'judge'; valid: 'system', 'developer', 'user', 'assistant' or 'tool'",
+        "chat",
+        {"logit_bias": {"-1": 1}},
+        "logit_bias holds {'-1': 1}; valid: up to 16,384 token ids, each once",
     ),
+    ("chat", {"response_format": WRONG}, "the JSON schema cannot be compiled (Invalid type: any); valid: a "),
     ("response", {"prompt": {"id": "y"}}, f"prompt is not supported; {LACKS}"),
 ]
 BODIES: dict[str, dict[str, Any]] = {
@@ -264,20 +195,12 @@ def test_errors_name_what_a_client_can_set(
     found = server.post(f"/v1/{PATHS[kind]}", {**BODIES[kind], **body})
     error = found.json()["error"]
     assert found.status_code == 400 and error["message"].startswith(message), error
-    assert error["param"] in message.partition(";")[0] and error["param"] in {**BODIES[kind], **body}
+    assert error["param"] in {**BODIES[kind], **body}
     assert len(error["message"]) < 400
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
-def test_bodies_that_python_cannot_read(server: Running, value: str) -> None:
-    body, kind = f'{{"prompt": "x", "seed": {value}}}', {"content-type": "application/json"}
-    found = httpx.post(f"{server.url}/v1/completions", content=body, headers=kind)
-    wanted = "the body cannot be read; valid: a JSON object of few levels"
-    assert (found.status_code, found.json()["error"]["message"]) == (400, wanted)
-
-
 def test_errors_of_the_memory(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the engine's names, nor advice for whoever starts the server."""
+    """In the names of a request's fields."""
     from tokenswift.memory import Memory
 
     monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(1000, 1 << 40))
@@ -286,8 +209,5 @@ def test_errors_of_the_memory(server: Running, llm: LLM, monkeypatch: pytest.Mon
         ("responses", {"input": "hello"}, "max_output_tokens"),
         ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "max_tokens"),
     ):
-        for length in (5, 900):
-            name = "max_completion_tokens" if path.startswith("chat") else field
-            error = server.post(f"/v1/{path}", {**body, name: length}).json()["error"]
-            assert "bytes of memory" in error["message"] and "max_new_tokens" not in error["message"]
-            assert "dtype" not in error["message"]
+        error = server.post(f"/v1/{path}", {**body, field: 900}).json()["error"]
+        assert "bytes of memory" in error["message"] and "max_new_tokens" not in error["message"]

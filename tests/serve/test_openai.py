@@ -57,17 +57,10 @@ def test_models(server: Running, start: Start) -> None:
     create = client.chat.completions.with_raw_response.create
     sent = create(model="gpt", messages=CHAT, max_tokens=2)
     assert sent.parse().model == "chatty" and sent.headers["x-left-out"] == "model"
-    strict = start(strict_model=True, served_model_name=("gpt", "mine/best")).client()
-    assert [one.id for one in strict.models.list().data] == ["gpt", "mine/best"]
-    for name in ("gpt", "mine/best"):
-        assert strict.models.retrieve(name).id == name
-        found = strict.chat.completions.create(model=name, messages=CHAT, max_tokens=2)
-        assert found.model == "gpt"
-    for kind in ("chatty", "x"):
-        with pytest.raises(
-            openai.NotFoundError, match=f"the model '{kind}' is not served; valid: gpt, mine/"
-        ):
-            strict.chat.completions.create(model=kind, messages=CHAT, max_tokens=2)
+    named = start(served_model_name=("gpt", "mine/best")).client()
+    assert [one.id for one in named.models.list().data] == ["gpt", "mine/best"]
+    assert named.models.retrieve("mine/best").id == "mine/best"
+    assert named.chat.completions.create(model="mine/best", messages=CHAT, max_tokens=2).model == "gpt"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +91,6 @@ def test_chat(server: Running, llm: LLM) -> None:
     "form",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}},
-        {"extra_body": {"guided_json": COLOUR}},
         {"extra_body": {"structured_outputs": {"json": json.dumps(COLOUR)}}},
     ],
 )
@@ -142,18 +134,6 @@ def test_several_texts(server: Running, llm: LLM) -> None:
     ):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == wanted
-
-
-def test_stop_strings(server: Running, llm: LLM) -> None:
-    whole = alone(llm, "hello")
-    stop = whole[10:13]
-    for stream in (False, True):
-        found: Any = server.client().completions.create(
-            model="chatty", prompt="hello", max_tokens=NEW, seed=5, stop=[stop], stream=stream
-        )
-        choices = [chunk.choices[0] for chunk in (found if stream else [found])]
-        assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
-        assert choices[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -358,35 +338,3 @@ def test_cancel(start: Start, slowed: Any) -> None:
     assert client.responses.retrieve(begun.id).status == "cancelled"
     assert client.responses.cancel(begun.id).status == "cancelled"
     slow.pause = 0.0
-
-
-def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
-    client, call = server.client(), {"model": "chatty", "messages": CHAT, "max_tokens": 4}
-    more: list[tuple[dict[str, Any], str]] = [
-        ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
-        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; valid: from -2 to 2"),
-        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions is not supported; valid: leave it out"),
-        ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
-        ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
-        ({"seed": -2}, "seed is -2; valid: an integer from 0 to"),
-        ({"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
-        ({"max_tokens": 2000}, "max_tokens is 2000, after a prompt of [0-9]+ tokens; valid: up to 9[0-9]+"),
-        ({"n": 9}, "n is 9, for 1 prompt; valid: 1 to 8 in all"),
-        ({"extra_body": {"tokenswift": {"strategy": "x"}}}, "strategy is 'x'; valid: auto, auto"),
-        ({"extra_body": {"tokenswift": {"speed": 1}}}, "tokenswift.speed is not a setting"),
-        (
-            {"extra_body": {"tokenswift": {"strategy_options": {"explain": "/tmp/x"}}}},
-            "explain is not an option",
-        ),
-        (
-            {"extra_body": {"tokenswift": {"strategy_options": {"draft_model": "x"}}}},
-            "draft_model is not an option",
-        ),
-    ]
-    for fields, message in more:
-        with pytest.raises(openai.BadRequestError, match=message) as caught:
-            client.chat.completions.create(**{**call, **fields})  # type: ignore[call-overload]
-        assert caught.value.type == "invalid_request_error"
-    found = client.chat.completions.create(**call, user="me", metadata={"a": "b"})  # type: ignore[call-overload]
-    assert found.choices[0].finish_reason

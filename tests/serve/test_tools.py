@@ -139,30 +139,6 @@ def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
     assert third.usage and second.usage and third.usage.input_tokens > second.usage.input_tokens
 
 
-def test_events_of_a_call(tools: Running, call: dict[str, Any]) -> None:
-    """They are of the client's types, and can be taken up at every place."""
-    body = of_responses(call, stream=True)
-    whole = [EVENT.validate_json(line, strict=True) for line in streamed(tools, "/v1/responses", body)]
-    assert [event.sequence_number for event in whole] == sorted({event.sequence_number for event in whole})
-    kinds = [event.type.removeprefix("response.") for event in whole if not event.type.endswith(".delta")]
-    assert kinds == ["created", "in_progress", "output_item.added", "function_call_arguments.done",
-                     "output_item.done", "completed"]  # fmt: skip
-    name = whole[0].response.id
-    spelt = {event.sequence_number: event.delta for event in whole if event.type.endswith(".delta")}
-    assert "".join(spelt.values()) == whole[-1].response.output[0].arguments
-    for after in (-1, *(event.sequence_number for event in whole)):
-        params = {"stream": "true", "starting_after": str(after)}
-        lines = tools.get(f"/v1/responses/{name}", params=params).text.splitlines()
-        rest = [EVENT.validate_json(line[6:], strict=True) for line in lines if line.startswith("data: ")]
-        assert [(e.type, e.sequence_number) for e in rest if not e.type.endswith(".delta")] == [
-            (e.type, e.sequence_number)
-            for e in whole
-            if e.sequence_number > after and not e.type.endswith(".delta")
-        ]
-        found = "".join(event.delta for event in rest if event.type.endswith(".delta"))
-        assert found == "".join(text for at, text in spelt.items() if at > after)
-
-
 def test_going_on_from_a_response_after_a_restart(
     start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -189,23 +165,6 @@ def test_going_on_from_a_response_after_a_restart(
     with pytest.raises(openai.BadRequestError, match="there is no response") as caught:
         client.responses.create(**of_responses(call), previous_response_id=first.id)
     assert caught.value.code == "previous_response_not_found"
-
-
-def test_a_response_belongs_to_its_key(
-    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
-) -> None:
-    keys = ["k" * 16, "l" * 16]
-    (tmp_path / "keys").write_text("\n".join(keys))
-    server = start(calling, api_key_file=str(tmp_path / "keys"))
-    ours, theirs = (server.client(key) for key in keys)
-    first = ours.responses.create(**of_responses(call))
-    with pytest.raises(openai.BadRequestError, match="there is no response"):
-        theirs.responses.create(**of_responses(call), previous_response_id=first.id)
-    with pytest.raises(openai.NotFoundError):
-        theirs.responses.delete(first.id)
-    ours.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError):
-        ours.responses.retrieve(first.id)
 
 
 def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]) -> None:

@@ -10,20 +10,20 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokenswift.chat.families import PLAIN, Family, family_of, knows_tools
 from tokenswift.chat.parser import Delta, Parser
-from tokenswift.chat.tools import MOST, NAME, Tool, Tools
-from tokenswift.checks import check_text, shown
+from tokenswift.chat.tools import MOST, PLAIN, Family, Tool, Tools, family_of, template_of
+from tokenswift.checks import shown
 from tokenswift.loader.prompts import joined
 from tokenswift.sampling.masks import faults, special_tokens
 from tokenswift.types import Generation, InputError
 
 logger = logging.getLogger("tokenswift")
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
-IDENTIFIER = 128  # characters of a call's id
+IDENTIFIER = 128  # characters of a call's id or name
 #: where a chat template knows no tools
 TOLD = """You can call functions. As JSON, they are:
 {tools}
@@ -38,9 +38,9 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]] | None]:
     """Messages, and the tools beside them, as a model's template takes them.
 
-    Arguments of calls become objects, and results get the name of what was called. A call whose arguments are
-    no whole object, such as one of ours that was cut by the length, is text, as it was written. Where the
-    template knows no tools, the text of the conversation says it all.
+    Arguments of calls become objects, but for those that are none, such as one of ours that was cut by the
+    length, and results get the name of what was called. Where the template knows no tools, the text of the
+    conversation says it all.
 
     Args:
         messages: in the form of OpenAI's interface.
@@ -48,14 +48,14 @@ def conversation(
     Raises:
         InputError: a message, a call or a result that is none.
     """
-    family, called = family_of(tokenizer), dict[str, str]()
-    made = [_message(one, f"{name}[{i}]", name, called, family) for i, one in enumerate(messages)]
-    if knows_tools(tokenizer):
+    called = dict[str, str]()
+    made = [_message(one, f"{name}[{i}]", name, called) for i, one in enumerate(messages)]
+    if "tools" in template_of(tokenizer):
         return made, None if tools is None else [*tools.forms]
     return _in_words(made, tools), None
 
 
-def _message(message: Any, where: str, name: str, called: dict[str, str], family: Family) -> dict[str, Any]:
+def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dict[str, Any]:
     """A message for the template; ``called``: ids of calls with names, to which its own are added."""
     if not isinstance(message, Mapping):
         valid = "a message such as {'role': 'user', 'content': 'Hello'}"
@@ -68,10 +68,7 @@ def _message(message: Any, where: str, name: str, called: dict[str, str], family
             raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name)
         known = [_call(call, f"{where}.tool_calls[{j}]", name) for j, call in enumerate(calls)]
         called |= {call["id"]: call["function"]["name"] for call in known}
-        whole = [call for call in known if isinstance(call["function"]["arguments"], Mapping)]
-        cut = [family.begun(**call["function"]) for call in known if call not in whole]
-        made["content"] = "\n".join(filter(None, [made.get("content"), *cut]))
-        made |= {"tool_calls": whole} if whole else {}
+        made |= {"content": made.get("content") or "", "tool_calls": known}
     if made.get("role") == "tool":
         answered = made.get("tool_call_id")
         if not isinstance(answered, str) or answered not in called:
@@ -82,30 +79,19 @@ def _message(message: Any, where: str, name: str, called: dict[str, str], family
 
 
 def _call(call: Any, where: str, name: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    """A call, its arguments as the object that they mean, or as text where they mean none."""
+    given = call if isinstance(call, Mapping) else {}
+    function = given.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    texts, arguments = (given.get("id"), function.get("name")), function.get("arguments")
+    fits = all(isinstance(text, str) and 0 < len(text) <= IDENTIFIER for text in texts)
+    if not fits or not isinstance(arguments, str | Mapping):
         raise InputError(f"{where} is {shown(call)}; valid: a call such as {CALL}", name)
-    known, made = function.get("name"), call.get("id")
-    if not isinstance(known, str) or not NAME.fullmatch(known):
-        raise InputError(f"{where}.function.name is {shown(known)}; valid: the name of a tool", name)
-    if not isinstance(made, str) or not 1 <= len(made) <= IDENTIFIER:
-        raise InputError(f"{where}.id is {shown(made)}; valid: text of up to {IDENTIFIER} characters", name)
-    arguments = _object(function.get("arguments"), f"{where}.function.arguments", name)
-    return {"id": made, "type": "function", "function": {"name": known, "arguments": arguments}}
-
-
-def _object(arguments: Any, where: str, name: str) -> dict[str, Any] | str:
-    """The object that is meant by arguments, which are JSON, or that object; text that is none as it is."""
     if isinstance(arguments, str):
-        text = check_text(where, arguments)
-        try:
-            found = json.loads(text or "{}")
-        except (ValueError, RecursionError):
-            return text
-        return found if isinstance(found, dict) else text
-    if not isinstance(arguments, Mapping):
-        raise InputError(f"{where} is {shown(arguments)}; valid: a JSON object, as text", name)
-    return dict(arguments)
+        with suppress(ValueError, RecursionError):
+            found = json.loads(arguments or "{}")
+            arguments = found if isinstance(found, dict) else arguments
+    return {"id": texts[0], "type": "function", "function": {"name": texts[1], "arguments": arguments}}
 
 
 def _in_words(messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> list[dict[str, Any]]:
@@ -116,10 +102,8 @@ def _in_words(messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> lis
     listed = "\n".join(json.dumps(form["function"], ensure_ascii=False) for form in tools.forms)
     told = TOLD.format(tools=listed, more=", a line for each call" if tools.parallel else "")
     if made and made[0].get("role") == "system":
-        made[0] = {**made[0], "content": f"{made[0]['content']}\n\n{told}"}
-    else:
-        made.insert(0, {"role": "system", "content": told})
-    return made
+        told = f"{made.pop(0)['content']}\n\n{told}"
+    return [{"role": "system", "content": told}, *made]
 
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,30 +125,26 @@ class Said:
 
     Attributes:
         text: beside calls.
-        calls: names and arguments.
-        whole: whether the last call is.
+        calls: names and arguments; the last ones may be cut.
         thought: before the text.
     """
 
     text: str
     calls: tuple[tuple[str, str], ...] = ()
-    whole: bool = True
     thought: str = ""
 
 
 def gathered(deltas: Iterable[Delta]) -> Said:
     """The pieces of an answer, put together."""
-    spoken, whole = {"text": "", "thought": ""}, True
-    calls: list[tuple[str, str]] = []
+    spoken, calls = {"text": "", "thought": ""}, list[tuple[str, str]]()
     for kind, text, _ in deltas:
-        if kind in ("text", "thought"):
+        if kind in spoken:
             spoken[kind] += text
         elif kind == "call":
             calls.append((text, ""))
         elif kind == "arguments":
             calls[-1] = (calls[-1][0], calls[-1][1] + text)
-        whole = kind == "end" or (whole and kind != "call")
-    return Said(spoken["text"], tuple(calls), whole, spoken["thought"])
+    return Said(spoken["text"], tuple(calls), spoken["thought"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +155,7 @@ class Calls:
         tools: what may be called; None: nothing.
         family: the form.
         special: the vocabulary's special tokens.
-        thought: of `families.thought_of`.
+        thought: of `tools.thought_of`.
     """
 
     tools: Tools | None

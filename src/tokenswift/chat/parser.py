@@ -6,17 +6,19 @@ as they are written. Whatever the pieces are that an answer comes in, they make 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from tokenswift.chat.families import Family
+import regex
+
+from tokenswift.chat.tools import Family
 from tokenswift.grammar import CLOSE, OPEN
 
 SPACE = " \t\r\n"
+S = f"[{SPACE}]*"
 FENCE = "```"
-FENCES = ("", FENCE, FENCE + "json")  # what may stand before calls that are all of an answer
 LONGEST = 512  # characters from where a call may begin up to its arguments: what is longer is text
+OPENED, CLOSED = regex.compile(S + OPEN), regex.compile(S + CLOSE + S)
 
 
 class Delta(NamedTuple):
@@ -46,7 +48,7 @@ class Parser:
         family: the form of calls; None: there are none.
         names: of the tools; what names no tool is text.
         parallel: whether a second call is one.
-        thought: of `families.thought_of`.
+        thought: of `tools.thought_of`.
     """
 
     def __init__(
@@ -54,13 +56,15 @@ class Parser:
     ) -> None:
         self._answer = self._rest if family is None else self._head
         family = family or Family("none")
-        self._parallel, self._tag = parallel, family.opening.strip()
-        self._closes = "}" + _bare(family.closing)
-        heads = [(name, f'{{"name":"{name}","{family.key}":{{') for name in names]
-        begins = [begin + fence for begin in dict.fromkeys(("", family.begins)) for fence in FENCES]
-        self._unmarked = {begin + head: name for begin in begins for name, head in heads}
-        self._marked = {self._tag + head: name for name, head in heads}
-        self._heads = self._unmarked
+        self._parallel, self._tag = parallel, regex.escape(family.opening.strip())
+        name, known = rf'{S}\{{{S}"name"{S}:{S}', "|".join(map(regex.escape, names))
+        head = rf'{name}"(?P<name>{known})"{S},{S}"{family.key}"{S}:{S}(?=\{{)'
+        begins = rf"{S}({regex.escape(family.begins)})?{S}({FENCE}(json)?)?"
+        self._bare = True  # whether calls stand without marks, as an answer's first one may
+        self._heads = {True: regex.compile(begins + head), False: regex.compile(S + self._tag + head)}
+        ends = rf"{S}\}}{S}"
+        self._ends = {True: regex.compile(ends), False: regex.compile(ends + family.closing.strip())}
+        self._mark = regex.compile(S + self._tag)
         self._state = {"may": self._begin, "begun": self._thought}.get(thought, self._answer)
         self._thinks = False  # whether a part of the thought was told
         self._held = ""  # not yet told: it may belong to a call
@@ -80,46 +84,52 @@ class Parser:
         held, self._held = self._held, ""
         if self._state == self._tail:
             return [Delta("end", "", self._call)]
-        if self._state in (self._arguments, self._next, self._behind):
+        if self._state in (self._arguments, self._next):
             return []
         if self._state == self._thought:
             return [Delta("thought", held.rstrip(SPACE))] if held.strip(SPACE) else []
+        held = held.lstrip(SPACE) if self._state == self._begin else held
         return [Delta("text", held)] if held else []
+
+    def _look(self, pattern: Any) -> Any:
+        """What stands at the beginning of the held text: a match, None for anything else, False as long as it
+        may still become one."""
+        found = pattern.match(self._held, partial=True)
+        if found and found.partial:
+            return False if len(self._held) < LONGEST else None
+        return found
+
+    def _tell(self, kind: Literal["thought", "text"], mark: Any, found: list[Delta]) -> Any:
+        """Tell what stands before a mark; None as long as it has not come."""
+        place = mark.search(self._held, partial=True)
+        at = len(self._held) if place is None else place.start()
+        if place and place.partial and len(self._held) - at >= LONGEST:
+            at = len(self._held)
+        if at:
+            found.append(Delta(kind, self._held[:at]))
+            self._held = self._held[at:]
+        return None if place is None or place.partial else place
 
     # Each state takes what it can of the held text, and says whether another one is to go on.
 
     def _begin(self, found: list[Delta]) -> bool:
-        """The beginning of an answer, which may be a thought's."""
-        bare = self._held.lstrip(SPACE)
-        if len(self._held) < LONGEST and bare != OPEN and OPEN.startswith(bare):
+        """The beginning of an answer, or what stands behind a thought."""
+        opened = self._look(OPENED)
+        if opened is False:
             return False
-        begins = bare.startswith(OPEN)
-        self._held = bare[len(OPEN) :] if begins else self._held
-        self._state = self._thought if begins else self._answer
+        self._held = self._held[opened.end() :] if opened else self._held.lstrip(SPACE)
+        self._state = self._thought if opened else self._answer
         return True
 
     def _thought(self, found: list[Delta]) -> bool:
         """A thought up to its end, without the whitespace around it."""
         if not self._thinks:
             self._held = self._held.lstrip(SPACE)
-        before, closes, behind = self._held.partition(CLOSE)
-        if not closes:
-            before = self._held[: len(self._held) - _begun(self._held, CLOSE)]
-        told = before.rstrip(SPACE) if closes or len(before) < LONGEST else before
-        if told:
-            found.append(Delta("thought", told))
-            self._thinks = True
-        self._held = behind if closes else self._held[len(told) :]
-        if closes:
-            self._state = self._behind
-        return bool(closes)
-
-    def _behind(self, found: list[Delta]) -> bool:
-        """Between a thought and the answer."""
-        self._held = self._held.lstrip(SPACE)
-        if self._held:
-            self._state = self._answer
-        return True
+        closed = self._tell("thought", CLOSED, found)
+        self._thinks |= bool(found)
+        if closed:
+            self._held, self._state = CLOSED.sub("", self._held, 1), self._begin
+        return bool(closed)
 
     def _rest(self, found: list[Delta]) -> bool:
         """No call can come any more."""
@@ -129,37 +139,26 @@ class Parser:
 
     def _text(self, found: list[Delta]) -> bool:
         """Text, where a tag may open a call; whitespace before it belongs to neither."""
-        place = self._held.find(self._tag)
-        if place < 0:
-            place = len(self._held) - _begun(self._held, self._tag)
-        whole, after = self._held[:place], self._held[place:]
-        before = whole.rstrip(SPACE) if len(whole) < LONGEST else whole
-        if before:
-            found.append(Delta("text", before))
-            self._held = self._held[len(before) :]
-        if after.startswith(self._tag):
-            self._heads, self._state = self._marked, self._head
-            return True
-        return False
+        if not self._tell("text", self._mark, found):
+            return False
+        self._bare, self._state = False, self._head
+        return True
 
     def _head(self, found: list[Delta]) -> bool:
         """What stands before a call's arguments."""
-        bare = _bare(self._held[:LONGEST])
-        for head, name in self._heads.items():
-            if bare.startswith(head):
-                self._call += 1
-                found.append(Delta("call", name, self._call))
-                self._held = _behind(self._held, len(head) - 1)
-                self._state = self._arguments
-                return True
-        if len(self._held) < LONGEST and any(head.startswith(bare) for head in self._heads):
+        head = self._look(self._heads[self._bare])
+        if head is False:
             return False
-        if self._heads is self._unmarked:
+        if head:
+            self._call += 1
+            found.append(Delta("call", head["name"], self._call))
+            self._held, self._state = self._held[head.end() :], self._arguments
+        elif self._bare:
             self._state = self._text if self._tag and self._call < 0 else self._rest
-            return True
-        at = self._held.index(self._tag) + len(self._tag)  # the tag opens nothing
-        found.append(Delta("text", self._held[:at]))
-        self._held, self._state = self._held[at:], self._text
+        else:  # the tag opens nothing
+            at = self._mark.match(self._held).end()
+            found.append(Delta("text", self._held[:at]))
+            self._held, self._state = self._held[at:], self._text
         return True
 
     def _arguments(self, found: list[Delta]) -> bool:
@@ -185,40 +184,21 @@ class Parser:
 
     def _tail(self, found: list[Delta]) -> bool:
         """What stands behind a call's arguments."""
-        bare, closes = _bare(self._held[:LONGEST]), "}" if self._heads is self._unmarked else self._closes
-        if closes.startswith(bare) and bare != closes and len(self._held) < LONGEST:
+        end = self._look(self._ends[self._bare])
+        if end is False:
             return False
         found.append(Delta("end", "", self._call))
-        self._state = self._next
-        if bare.startswith(closes):
-            self._held = _behind(self._held, len(closes))
+        self._held, self._state = self._held[end.end() if end else 0 :], self._next
         return True
 
     def _next(self, found: list[Delta]) -> bool:
         """Behind a call."""
-        bare = self._heads is self._unmarked
-        self._held = self._held.lstrip(SPACE + ";" * (bare and self._parallel))
-        if bare and FENCE.startswith(self._held[: len(FENCE)]):
+        self._held = self._held.lstrip(SPACE + ";" * (self._bare and self._parallel))
+        if self._bare and FENCE.startswith(self._held[: len(FENCE)]):
             whole = len(self._held) >= len(FENCE)
             self._held = self._held.removeprefix(FENCE)
             return whole
         if self._held:
-            again = self._head if bare else self._text
+            again = self._head if self._bare else self._text
             self._state = again if self._parallel else self._rest
         return True
-
-
-def _begun(text: str, mark: str) -> int:
-    """How many characters at the end of a text may begin a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
-
-
-def _bare(text: str) -> str:
-    """A text without whitespace: names and tags hold none."""
-    return re.sub(f"[{SPACE}]", "", text)
-
-
-def _behind(text: str, count: int) -> str:
-    """What stands behind so many characters that are no whitespace, and behind the whitespace there."""
-    found = re.match(rf"(?:[{SPACE}]*[^{SPACE}]){{{count}}}[{SPACE}]*", text)
-    return "" if found is None else text[found.end() :]

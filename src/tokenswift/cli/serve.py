@@ -18,7 +18,7 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
 #: settings that few servers need
-RARELY = "strict_model api_key cors max_choices share_prefixes max_body max_connections ping".split()
+RARELY = "api_key cors max_choices share_prefixes max_body max_connections ping".split()
 logger = logging.getLogger("tokenswift")
 
 
@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     options.check_model_options(args)
 
     from tokenswift.serve.settings import bound, loading
-    from tokenswift.serve.store import store_of
+    from tokenswift.serve.store import Store
 
     with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
-        store = store_of(settings)
+        store = Store(settings.run_dir)
         try:
             with loading(taken):
                 llm = options.load_model(args)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenswift.chat.calls import Calls, Reply, ToolCall, call_id, calls_of, conversation
-from tokenswift.chat.families import thought_of
-from tokenswift.chat.tools import Tools
+from tokenswift.chat.tools import Tools, thought_of
 from tokenswift.config import SamplingParams
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import Request

@@ -1,9 +1,8 @@
 """Answers under way and finished ones: who reads them, what stops them, how they go on.
 
 An `Answer` is one request; each of its texts is a `Part`, fed by a ticket of the scheduler. Everything here
-happens on the event loop, but for what is said to run in a thread. A reader asks for the text from a
-position on, in tokens, and gets the rest in stretches, whatever was stopped and begun again meanwhile: the
-tokens of a seed are always the same ones.
+happens on the event loop, but for what is said to run in a thread. A reader gets the text in stretches,
+whatever was stopped and begun again meanwhile: the tokens of a seed are always the same ones.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import msgspec
 
-from tokenswift.chat.calls import Calls, Said, ToolCall, call_id, calls_of
-from tokenswift.chat.families import thought_of
-from tokenswift.engine.detokenize import TextStream, token_bytes
+from tokenswift.chat.calls import Calls, ToolCall, call_id, calls_of
+from tokenswift.chat.tools import PLAIN, thought_of
+from tokenswift.checks import shown
+from tokenswift.engine.detokenize import token_bytes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.loader.prompts import Prompt
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused, fault_of
 from tokenswift.serve.guard import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import Record, Store, brief
+from tokenswift.serve.store import Record, Store
 from tokenswift.types import InputError, Logprob, RunError, Step
 from tokenswift.words import counted
 
@@ -45,36 +44,6 @@ STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server is shutting down"
-LATE = "the answer took longer than the server's --max-seconds"
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt.
-
-    Attributes:
-        tokens: ids.
-        text: as it was given, or of the ids.
-        places: where in the text each token begins.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    places: tuple[int, ...]
-
-    @classmethod
-    def of(cls, prompt: Prompt, tokens: Sequence[int], tokenizer: Any) -> Echo:
-        """The echo of a prompt that has these ids. Special tokens that its text begins with without having
-        them are at place 0."""
-        stream = TextStream(tokenizer)
-        places, whole = [], ""
-        for token in tokens:
-            places.append(len(whole))
-            whole += stream.push(token)
-        whole += stream.finish()
-        text = prompt if isinstance(prompt, str) else whole
-        more = len(whole) - len(text) if whole.endswith(text) else 0
-        return cls(tuple(tokens), text, tuple(min(max(0, at - more), len(text)) for at in places))
 
 
 class Part:
@@ -84,9 +53,7 @@ class Part:
         pieces: the text that each token released.
         letters: who drafted each token (`spec.drafters.base`).
         steps: tokens and milliseconds of each step.
-        echo: its prompt, where the answer is to tell of it.
         logprobs: of each token, where they are asked for: its id, its place in the text, and what is told.
-        prompt_logprobs: of each token of the prompt, from the first step on.
         tail: text that the end released.
         reason: why it ended, "" before.
         over: no token comes any more, for now: it ended, failed or was stopped.
@@ -94,7 +61,6 @@ class Part:
 
     def __init__(self, index: int, prompt_tokens: int) -> None:
         self.index, self.prompt_tokens = index, prompt_tokens
-        self.echo: Echo | None = None
         self.ticket: Any = None
         self.rewind(None)
 
@@ -104,7 +70,6 @@ class Part:
         self.letters: list[str] = []
         self.steps: list[tuple[int, float]] = []
         self.logprobs: list[tuple[int, int, Logprob | None]] = []
-        self.prompt_logprobs: tuple[Logprob | None, ...] = ()
         self.tail = self.reason = ""
         self.over, self._released = False, 0
         if state is None:
@@ -112,16 +77,13 @@ class Part:
         self._release(state.text, state.chars)
         self.letters = list(state.sources)
         for session in state.steps:
-            before = 0
-            for step in session:
-                self.steps.append((step[0], step[5] - before))
-                before = step[5]
+            times = [0, *(step[5] for step in session)]
+            self.steps += [(step[0], step[5] - begun) for step, begun in zip(session, times, strict=False)]
         if state.end is not None:
             self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
 
     def take(self, step: Step) -> None:
         """One more step."""
-        self.prompt_logprobs = self.prompt_logprobs or step.prompt_logprobs
         self.logprobs += zip(step.token_ids, step.begins, step.logprobs, strict=False)
         self.tail = step.text[self._release(step.text, step.chars) :]
         self.letters += sources_of(step)
@@ -156,10 +118,11 @@ class Answer:
     Args:
         record: what makes it again.
         body: of the request.
-        calls: the tools that it may call; None: none.
+        calls: the tools that it may call, and how its texts are read.
         spell: gives the bytes of tokens.
 
     Attributes:
+        background: it goes on without a reader.
         readers: requests that wait for it now.
         requests: of a new one, until they are handed on.
         begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
@@ -170,27 +133,16 @@ class Answer:
         over_at: when it became whole, Unix time.
     """
 
-    def __init__(
-        self, record: Record, body: Body, calls: Calls | None, spell: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, record: Record, body: Body, calls: Calls, spell: Callable[[int], bytes]) -> None:
         self.record, self.body, self.calls, self.spell = record, body, calls, spell
+        self.id, self.background = record.id, bool(body.given("background"))
         self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
         self.requests: list[Request] | None = None
         self.readers, self.status, self.failure, self.stopped = 0, 500, "", ""
         self.begun = self.running = self.kept = False
         self.over_at: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def background(self) -> bool:
-        """Whether it goes on without a reader."""
-        return bool(self.body.given("background"))
 
     @property
     def over(self) -> bool:
@@ -202,45 +154,37 @@ class Answer:
         """Whether it is as whole as it gets: finished, failed or cancelled."""
         return self.record.state != "open"
 
-    def said(self, part: Part) -> Said:
-        """What a text holds."""
-        return Said(part.text) if self.calls is None else self.calls.read(part.text)
-
     def call_id(self, part: Part, index: int) -> str:
         """The id of a call in a text."""
         return call_id(f"{self.id}/{part.index}", index)
 
-    def tool_calls(self, part: Part, said: Said) -> list[dict[str, Any]]:
-        """The calls in a text, as messages hold them."""
-        return [ToolCall(self.call_id(part, i), *call).form for i, call in enumerate(said.calls)]
+    def message(self, part: Part) -> dict[str, Any]:
+        """A text as a message of a conversation."""
+        said = self.calls.read(part.text)
+        made: dict[str, Any] = {"role": "assistant", "content": said.text}
+        if said.calls:
+            calls = enumerate(said.calls)
+            made["tool_calls"] = [ToolCall(self.call_id(part, i), *call).form for i, call in calls]
+        return made | ({"reasoning_content": said.thought} if said.thought else {})
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Of a response: the conversation up to its end, without its instructions."""
         body: Any = self.body
-        found: list[dict[str, Any]] = [*self.record.before, *body.conversation()]
-        for part in self.parts:
-            said = self.said(part)
-            calls = self.tool_calls(part, said)
-            found.append(
-                {"role": "assistant", "content": said.text}
-                | ({"tool_calls": calls} if calls else {})
-                | ({"reasoning_content": said.thought} if said.thought else {})
-            )
-        return found
+        return [*self.record.before, *body.conversation(), *map(self.message, self.parts)]
 
     def tell(self) -> None:
         """Wake the readers."""
         self._news.set()
         self._news = asyncio.Event()
 
-    async def follow(self, start: int, pause: float) -> AsyncIterator[tuple[Part, int, int] | None]:
-        """Stretches of tokens as they come, from a position on in every text; None where nothing came for
-        ``pause`` seconds. Ends when nothing more comes.
+    async def follow(self, pause: float) -> AsyncIterator[tuple[Part, int, int] | None]:
+        """Stretches of tokens as they come; None where nothing came for ``pause`` seconds. Ends when nothing
+        more comes.
 
         Steps that follow each other within `STRETCH` go out together: an event costs about a tenth of a step.
         """
-        places = [start] * len(self.parts)
+        places = [0] * len(self.parts)
         loop = asyncio.get_running_loop()
         newest = loop.time() - STRETCH  # the first one goes out at once
         while True:
@@ -315,14 +259,15 @@ class Answers:
                 except QueueFull:
                     await asyncio.sleep(AGAIN)
 
-    async def get(self, name: str) -> Answer | None:
-        """An answer by its id; None where there is none."""
+    async def find(self, name: str, owner: str) -> Answer | None:
+        """A response by its id; None where its owner (`owner_of`) has none of it."""
         if name not in self.known:
             record = await asyncio.to_thread(self.store.read, name)
-            if name not in self.known:  # or somebody else was faster
-                return None if record is None else await self._read(record)
+            if name not in self.known and (record is None or await self._read(record) is None):
+                return None
+        answer = self.known[name]
         self.known.move_to_end(name)
-        return self.known[name]
+        return answer if (answer.record.kind, answer.record.client) == ("response", owner) else None
 
     async def _read(self, record: Record) -> Answer | None:
         """An answer of the store, as its journals have it; it is not begun."""
@@ -333,7 +278,7 @@ class Answers:
                 part.over = True
         except (KeyError, ValueError) as error:  # pydantic's and ours
             why = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
+            logger.warning("%s cannot be resumed: %s", record.id, why)
             return None
         answer.begun = answer.kept = True
         answer = self.known.setdefault(record.id, answer)
@@ -341,7 +286,7 @@ class Answers:
         return answer
 
     def _made(self, record: Record, body: Body) -> Answer:
-        calls = calls_of(body.tools_asked(), self._codec, record.thought)
+        calls = calls_of(body.tools_asked(), self._codec, record.thought) or Calls(None, PLAIN)
         return Answer(record, body, calls, self._spell)
 
     async def make(self, kind: str, body: Body, client: str) -> Answer:
@@ -354,7 +299,7 @@ class Answers:
             InputError: naming what is wrong with the body.
         """
         body.check_served()
-        values = body.model_dump(include=set(type(body).model_fields), exclude_none=True, by_alias=True)
+        values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
         try:
             msgspec.json.encode(values)
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
@@ -370,26 +315,14 @@ class Answers:
             record.thought = thought_of(self._codec, ids)
         answer = self._made(record, body)
         answer.requests = requests
-        echoes = body.echoes or body.prompt_likely is not None
-        if echoes:
-            await asyncio.to_thread(self._echo, answer, requests)
-        answer.kept = not echoes and body.likely is None and getattr(body, "store", None) is not False
-        answer.kept &= self.store.folder is not None
+        stored = body.likely is None and body.given("store") is not False
+        answer.kept = stored and self.store.folder is not None
         if answer.kept:
             await asyncio.to_thread(self.store.write, record)
         self.known[name] = answer
         return answer
 
-    def _echo(self, answer: Answer, requests: Sequence[Request]) -> None:
-        """Keep the prompts, one for all texts behind it; in a thread."""
-        each, prompts = answer.body.choices, answer.body.prompts(True, ())
-        for i, prompt in enumerate(prompts):
-            ids: Any = requests[i * each].prompt
-            echo = Echo.of(prompt, ids, self._codec)
-            for part in answer.parts[i * each : (i + 1) * each]:
-                part.echo = echo
-
-    async def _before(self, body: Body, client: str) -> list[dict[str, Any]]:
+    async def _before(self, body: Body, owner: str) -> list[dict[str, Any]]:
         """The messages of the response that a body goes on from, and of those before it.
 
         Raises:
@@ -398,12 +331,12 @@ class Answers:
         name = body.given("previous_response_id")
         if name is None:
             return []
-        answer = await self.get(name)
-        if answer is None or answer.record.kind != "response" or answer.record.client != client:
-            text, code = f"there is no response {name[:80]!r}; valid: the id of one", "not_found"
+        answer = await self.find(name, owner)
+        if answer is None:
+            text, code = f"there is no response {shown(name)}; valid: the id of one", "not_found"
             raise Refused(400, text, "previous_response_id", f"previous_response_{code}")
         if answer.record.state != "done":
-            text = f"the response {name[:80]!r} has not ended; valid: one that has"
+            text = f"the response {shown(name)} has not ended; valid: one that has"
             raise Refused(400, text, "previous_response_id")
         return answer.messages
 
@@ -429,15 +362,15 @@ class Answers:
     # ---- running --------------------------------------------------------------------------------
 
     async def attach(self, answer: Answer) -> None:
-        """Somebody reads the answer from now on: it is begun, or resumed. `detach` has to follow, but
-        not where this raises.
+        """Somebody reads the answer from now on: it is begun, or resumed, unless it is done. `detach` has to
+        follow, but not where this raises.
 
         Raises:
             InputError: the scheduler refuses it; a new answer is forgotten then.
         """
         answer.readers += 1
-        try:
-            await self.begin(answer)
+        try:  # in a task of its own: a client that goes away meanwhile ends the wait, not the beginning
+            await asyncio.shield(self._spawn(self._begin(answer)))
         except BaseException:
             self.detach(answer)
             raise
@@ -446,11 +379,6 @@ class Answers:
         """A reader is gone; the last one of an answer that is not of the background ends its steps."""
         answer.readers -= 1
         self._leave(answer)
-
-    async def begin(self, answer: Answer) -> None:
-        """See that an answer is under way, unless it is done. Raises as `attach`."""
-        # a task of its own: a client that goes away meanwhile ends the wait, not the beginning
-        await asyncio.shield(self._spawn(self._begin(answer)))
 
     async def cancel(self, answer: Answer) -> None:
         """Stop an answer for good."""
@@ -514,12 +442,14 @@ class Answers:
             if answer.done or answer.running:
                 return
             try:
-                tickets = await self._submitted(answer)
-            except (InputError, RunError, Refused) as error:
+                tickets = await asyncio.to_thread(self._submit, answer)
+            except (InputError, RunError) as error:
                 if not answer.begun:
                     await self._forget(answer)
-                    raise
-                if isinstance(error, QueueFull | Refused):
+                if self.closing or self.scheduler.is_closed:
+                    why = "is shutting down" if self.closing else "can no longer generate (see its log)"
+                    raise Refused(503, f"the server {why}; valid: try again once it is back") from error
+                if isinstance(error, QueueFull) or not answer.begun:
                     raise
                 await self._settle(answer, "failed", str(error))
                 return
@@ -530,35 +460,19 @@ class Answers:
                 part.rewind(state)
                 part.over, part.ticket = False, ticket
                 ticket.on_event(partial(_pass_on, loop, partial(self._take, answer, part)))
-            if self.settings.max_seconds:
-                answer.timer = loop.call_later(self.settings.max_seconds, self._stop, answer, LATE)
             answer.tell()
         self._leave(answer)
 
-    async def _submitted(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
-        """The texts' tickets, and what their journals hold.
+    def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
+        """Hand the texts to the scheduler, in a thread; their tickets, and what their journals hold.
 
         Raises:
             InputError, RunError: the scheduler refuses them.
-            Refused: the server ends.
         """
-        try:
-            if not self.closing:
-                return await asyncio.to_thread(self._submit, answer)
-        except (InputError, RunError) as error:
-            if not self.closing and not self.scheduler.is_closed:
-                if isinstance(error, RunError | QueueFull):
-                    raise
-                raise answer.body.in_own_words(error) from error
-        if not self.closing:
-            raise Refused(503, "the server can no longer generate (see its log); valid: a restarted server")
-        raise Refused(503, "the server is shutting down; valid: try again once it is back")
-
-    def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
-        """Hand the texts to the scheduler; in a thread."""
+        if self.closing:
+            raise RunError("the server is shutting down")
         requests, answer.requests = answer.requests, None
-        if requests is None:
-            requests = self._requests(answer.record, answer.body)
+        requests = self._requests(answer.record, answer.body) if requests is None else requests
         owner = "" if self.settings.share_prefixes else answer.record.client
         made: list[tuple[Any, RunState | None]] = []
         try:
@@ -568,9 +482,11 @@ class Answers:
                     state = self.store.state(answer.id, index)
                     request = replace(request, run_dir=self.store.run_dir(answer.id, index))
                 made.append((self.scheduler.submit(request, owner), state))
-        except BaseException:
+        except BaseException as error:
             for ticket, _ in made:
                 ticket.cancel()
+            if isinstance(error, InputError) and not isinstance(error, QueueFull):
+                raise answer.body.in_own_words(error) from error
             raise
         return made
 
@@ -589,22 +505,19 @@ class Answers:
             result = part.ticket.result
             if result.finish_reason != "cancelled":
                 part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
-                part.prompt_logprobs = tuple(result.prompt_logprobs)
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):
-                logger.error("%s failed", brief(answer.id), exc_info=error)
+                logger.error("%s failed", answer.id, exc_info=error)
             if (fault := fault_of(error, answer.body.bad_words)) is not None:
                 answer.status, error = 400, fault
             answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
         part.over, part.ticket = True, None
         if answer.over:
             answer.running = False
-            if answer.timer is not None:
-                answer.timer.cancel()
             if all(part.reason for part in answer.parts):
                 await self._settle(answer, "done")
-            elif answer.failure or answer.stopped == LATE:
-                await self._settle(answer, "failed", answer.failure or LATE)
+            elif answer.failure:
+                await self._settle(answer, "failed", answer.failure)
         elif answer.failure and not answer.stopped:  # the other texts of the request are not wanted alone
             self._stop(answer, GONE)
         answer.tell()
@@ -616,7 +529,7 @@ class Answers:
         answer.over_at = time.time()
         for part in answer.parts:
             part.over = True
-        self.measures.answer(answer.record.kind, state)
+        self.measures.answers.labels(answer.record.kind, state).inc()
         answer.tell()
         try:
             if answer.kept:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from tokenswift.checks import meant, shown
+from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.serve import openai as wire
 from tokenswift.serve import responses as of_responses
@@ -33,6 +30,8 @@ from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
+READ = ["GET", "HEAD"]
+LOOK = 0.1  # seconds until it is looked again whether a client is still there
 GONE = 499  # the client closed the connection: nobody reads this
 
 
@@ -60,10 +59,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         keys: of clients; [] asks for none.
         measures: figures for ``/metrics``.
     """
-    llm = answers.llm
-    names = settings.names(llm.name)
-    model = names[0]
-    made = int(time.time())
+    names = settings.names(answers.llm.name)
+    model, made = names[0], int(time.time())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -72,31 +69,20 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     app = FastAPI(title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_handlers(app)
-    page, policy = _page()
+    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
 
     def about(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": made, "owned_by": "tokenswift"}
 
-    def is_served(name: str | None) -> bool:
-        return name in (None, *names, llm.name)
-
     async def answered(kind: str, body: Body, request: Request) -> Response:
-        if settings.strict_model and not is_served(body.model):
-            message = f"the model {shown(body.model)} is not served; valid: {', '.join(names)}"
-            raise Refused(404, message, "model", "model_not_found")
         answer = await answers.make(kind, body, request.state.client)
-        background = answer.background and not body.stream
-        if background:
-            await answers.begin(answer)
-            return JSONResponse(of_responses.response(answer, model))
         await answers.attach(answer)
         if body.stream:
-            responses = kind == "response"
-            events = (of_responses.events(answer, model, -1, settings.ping) if responses
-                      else wire.chunks(answer, model, settings.ping))  # fmt: skip
-            return Events(answers, answer, events)
+            if kind == "response":
+                return Events(answers, answer, of_responses.events(answer, model, -1, settings.ping))
+            return Events(answers, answer, wire.chunks(answer, model, settings.ping))
         try:
-            if await _is_gone(request, answer):
+            if not answer.background and await _is_gone(request, answer):
                 return Response(status_code=GONE)
         finally:
             answers.detach(answer)
@@ -108,17 +94,17 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     async def serve(kind: str, body: Body, request: Request) -> Response:
         made = await answered(kind, body, request)
-        if missing := [*([] if is_served(body.model) else ["model"]), *body.left_out()]:
+        other = body.model not in (None, *names, answers.llm.name)
+        if missing := [*(["model"] if other else []), *body.left_out()]:
             named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20]).strip()
             logger.info("left out of a request to %s: %s", request.url.path, named)
             made.headers["x-left-out"] = named
         return made
 
     async def known(name: str, request: Request) -> Answer:
-        answer = await answers.get(name)
-        whose = owner_of(request.state.client)
-        if answer is None or answer.record.kind != "response" or answer.record.client != whose:
-            raise Refused(404, f"there is no response {name[:80]!r}; valid: the id of one", "response_id")
+        answer = await answers.find(name, owner_of(request.state.client))
+        if answer is None:
+            raise Refused(404, f"there is no response {shown(name)}; valid: the id of one", "response_id")
         return answer
 
     @app.post("/v1/chat/completions", summary="Answer a conversation")
@@ -158,20 +144,18 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         await answers.delete(answer)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 
-    @app.head("/v1/models", include_in_schema=False)
-    @app.get("/v1/models", summary="The model that is served")
+    @app.api_route("/v1/models", methods=READ, summary="The model that is served")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [about(name) for name in names]})
 
     @app.get("/v1/models/{name:path}", summary="About the model")
     async def one_model(name: str) -> Response:
-        if not is_served(name):
-            message = f"the model {name[:80]!r} is not served; valid: {', '.join(names)}"
+        if name not in names:
+            message = f"the model {shown(name)} is not served; valid: {', '.join(names)}"
             raise Refused(404, message, "model", "model_not_found")
-        return JSONResponse(about(name if name in names else model))
+        return JSONResponse(about(name))
 
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="Whether the server takes requests")
+    @app.api_route("/health", methods=READ, summary="Whether the server takes requests")
     async def health() -> Response:
         state = answers.state()
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
@@ -180,10 +164,9 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     async def metrics() -> Response:
         return Response(measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=READ, include_in_schema=False)
     async def start() -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": policy, "x-frame-options": "DENY"})
+        return HTMLResponse(page, headers={"x-frame-options": "DENY"})
 
     app.add_middleware(Guard, settings=settings, keys=keys, measures=measures)  # type: ignore[arg-type]
     if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
@@ -220,11 +203,8 @@ def _add_handlers(app: FastAPI) -> None:
         path, text = request.url.path, str(error.detail)
         if error.status_code == 400:  # FastAPI's: numbers of thousands of digits, thousands of levels
             text = "the body cannot be read; valid: a JSON object of few levels"
-        elif error.status_code == 404:
-            text = f"there is no path {shown(path)}; valid: {', '.join(PATHS)}{meant(path, PATHS)}"
-        elif error.status_code == 405:
-            valid = (error.headers or {}).get("Allow", "another method")
-            text = f"{request.method[:20]} is not a method of {shown(path)}; valid: {valid}"
+        elif error.status_code in (404, 405):
+            text = f"there is no {request.method[:20]} {shown(path)}; valid: {', '.join(PATHS)}"
         return JSONResponse(error_body(text, error.status_code), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
@@ -234,28 +214,11 @@ def _add_handlers(app: FastAPI) -> None:
 
 async def _is_gone(request: Request, answer: Answer) -> bool:
     """Wait for the answer's end, or for its client's going away; which it was."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    first, second = asyncio.ensure_future(answer.wait()), asyncio.ensure_future(gone())
+    whole = asyncio.ensure_future(answer.wait())
     try:
-        await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
-        return not first.done()
+        while not (await asyncio.wait([whole], timeout=LOOK))[0]:
+            if await request.is_disconnected():
+                return True
+        return False
     finally:
-        first.cancel()
-        second.cancel()
-
-
-def _page() -> tuple[str, str]:
-    """The page at ``/``, and what a browser may do for it: run its own script, and ask this server."""
-    text = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
-
-    def allowed(tag: str) -> str:
-        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = hashlib.sha256(found[1].encode()).digest() if found else b""
-        return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-    policy = f"default-src 'none'; connect-src 'self'; script-src {allowed('script')}; "
-    return text, policy + f"style-src {allowed('style')}; img-src data:; base-uri 'none'; form-action 'none'"
+        whole.cancel()

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenswift.checks import shown
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import brief
 from tokenswift.types import Step
 
-disable_created_metrics()
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 STEP_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+#: figures of the scheduler → what they are called and say
+FIGURES = {
+    "running": ("running_texts", "Texts being written"),
+    "reading": ("reading_texts", "Texts whose prompts are read"),
+    "waiting": ("waiting_texts", "Texts that wait for their turn"),
+    "rows": ("pass_rows", "Rows of the newest pass"),
+}
 
 
 class Measures:
@@ -32,24 +38,34 @@ class Measures:
 
     Args:
         scheduler: an `engine.scheduler.Scheduler`.
+
+    Attributes:
+        answers: counts those that are as whole as they get, by kind and state.
+        requests: counts them by status.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
         self._registry = registry = CollectorRegistry(auto_describe=True)
-        self._tokens = Counter("tokenswift_tokens", "New tokens", registry=registry)
-        checked = "Drafted tokens that were checked"
-        self._drafted = Counter("tokenswift_drafted_tokens", checked, registry=registry)
-        accepted = "Drafted tokens that were accepted"
-        self._accepted = Counter("tokenswift_accepted_tokens", accepted, registry=registry)
-        times = {"buckets": STEP_SECONDS, "registry": registry}
-        self._seconds = Histogram("tokenswift_step_seconds", "Time of a step of one text", **times)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tokenswift_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"tokenswift_{name}", text, buckets=buckets, registry=registry)
+
+        self._tokens = counter("tokens", "New tokens")
+        self._drafted = counter("drafted_tokens", "Drafted tokens that were checked")
+        self._accepted = counter("accepted_tokens", "Drafted tokens that were accepted")
+        self._seconds = histogram("step_seconds", "Time of a step of one text", STEP_SECONDS)
         lengths = "Tokens of a step: the mean is the acceptance length"
-        sizes = {"buckets": STEP_TOKENS, "registry": registry}
-        self._lengths = Histogram("tokenswift_step_tokens", lengths, **sizes)
-        self._answers = Counter("tokenswift_answers", "Answers by end", ("kind", "state"), registry=registry)
-        self._requests = Counter("tokenswift_requests", "Requests by status", ("status",), registry=registry)
-        registry.register(self)  # type: ignore[arg-type]
+        self._lengths = histogram("step_tokens", lengths, STEP_TOKENS)
+        self.answers = counter("answers", "Answers by end", "kind", "state")
+        self.requests = counter("requests", "Requests by status", "status")
+        for field, (name, text) in FIGURES.items():
+            made = Gauge(f"tokenswift_{name}", text, registry=registry)
+            made.set_function(lambda field=field: getattr(scheduler.figures(), field))
+        held = Gauge("tokenswift_memory_bytes", "Memory that the process holds", registry=registry)
+        held.set_function(lambda: psutil.Process().memory_info().rss)
 
     def step(self, step: Step) -> None:
         """Count a step."""
@@ -59,26 +75,6 @@ class Measures:
         self._seconds.observe(step.seconds)
         self._lengths.observe(len(step.token_ids))
 
-    def answer(self, kind: str, state: str) -> None:
-        """Count an answer that is as whole as it gets."""
-        self._answers.labels(kind, state).inc()
-
-    def request(self, status: int) -> None:
-        """Count a request."""
-        self._requests.labels(status).inc()
-
-    def collect(self) -> Iterator[Metric]:
-        """What is looked up when it is asked for."""
-        now = self._scheduler.figures()
-        for name, text, value in (
-            ("running_texts", "Texts being written", now.running),
-            ("reading_texts", "Texts whose prompts are read", now.reading),
-            ("waiting_texts", "Texts that wait for their turn", now.waiting),
-            ("pass_rows", "Rows of the newest pass", now.rows),
-            ("memory_bytes", "Memory that the process holds", psutil.Process().memory_info().rss),
-        ):
-            yield GaugeMetricFamily(f"tokenswift_{name}", text, value)
-
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
@@ -87,8 +83,6 @@ class Measures:
 logger = logging.getLogger("tokenswift")
 OPEN = ("/", "/health")  # what needs no key
 LOCAL = ("localhost", "127.0.0.1", "::1")
-BODY_SECONDS = 60.0  # for a request to arrive
-SHOWN = 2000  # characters of a prompt in the log
 #: a Host header: a name or address, and perhaps a port
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
@@ -115,24 +109,31 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status, body = time.perf_counter(), 0, b""
+        begun, status, size, most = time.perf_counter(), 0, 0, self._settings.max_body
 
         async def answer(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
+        async def limited() -> MutableMapping[str, Any]:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > most:
+                raise HTTPException(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
+            return message
+
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             self._check_sender(scope["scheme"], headers)
             scope["state"]["client"] = self._check_key(scope["path"], headers)
-            body = await self._body(headers, receive)
-            await self._app(scope, _again(body, receive), answer)
+            await self._app(scope, limited, answer)
         except Refused as refused:
             await JSONResponse(refused.body, refused.status)(scope, receive, answer)
         finally:
-            self._measures.request(status)
-            self._log(scope, status, time.perf_counter() - begun, body)
+            self._measures.requests.labels(status).inc()
+            self._log(scope, status, time.perf_counter() - begun)
 
     def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
         """Refuse pages of other sites: a browser sends their requests to this machine too."""
@@ -159,48 +160,11 @@ class Guard:
             raise Refused(401, text, code="invalid_api_key")
         return key
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        """The whole body, up to the limit."""
-        most, parts, size = self._settings.max_body, [], 0
-        wrong = Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > most:
-            raise wrong
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > most:
-                        raise wrong
-                    if not message.get("more_body"):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise Refused(408, f"the body took longer than {BODY_SECONDS:g} seconds") from None
-
-    def _log(self, scope: Scope, status: int, seconds: float, body: bytes) -> None:
-        path = brief(ascii(scope["path"][:200])[1:-1])
-        client = (scope.get("client") or ("-",))[0]
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        client, path = (scope.get("client") or ("-",))[0], ascii(scope["path"][:200])[1:-1]
         logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
-        if self._settings.log_prompts and body:
-            logger.info("  %s", ascii(body.decode("utf-8", "replace"))[:SHOWN])
 
 
 def _hashed(key: str) -> bytes:
     """A key, in a form that has one length."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body once more, and then what follows it."""
-    sent = False
-
-    async def again() -> MutableMapping[str, Any]:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again

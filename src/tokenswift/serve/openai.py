@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,7 +10,6 @@ import msgspec
 from tokenswift.chat.parser import Delta
 from tokenswift.serve.answers import Answer, Part
 from tokenswift.serve.errors import error_body
-from tokenswift.types import Logprob
 
 PING = b": ping\n\n"
 LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
@@ -24,18 +23,12 @@ def data(value: Any) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """An event that has a name."""
-    return b"event: " + value["type"].encode() + b"\n" + data(value)
-
-
 # ---- what all answers tell ----------------------------------------------------------------------
 
 
 def usage(answer: Answer) -> dict[str, int]:
     """Tokens; a prompt counts once, however many texts follow it."""
-    each = max(1, answer.body.choices)
-    prompt = sum(part.prompt_tokens for part in answer.parts[::each])
+    prompt = sum(part.prompt_tokens for part in answer.parts[:: max(1, answer.body.choices)])
     new = sum(len(part.pieces) for part in answer.parts)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
@@ -45,7 +38,7 @@ def own(answer: Answer) -> dict[str, Any]:
     steps = sum(len(part.steps) for part in answer.parts)
     new = sum(len(part.pieces) for part in answer.parts)
     return {
-        "seed": answer.body.seed if answer.body.seed is not None else answer.record.seed,
+        "seed": answer.record.seed if answer.body.seed in (None, -1) else answer.body.seed,
         "ended_by": [part.reason for part in answer.parts],
         "steps": steps,
         "tokens_a_step": round(new / steps, 3) if steps else 0.0,
@@ -75,83 +68,32 @@ def unfinished(answer: Answer) -> str:
     return answer.record.error or answer.stopped or "it was stopped"
 
 
-# ---- log-probabilities --------------------------------------------------------------------------
-
-
 def logprobs(answer: Answer, part: Part, start: int = 0, end: int | None = None) -> dict[str, Any] | None:
-    """Of tokens from ``start`` to ``end``, of a completion with places behind an echo; None where nobody
-    asked."""
+    """Of tokens from ``start`` to ``end``, as chats or completions have them; None where nobody asked."""
     if answer.body.likely is None:
         return None
-    if answer.record.kind == "completion":
-        before = len(echoed(answer, part))
-        return _listed(answer, [(token, before + at, each) for token, at, each in part.logprobs[start:end]])
+    told, chat = part.logprobs[start:end], answer.record.kind == "chat"
 
     def one(token: int, value: float | None) -> dict[str, Any]:
         spelt = answer.spell(token)
         value = None if value is None else max(value, LEAST)
         return {"token": spelt.decode(errors="replace"), "logprob": value, "bytes": list(spelt)}
 
-    content = [
-        {
-            **one(token, each and each.logprob),
-            "top_logprobs": [one(*other) for other in (each.top if each else ())],
-        }
-        for token, _, each in part.logprobs[start:end]
+    content = [one(token, each and each.logprob) for token, _, each in told]
+    tops = [[one(*other) for other in (each.top if each else ())] for _, _, each in told]
+    if chat:
+        content = [{**its, "top_logprobs": top} for its, top in zip(content, tops, strict=True)]
+        return {"content": content, "refusal": None}
+    listed = [
+        {found["token"]: found["logprob"] for found in (its, *reversed(top))}  # of tokens alike the likeliest
+        for its, top in zip(content, tops, strict=True)
     ]
-    return {"content": content, "refusal": None}
-
-
-def echoed(answer: Answer, part: Part) -> str:
-    """The prompt, where the answer begins with it."""
-    return part.echo.text if part.echo is not None and answer.body.echoes else ""
-
-
-def echoed_logprobs(answer: Answer, part: Part) -> dict[str, Any] | None:
-    """Log-probabilities of a prompt that an answer begins with; None where nobody asked."""
-    if answer.body.likely is None or part.echo is None:
-        return None
-    tokens = zip(part.echo.tokens, part.echo.places, part.prompt_logprobs, strict=True)
-    return _listed(answer, list(tokens), answer.body.likely)
-
-
-def _listed(
-    answer: Answer, found: Sequence[tuple[int, int, Logprob | None]], most: int | None = None
-) -> dict[str, Any]:
-    """Log-probabilities as completions have them: the token itself is always among the likeliest, of which
-    there are up to ``most`` others."""
-    made: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, place, each in found:
-        best: dict[str, float] = {}
-        for other, value in () if each is None else (*each.top[:most], (token, each.logprob)):
-            name = answer.spell(other).decode(errors="replace")
-            best.setdefault(name, max(value, LEAST))  # of tokens that look alike the likeliest
-        known = None if each is None else max(each.logprob, LEAST)
-        spelt = answer.spell(token).decode(errors="replace")
-        for values, value in zip(made.values(), (spelt, known, best or None, place), strict=True):
-            values.append(value)
-    return made
-
-
-def of_prompt(answer: Answer, part: Part) -> dict[str, Any]:
-    """vLLM's field ``prompt_logprobs``, where it was asked for: of each token by its id, and of the likeliest
-    ones."""
-    top = answer.body.given("prompt_logprobs")
-    if top is None or part.echo is None:
-        return {}
-
-    def one(token: int, value: float, rank: int) -> dict[str, Any]:
-        said = answer.spell(token).decode(errors="replace")
-        return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": said}
-
-    made: list[dict[str, Any] | None] = []
-    for token, each in zip(part.echo.tokens, part.prompt_logprobs, strict=True):
-        if each is None:
-            made.append(None)
-            continue
-        best = {str(t): one(t, value, i) for i, (t, value) in enumerate(each.top[:top], 1)}
-        made.append({str(token): one(token, each.logprob, each.rank)} | best)
-    return {"prompt_logprobs": made}
+    return {
+        "tokens": [its["token"] for its in content],
+        "token_logprobs": [its["logprob"] for its in content],
+        "top_logprobs": listed,
+        "text_offset": [place for _, place, _ in told],
+    }
 
 
 # ---- whole answers ------------------------------------------------------------------------------
@@ -166,31 +108,17 @@ def head(answer: Answer, model: str, chunk: bool = False) -> dict[str, Any]:
 
 def whole(answer: Answer, model: str) -> dict[str, Any]:
     """A finished answer."""
-    chat = answer.record.kind == "chat"
     choices: list[dict[str, Any]] = []
+    said: dict[str, Any]
     for part in answer.parts:
-        said, reason = {"text": echoed(answer, part) + part.text}, REASONS[part.reason]
-        if chat:
-            said, reason = message(answer, part)
-        found = logprobs(answer, part, 0, part.told())
-        if found is not None and answer.body.echoes and (before := echoed_logprobs(answer, part)):
-            found = {name: before[name] + found[name] for name in found}
-        more = {"finish_reason": reason, "logprobs": found, **({} if chat else of_prompt(answer, part))}
+        said, message = {"text": part.text}, answer.message(part)
+        if answer.record.kind == "chat":
+            content = message["content"] or (None if "tool_calls" in message else "")
+            said = {"message": {**message, "content": content, "refusal": None}}
+        likely = logprobs(answer, part, 0, part.told())
+        more = {"finish_reason": ended(part, "tool_calls" in message), "logprobs": likely}
         choices.append({"index": part.index, **said, **more})
-    made = {**head(answer, model), "choices": choices, "usage": usage(answer)}
-    made |= of_prompt(answer, answer.parts[0]) if chat else {}
-    return {**made, "tokenswift": own(answer)}
-
-
-def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
-    """The message of a chat's text, and why it ended."""
-    said = answer.said(part)
-    made: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
-    if said.calls:
-        made |= {"content": said.text or None, "tool_calls": answer.tool_calls(part, said)}
-    if said.thought:
-        made["reasoning_content"] = said.thought
-    return {"message": made}, ended(part, bool(said.calls))
+    return {**head(answer, model), "choices": choices, "usage": usage(answer), "tokenswift": own(answer)}
 
 
 def ended(part: Part, calls: bool) -> str:
@@ -202,7 +130,7 @@ def ended(part: Part, calls: bool) -> str:
 
 
 def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
-    """Pieces of a chat's text as deltas of its stream; text that stands in a row is one."""
+    """Pieces of a text as deltas of a chat's stream; text that stands in a row is one."""
     made: list[dict[str, Any]] = []
     for delta in deltas:
         function: dict[str, str] = {"arguments": delta.text}
@@ -221,97 +149,65 @@ def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, 
 
 
 class Chunks:
-    """The events of a stream of chat or completion, whose texts come in any order.
+    """The events of one text of a stream.
 
     Args:
         answer: the answer.
-        model: its name.
+        part: the text.
+        head: what each event begins with.
     """
 
-    def __init__(self, answer: Answer, model: str) -> None:
-        self._answer, self._chat = answer, answer.record.kind == "chat"
-        self.head = head(answer, model, chunk=True)
-        options = answer.body.given("stream_options")
-        self.with_usage = options is not None and bool(options.include_usage)
-        self._so_far = options is not None and bool(options.continuous_usage_stats)
-        self._parsers = [None if answer.calls is None else answer.calls.parser() for _ in answer.parts]
-        self._called = [False for _ in answer.parts]
-        self._likely_told = [0 for _ in answer.parts]
-        self._waits = {part.index for part in answer.parts if answer.body.echoes}  # for their echo
+    def __init__(self, answer: Answer, part: Part, head: dict[str, Any]) -> None:
+        self._answer, self._part, self._head = answer, part, head
+        self._parser, self._called, self._likely = answer.calls.parser(), False, 0
+        self._chat = answer.record.kind == "chat"
 
-    def chunk(self, part: Part, said: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+    def event(self, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
         """An event."""
-        choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
-        used = {"usage": usage(self._answer) if self._so_far else None} if self.with_usage else {}
-        return data({**self.head, "choices": [choice], **used, **more})
+        said = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": self._part.index, "finish_reason": reason, "logprobs": more.pop("logprobs", None)}
+        return data({**self._head, "choices": [{**choice, **said}], **more})
 
-    def begin(self) -> Iterator[bytes]:
-        """The events before any text."""
-        for part in self._answer.parts if self._chat else ():
-            yield self.chunk(part, {"delta": {"role": "assistant", "content": ""}})
+    def new(self, text: str, last: bool = False, **more: Any) -> Iterator[bytes]:
+        """The events of more text, the first with what is told of its tokens."""
+        deltas = [*self._parser.push(text), *(self._parser.finish() if last else ())]
+        self._called |= any(delta.kind == "call" for delta in deltas)
+        found, start = told(self._answer, self._part, deltas), self._likely
+        self._likely = self._part.told(start)
+        if self._likely > start and self._answer.body.likely is not None:
+            more["logprobs"] = logprobs(self._answer, self._part, start, self._likely)
+        for delta in found or ([{}] if more else []):
+            yield self.event(delta, **more)
+            more = {}
 
-    def new(
-        self, part: Part, text: str, last: bool = False, more: dict[str, Any] | None = None
-    ) -> Iterator[bytes]:
-        """The events of more text, the first with what is told of its tokens; before them the prompt, where
-        the text begins with it."""
-        if part.index in self._waits:
-            self._waits.remove(part.index)
-            before = {"text": echoed(self._answer, part), "logprobs": echoed_logprobs(self._answer, part)}
-            yield self.chunk(part, before)
-        found, likely = self._pieces(part, text, last), self._newly_likely(part)
-        if not found and (more or likely):
-            found = [self._empty]
-        for said in found:
-            yield self.chunk(part, {**said, "logprobs": likely}, **(more or {}))
-            likely = more = None
-
-    def end(self, part: Part) -> bytes:
-        """The event of a text's end."""
-        return self.chunk(part, self._empty, ended(part, self._called[part.index]))
-
-    @property
-    def _empty(self) -> dict[str, Any]:
-        return {"delta": {}} if self._chat else {"text": ""}
-
-    def _pieces(self, part: Part, new: str, last: bool) -> list[dict[str, Any]]:
-        """What a new text makes of choices."""
-        parser = self._parsers[part.index]
-        if parser is None:
-            found = {"delta": {"content": new}} if self._chat else {"text": new}
-            return [found] if new or not last else []
-        deltas = [*parser.push(new), *(parser.finish() if last else ())]
-        self._called[part.index] |= any(delta.kind == "call" for delta in deltas)
-        return [{"delta": delta} for delta in told(self._answer, part, deltas)]
-
-    def _newly_likely(self, part: Part) -> dict[str, Any] | None:
-        """Log-probabilities of the tokens that the text has reached since the last time."""
-        start = self._likely_told[part.index]
-        end = self._likely_told[part.index] = part.told(start)
-        return logprobs(self._answer, part, start, end) if end > start else None
+    def end(self) -> bytes:
+        """The event of the text's end."""
+        return self.event({}, ended(self._part, self._called))
 
 
 async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes]:
     """A stream of chat or completion."""
-    made = Chunks(answer, model)
+    with_usage = bool((answer.body.given("stream_options") or {}).get("include_usage"))
+    begun = head(answer, model, chunk=True)
+    texts = [Chunks(answer, part, begun | ({"usage": None} if with_usage else {})) for part in answer.parts]
     yield PING  # the headers are out before the prompt is read
-    for value in made.begin():
-        yield value
-    async for found in answer.follow(0, ping):
+    for text in texts if answer.record.kind == "chat" else ():
+        yield text.event({"role": "assistant", "content": ""})
+    async for found in answer.follow(ping):
         if found is None:
             yield PING
             continue
         part, start, end = found
-        more = {"tokenswift": details(part, start, end)} if answer.body.own.details else None
-        for value in made.new(part, "".join(part.pieces[start:end]), more=more):
+        more = {"tokenswift": details(part, start, end)} if answer.body.own.get("details") else {}
+        for value in texts[part.index].new("".join(part.pieces[start:end]), **more):
             yield value
     if not all(part.reason for part in answer.parts):
         yield data(error_body(unfinished(answer), answer.status, code="stopped"))
         return
-    for part in answer.parts:
-        for value in made.new(part, part.tail, last=True):
+    for part, text in zip(answer.parts, texts, strict=True):
+        for value in text.new(part.tail, last=True):
             yield value
-        yield made.end(part)
-    if made.with_usage:
-        yield data({**made.head, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
+        yield text.end()
+    if with_usage:
+        yield data({**begun, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
     yield b"data: [DONE]\n\n"

@@ -1,9 +1,8 @@
 """Answers in the form of ``/v1/responses``: the whole object, and streams of events.
 
-A stream numbers its events by tokens: created 0, in progress 1, the item 2, its part 3, text up to token t
-3 + t, then what the end released, and the events of the end. So ``starting_after`` names a place in the text,
-and means the same after a restart of the server. Where tools may be called, events follow from the tokens,
-and are numbered as if every token came alone.
+A stream numbers its events as if every token came alone: created 0, in progress 1, the item 2, its part 3,
+text up to token t 3 + t, then what the end released, and the events of the end. So ``starting_after`` names a
+place in the text, and means the same after a restart of the server.
 """
 
 from __future__ import annotations
@@ -12,12 +11,21 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from tokenswift.chat.parser import Delta
+from tokenswift.chat.tools import CHOICES
 from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
-from tokenswift.serve.openai import PING, details, event, own, usage
+from tokenswift.serve.openai import PING, data, details, own, usage
 
-#: kind of an item → how the events of its pieces are called
-PIECES = {"text": "output_text", "thought": "reasoning_text", "call": "function_call_arguments"}
-BEFORE = 3  # number of the last event before the first token
+#: kind of an item → the beginning of its id, its type, and how the events of its pieces are called
+KINDS = {
+    "text": ("msg", "message", "output_text"),
+    "thought": ("rs", "reasoning", "reasoning_text"),
+    "call": ("fc", "function_call", "function_call_arguments"),
+}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """An event of a stream."""
+    return b"event: " + value["type"].encode() + b"\n" + data(value)
 
 
 def status(answer: Answer) -> str:
@@ -35,53 +43,20 @@ def status(answer: Answer) -> str:
     return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
 
 
-def item(
-    answer: Answer, part: Part, kind: str, state: str, text: str = "", call: tuple[int, str] = (0, "")
-) -> dict[str, Any]:
-    """A part of what one text holds.
-
-    Args:
-        kind: "text", "thought" or "call", as `chat.parser.Delta` has them.
-        text: of a call its arguments.
-        call: its index and name.
-    """
-    stem, begun = f"{answer.id.partition('_')[2]}_{part.index}", state == "in_progress"
-    if kind == "call":
-        called = {"call_id": answer.call_id(part, call[0]), "name": call[1], "arguments": text}
-        return {"id": f"fc_{stem}_{call[0]}", "type": "function_call", "status": state, **called}
-    if kind == "thought":
-        content = [] if begun else [{"type": "reasoning_text", "text": text}]
-        made = {"id": f"rs_{stem}", "type": "reasoning", "status": state, "summary": []}
-    else:
-        content = [] if begun else [output_text(text)]
-        made = {"id": f"msg_{stem}", "type": "message", "role": "assistant", "status": state}
-    return {**made, "content": content}
-
-
-def output_text(text: str) -> dict[str, Any]:
-    """A part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
-    """What one text holds: a message, and calls."""
-    said, state = answer.said(part), "completed" if part.reason else "incomplete"
-    if said.thought:
-        yield item(answer, part, "thought", state, said.thought)
-    if said.text or not said.calls:
-        yield item(answer, part, "text", state, said.text)
-    for i, (name, arguments) in enumerate(said.calls):
-        cut = i == len(said.calls) - 1 and not said.whole
-        yield item(answer, part, "call", "incomplete" if cut else "completed", arguments, (i, name))
+def items(answer: Answer, part: Part) -> list[dict[str, Any]]:
+    """What one text holds: a thought, messages and calls."""
+    output, parser = Output(answer, part), answer.calls.parser()
+    values = [*output.take([*parser.push(part.text), *parser.finish()]), *output.finish()]
+    return [value["item"] for value in values if value["type"] == "response.output_item.done"]
 
 
 def asked(answer: Answer) -> dict[str, Any]:
     """The tools of a request, as its response has them."""
-    if answer.calls is None or answer.calls.tools is None:
-        return {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     tools = answer.calls.tools
+    if tools is None:
+        return {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     known = [{"type": "function", "strict": True, **tool.form["function"]} for tool in tools.known]
-    choice = {"type": "function", "name": tools.choice} if tools.is_named else tools.choice
+    choice = tools.choice if tools.choice in CHOICES else {"type": "function", "name": tools.choice}
     return {"parallel_tool_calls": tools.parallel, "tool_choice": choice, "tools": known}
 
 
@@ -137,10 +112,8 @@ class Output:
 
     def __init__(self, answer: Answer, part: Part) -> None:
         self._answer, self._part = answer, part
-        self._index = -1  # of the newest item
-        self._kind = ""  # of the item that is open; "": none is
-        self._text: list[str] = []
-        self._call = (0, "")  # index and name, where it is a call
+        self._index, self._kind, self._text = -1, "", ""  # of the newest item; no kind: none is open
+        self._item: dict[str, Any] = {}
 
     def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
         """The events of pieces of the text."""
@@ -148,53 +121,64 @@ class Output:
             if kind == "end":
                 yield from self.close()
             elif kind == "call":
-                yield from self.open("call", (index, text))
+                call = {"call_id": self._answer.call_id(self._part, index), "name": text, "arguments": ""}
+                yield from self.open("call", call)
             else:
-                if kind != "arguments" and kind != self._kind:
-                    yield from self.open(kind)
-                self._text.append(text)
+                if kind not in ("arguments", self._kind):
+                    yield from self.open(kind, {"content": []})
+                self._text += text
                 yield self._event("delta", delta=text, **({"logprobs": []} if kind == "text" else {}))
 
-    def open(self, kind: str, call: tuple[int, str] = (0, "")) -> Iterator[dict[str, Any]]:
+    def open(self, kind: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """An item begins; the one that is open ends."""
         yield from self.close()
-        self._kind, self._call, self._text = kind, call, []
-        self._index += 1
-        yield self._item("added", "in_progress")
+        self._kind, self._text, self._index = kind, "", self._index + 1
+        (begin, named, _), name = KINDS[kind], self._answer.id.partition("_")[2]
+        self._item = {"id": f"{begin}_{name}_{self._index}", "type": named, "status": "in_progress", **more}
+        self._item |= {"text": {"role": "assistant"}, "thought": {"summary": []}}.get(kind, {})
+        yield self._of_item("added")
         if kind == "text":
             yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
 
-    def close(self, whole: bool = True) -> Iterator[dict[str, Any]]:
-        """The item that is open, if any, has ended; ``whole``: it is no call that was cut."""
-        kind, text = self._kind, "".join(self._text)
+    def close(self, state: str = "completed") -> Iterator[dict[str, Any]]:
+        """The item that is open, if any, has ended."""
+        kind, text = self._kind, self._text
         if kind == "text":
-            text = self._part.text if self._answer.calls is None else text
+            self._item["content"] = [output_text(text)]
             yield self._event("done", text=text, logprobs=[])
             yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
         elif kind == "thought":
+            self._item["content"] = [{"type": "reasoning_text", "text": text}]
             yield self._event("done", text=text)
         elif kind == "call":
-            yield self._event("done", name=self._call[1], arguments=text)
+            self._item["arguments"] = text
+            yield self._event("done", name=self._item["name"], arguments=text)
         if kind:
-            yield self._item("done", "completed" if whole or kind != "call" else "incomplete", text)
+            self._item["status"] = state
+            yield self._of_item("done")
         self._kind = ""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no item has begun."""
-        return self._index < 0
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """The end of the text, or as far as it is: a call that is open is cut."""
+        if self._index < 0:
+            yield from self.open("text", {"content": []})
+        cut = self._kind == "call" or not self._part.reason
+        yield from self.close("incomplete" if cut else "completed")
 
     def _event(self, what: str, **more: Any) -> dict[str, Any]:
-        return {"type": f"response.{PIECES[self._kind]}.{what}", **self._place(), **more}
+        return {"type": f"response.{KINDS[self._kind][2]}.{what}", **self._place(), **more}
 
     def _place(self) -> dict[str, Any]:
-        name = item(self._answer, self._part, self._kind, "in_progress", "", self._call)["id"]
         more = {} if self._kind == "call" else {"content_index": 0}
-        return {"item_id": name, "output_index": self._index, **more}
+        return {"item_id": self._item["id"], "output_index": self._index, **more}
 
-    def _item(self, what: str, state: str, text: str = "") -> dict[str, Any]:
-        made = item(self._answer, self._part, self._kind, state, text, self._call)
-        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": made}
+    def _of_item(self, what: str) -> dict[str, Any]:
+        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": {**self._item}}
+
+
+def output_text(text: str) -> dict[str, Any]:
+    """A part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 class Numbers:
@@ -225,48 +209,35 @@ class Numbers:
 async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIterator[bytes]:
     """A stream of ``/v1/responses``: the events whose number is greater than ``after``."""
     part, numbers = answer.parts[0], Numbers(after)
-    output = Output(answer, part)
-    parser = None if answer.calls is None else answer.calls.parser()
-
-    def of_token(at: int) -> Iterator[dict[str, Any]]:
-        """The events of a token; where nothing is called that is one."""
-        piece = part.pieces[at]
-        return output.take([Delta("text", piece)] if parser is None else parser.push(piece))
+    output, parser = Output(answer, part), answer.calls.parser()
+    silent = (
+        [] if answer.calls.tools or answer.calls.thought else [Delta("text")]
+    )  # where a token has no letters
 
     yield PING  # the headers are out before the prompt is read
     begun = [
         {"type": "response.created", "response": response(answer, model, "queued")},
         {"type": "response.in_progress", "response": response(answer, model, "in_progress")},
     ]
-    first = 0
-    if parser is None:
-        begun += output.open("text")
-        first = max(0, after - BEFORE)
     for value in numbers.of(begun):
         yield event(value)
-    numbers.newest += first
-    async for found in answer.follow(first, ping):
+    async for found in answer.follow(ping):
         if found is None:
             yield PING
             continue
         _, start, end = found
-        new = numbers.of(value for at in range(start, end) for value in of_token(at))
-        if new and answer.body.own.details:
+        pieces = part.pieces[start:end]
+        new = numbers.of(value for piece in pieces for value in output.take(parser.push(piece) or silent))
+        if new and answer.body.own.get("details"):
             new[-1]["tokenswift"] = details(part, start, end)
         for value in new:
             yield event(value)
-    if parser is None:
-        numbers.newest = BEFORE + len(part.pieces)
     if not part.reason:
         state = "failed" if answer.record.state == "failed" else "incomplete"
         value = {"type": f"response.{state}", "response": response(answer, model)}
         yield event({**value, "sequence_number": numbers.newest})  # no number of a token that may still come
         return
-    rest = [Delta("text", part.tail)] if parser is None else [*parser.push(part.tail), *parser.finish()]
-    last = [*output.take(rest)]
-    if output.is_empty:
-        last += output.open("text")
-    last += output.close(answer.said(part).whole)
+    last = [*output.take([*parser.push(part.tail), *parser.finish()]), *output.finish()]
     end = "incomplete" if part.reason == "length" else "completed"
     last.append({"type": f"response.{end}", "response": response(answer, model)})
     for value in numbers.of(last):

@@ -20,7 +20,7 @@ from tokenswift.serve.answers import Answers
 from tokenswift.serve.app import make_app
 from tokenswift.serve.guard import Measures
 from tokenswift.serve.settings import Settings, bound
-from tokenswift.serve.store import Store, store_of, without_ids
+from tokenswift.serve.store import Store
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST = 3  # seconds for connections to take what is left
@@ -91,28 +91,16 @@ class Server(uvicorn.Server):
     def _watch(self) -> None:
         """End the process where a step, or a client's prompt, does not let it end by itself."""
         if not self._over.wait(PATIENCE):
-            logger.error(
-                "error: not shut down within %g seconds; a restart resumes what is kept",
-                PATIENCE,
-            )
+            logger.error("error: not shut down within %g seconds; a restart resumes what is kept", PATIENCE)
             os._exit(128 + self.number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the steps, then the connections; one that a client does not let end is cut, and no error."""
         await self.answers.close()
-        heard = logging.getLogger("uvicorn.error")
-        heard.addFilter(_is_news)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            heard.removeFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's tells of more than connections that were cut at the end."""
-    kind = record.exc_info[0] if record.exc_info else None
-    cut = kind is not None and issubclass(kind, asyncio.CancelledError)
-    return not cut and not str(record.msg).startswith("Cancel %s running task")
+        said = logging.getLogger("uvicorn.error")
+        said.disabled = True
+        await super().shutdown(sockets)
+        said.disabled = False
 
 
 def make_server(
@@ -122,15 +110,13 @@ def make_server(
 
     Args:
         llm: the ``LLM``.
-        taken, store: from `places.bound` and `places.store_of`, where they were had before the model was
+        taken, store: from `settings.bound` and of ``run_dir``, where they were had before the model was
             loaded.
     Raises:
         InputError: an address, a folder or keys that cannot be had.
     """
     keys = settings.keys()
-    for name in ("tokenswift", "uvicorn.error"):
-        logging.getLogger(name).addFilter(without_ids)
-    store = store or store_of(settings)
+    store = store or Store(settings.run_dir)
     taken = taken or bound(settings)
     scheduler = Scheduler(llm, settings.at_once, settings.queue)  # type: ignore[arg-type]
     measures = Measures(scheduler)

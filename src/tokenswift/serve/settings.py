@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -42,7 +41,6 @@ class Settings:
         cors: another site whose pages may send requests, such as https://example.org; may be given several
             times
         served_model_name: names of the model, the first one in answers; default: its folder's or file's
-        strict_model: refuse requests for a model of another name; default: they are answered, too
         run_dir: keep a journal of every answer there; a server that is started again on the same folder
             resumes what was under way
         max_concurrent: sequences written concurrently, or auto: as many as fit in memory
@@ -55,9 +53,7 @@ class Settings:
             client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
-        max_seconds: seconds that an answer may take before it is stopped, 0 for any number
         ping: seconds without text after which a stream gets a comment, which keeps the connection open
-        log_prompts: write prompts into the access log too; default: never
     """
 
     host: str = _option("127.0.0.1", "ADDRESS")
@@ -66,7 +62,6 @@ class Settings:
     api_key: str | None = _option(None, "KEY")
     cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
     served_model_name: tuple[str, ...] = _option((), "NAME", nargs="+")
-    strict_model: bool = False
     run_dir: str | None = _option(None, "DIR")
     max_concurrent: str = _option("auto", "N", names=("--max-num-seqs",))
     queue: int = _option(64, "N", 0)
@@ -76,9 +71,7 @@ class Settings:
     share_prefixes: bool = False
     max_body: int = _option(8 << 20, "N", 1)
     max_connections: int = _option(256, "N", 1)
-    max_seconds: float = _option(0.0, "SECONDS")
     ping: float = _option(15.0, "SECONDS")
-    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -87,7 +80,6 @@ class Settings:
         if self.port > 65_535:
             raise InputError(f"port is {self.port}; valid: 0 to 65535", "port")
         check_number("ping", self.ping, "seconds, from 0.01 to 3600", 0.01 <= self.ping <= 3600)
-        check_number("max_seconds", self.max_seconds, "seconds, 0 for any number", self.max_seconds >= 0)
         self.at_once  # noqa: B018  # says what is wrong with it
         object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
         for origin in self.cors:
@@ -95,11 +87,8 @@ class Settings:
                 valid = "a site such as https://example.org"
                 raise InputError(f"cors is {shown(origin)}; valid: {valid}", "cors")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
-            raise InputError(
-                f"host is {self.host!r}, for other machines; valid: with --api-key-file or {API_KEY}, "
-                f"or 127.0.0.1",
-                "host",
-            )
+            valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
+            raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
 
     def names(self, model: str) -> tuple[str, ...]:
         """The names that the model has for clients.
@@ -128,10 +117,8 @@ class Settings:
             return "auto"
         number = int(self.max_concurrent) if self.max_concurrent.isdecimal() else 0
         if number < 1:
-            raise InputError(
-                f"max_concurrent is {self.max_concurrent!r}; valid: auto, or an integer of at least 1",
-                "max_concurrent",
-            )
+            given = f"max_concurrent is {self.max_concurrent!r}"
+            raise InputError(f"{given}; valid: auto, or an integer of at least 1", "max_concurrent")
         return number
 
     def keys(self) -> list[str]:
@@ -140,37 +127,24 @@ class Settings:
         Raises:
             InputError: the file cannot be read, or holds no key or a short one; or another one is short.
         """
-        found: list[str] = []
-        for name, key in (("api_key", self.api_key), (API_KEY, environment_key())):
-            if key is None:
-                continue
+        named = [("api_key", self.api_key), (API_KEY, environment_key())]
+        if self.api_key_file is not None:
+            named += [("api_key_file", key) for key in self._file().split() or [""]]
+        found = [(name, key) for name, key in named if key is not None]
+        for name, key in found:
             if len(key) < KEY or not key.isascii() or not key.isprintable() or " " in key:
-                raise InputError(  # a wrong key may be nearly a right one: it is not shown
-                    f"{name} has {len(key)} characters; valid: at least {KEY}, of ASCII, without spaces",
-                    "api_key" if name == "api_key" else None,
-                )
-            found.append(key)
-        return [*found, *self._file_keys()]
+                given = f"{name} has a key of {len(key)} characters"  # perhaps nearly a right one: not shown
+                valid = f"at least {KEY}, of ASCII, without spaces"
+                raise InputError(f"{given}; valid: {valid}", None if name == API_KEY else name)
+        return [key for _, key in found]
 
-    def _file_keys(self) -> list[str]:
-        if self.api_key_file is None:
-            return []
+    def _file(self) -> str:
         try:
-            text = Path(self.api_key_file).expanduser().read_text(encoding="ascii")
+            return Path(self.api_key_file or "").expanduser().read_text(encoding="ascii")
         except (OSError, ValueError) as error:
+            given = f"api_key_file {self.api_key_file} cannot be read"
             reason = getattr(error, "strerror", None) or "it is not ASCII"
-            raise InputError(
-                f"api_key_file {self.api_key_file} cannot be read ({reason}); valid: a file of keys",
-                "api_key_file",
-            ) from error
-        found = text.split()
-        if not found or min(map(len, found)) < KEY:
-            raise InputError(
-                f"api_key_file {self.api_key_file} holds {len(found)} keys; valid: at least one, and none of "
-                f"fewer than {KEY} characters",
-                "api_key_file",
-            )
-        return found
+            raise InputError(f"{given} ({reason}); valid: a file of keys", "api_key_file") from error
 
 
 def bound(settings: Settings) -> socket.socket:
@@ -186,58 +160,33 @@ def bound(settings: Settings) -> socket.socket:
         made.bind((settings.host, settings.port))
     except OSError as error:
         made.close()
-        raise InputError(
-            f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error}); "
-            f"valid: a free one, or 0 for any",
-            "port",
-        ) from error
+        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
+        raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
     return made
 
 
-class _Loading(BaseHTTPRequestHandler):
-    """Answers whatever is asked with status 503."""
-
-    timeout = 5.0
-
-    def do_GET(self) -> None:
-        """Say that the model is being loaded."""
-        text = "the model is being loaded; valid: another try in a moment"
-        error = {"error": {"message": text, "type": "server_error", "param": None, "code": "loading"}}
-        body = json.dumps({"status": "loading"} if self.path == "/health" else error).encode()
-        length = self.headers.get("content-length", "0")
-        self.rfile.read(
-            min(int(length[:9]), 1 << 20) if length.isdecimal() else 0
-        )  # or the answer may be lost
-        self.send_response(503)
-        for name, value in (("content-type", "application/json"), ("retry-after", "1")):
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_HEAD = do_POST = do_DELETE = do_OPTIONS = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a prober asks every second."""
-
-
-class _Door(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: its client is gone."""
+async def _loading(scope: Any, receive: Any, send: Any) -> None:
+    """Whatever is asked, the model is being loaded."""
+    text = "the model is being loaded; valid: another try in a moment"
+    error = {"message": text, "type": "server_error", "param": None, "code": "loading"}
+    body = json.dumps({"status": "loading", "error": error}).encode()
+    head = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 @contextmanager
 def loading(taken: socket.socket) -> Iterator[None]:
     """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards finds those
     that nobody has answered."""
-    taken.listen()
-    server = _Door(("127.0.0.1", 0), _Loading, bind_and_activate=False)
-    server.socket.close()
-    server.socket = taken
-    thread = Thread(target=server.serve_forever, args=(0.05,), name="tokenswift-loading", daemon=True)
+    import uvicorn
+
+    how: Any = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "http": "h11"}
+    server = uvicorn.Server(uvicorn.Config(_loading, **how))
+    thread = Thread(target=server.run, args=([taken.dup()],), name="tokenswift-loading", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        server.shutdown()
+        server.should_exit = True
         thread.join()

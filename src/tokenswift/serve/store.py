@@ -10,7 +10,6 @@ Names come from the server alone: an id that is not of its form is no answer's.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -26,33 +25,11 @@ from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.journal import read_regular
 from tokenswift.runs.state import RunState
-from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 IDS = re.compile(r"(?:chatcmpl-|cmpl-|resp_)[0-9a-f]{32}")
-OWN = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{9,}")  # an id, or the most of one
 RECORD = "answer.json"
-
-
-def brief(text: str) -> str:
-    """A text for the log: ids in it are told apart, but nothing can be asked for by them."""
-    return re.sub("[0-9a-f]{9,}", lambda found: hashlib.sha256(found[0].encode()).hexdigest()[:8] + "…", text)
-
-
-def without_ids(record: logging.LogRecord) -> bool:
-    """Shorten the ids in a line of the log, as `brief` does; a filter that keeps every line. Errors name
-    folders, and an answer's folder has its id for a name."""
-    if record.exc_info:
-        record.exc_text = _shortened(logging.Formatter().formatException(record.exc_info))
-    said = record.getMessage()
-    if (short := _shortened(said)) != said:
-        record.msg, record.args = short, None
-    return True
-
-
-def _shortened(text: str) -> str:
-    return OWN.sub(lambda found: brief(found[0]), text)
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,18 +68,17 @@ class Store:
         InputError: it cannot be made or written.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self._root, self._lock = folder, folder or Path(), None
+    def __init__(self, run_dir: str | None) -> None:
+        self._root, self._lock = Path(run_dir or "").expanduser(), None
+        self.folder = folder = None if run_dir is None else self._root
         if folder is None:
             return
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = folders.Lock(folder)
         except OSError as error:
-            raise InputError(
-                f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder",
-                "run_dir",
-            ) from error
+            given = f"run_dir {folder} cannot be written ({error.strerror or error})"
+            raise InputError(f"{given}; valid: a writable folder", "run_dir") from error
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -164,12 +140,3 @@ class Store:
         contents, state = folders.load(folder)
         folders.check_whole(folder, contents, state)
         return state
-
-
-def store_of(settings: Settings) -> Store:
-    """Where answers are kept; nobody else writes there from now on.
-
-    Raises:
-        InputError: the folder cannot be had.
-    """
-    return Store(None if settings.run_dir is None else Path(settings.run_dir).expanduser())
