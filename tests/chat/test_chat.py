@@ -93,15 +93,6 @@ def test_none_is_no_tool(calling: LLM) -> None:
     assert none.generation.token_ids == alone.token_ids and none.text == alone.text and not none.tool_calls
 
 
-def test_a_call_that_is_cut(untrained: LLM) -> None:
-    reply = untrained.chat(ASKED, 60, tools=TOOLS, tool_choice=NAMED, seed=1)
-    assert reply.finish_reason == "length" and len(reply.tool_calls) == 1
-    with pytest.raises(ValueError):
-        json.loads(reply.tool_calls[0].arguments)
-    again = untrained.chat([*ASKED, reply.message, *ASKED], 8, tools=TOOLS, seed=1)
-    assert len(again.generation.token_ids) == 8
-
-
 @pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "[" * 9999])
 def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     """A message of ours is never refused."""

@@ -54,20 +54,6 @@ def test_forced_and_free_calls(family: Family) -> None:
     assert first_refused(family, call[:-1], "required") == call[:-1]  # it does not end in a call
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
-def test_no_call_is_wrong(family: Family, choice: str) -> None:
-    """Neither a name nor arguments that the schema does not have; what is free is no call."""
-    call = CALL[family]
-    for old, new in (("fg", "h"), ("12", '"12"'), ('"}"', '"y"'), (', "b"', ', "c"'), ('"a"', '"A"')):
-        wrong = call.replace(old, new)
-        place = first_refused(family, wrong, choice)
-        if new == "h" and choice == "auto" and not family.opening:  # it names no tool: text
-            assert place is None and read(family, wrong, []).calls == ()
-            continue
-        assert place is not None and wrong.startswith(place) and not call.startswith(wrong), wrong
-
-
 INDENTED = '{\n  "name": "fg",\n  "KEY": {\n    "a": 12,\n    "b": "}"\n  }\n}'
 
 

@@ -186,16 +186,6 @@ def test_no_seed_is_another_text_each_time(server: Running) -> None:
     assert again.choices[0].text == first
 
 
-def finished(client: openai.OpenAI, name: str) -> Response:
-    """A response of the background, when it has ended."""
-    for _ in range(600):
-        found = client.responses.retrieve(name)
-        if found.status not in ("queued", "in_progress"):
-            return found
-        time.sleep(0.05)
-    raise AssertionError("no end within 30 seconds")
-
-
 def test_responses(server: Running, llm: LLM) -> None:
     client = server.client()
     found = client.responses.create(
@@ -212,18 +202,6 @@ def test_responses(server: Running, llm: LLM) -> None:
     again = client.responses.create(model="chatty", input=CHAT, max_output_tokens=NEW, extra_body={"seed": 5})
     assert again.output_text == found.output_text and again.id != found.id
     assert client.responses.retrieve(again.id).output_text == found.output_text
-
-
-def test_responses_in_the_background(server: Running, llm: LLM) -> None:
-    client = server.client()
-    begun = client.responses.create(
-        model="chatty", input=CHAT, max_output_tokens=NEW, background=True, extra_body={"seed": 5}
-    )
-    assert begun.status in ("queued", "in_progress")
-    found = finished(client, begun.id)
-    Response.model_validate(found.to_dict(), strict=True)
-    assert found.output_text == alone(llm, CHAT) and found.usage is not None
-    assert found.usage.output_tokens == NEW
 
 
 def events(server: Running, name: str, after: int | None) -> list[Any]:

@@ -59,20 +59,6 @@ def test_a_chat(server: Running) -> None:
     assert text.json()["choices"][0]["text"] == "<think>y</think>o", "a text that is continued is text"
 
 
-def test_later_turns(server: Running, thinking: LLM) -> None:
-    """What a client sends back of a thought is the template's to write, here not at all."""
-    later = [*ASKED, {"role": "assistant", "content": "o"}, {"role": "user", "content": "And?"}]
-    for name in ("reasoning_content", "reasoning"):
-        sent = [ASKED[0], {**later[1], name: "y"}, later[2]]
-        found = server.post("/v1/chat/completions", {**CHAT, "messages": sent}).json()
-        assert found["usage"]["prompt_tokens"] == len(thinking.encode(later))
-    first = server.client().responses.create(model="x", **SAID)
-    second = server.client().responses.create(
-        model="x", **{**SAID, "input": "And?"}, previous_response_id=first.id
-    )
-    assert second.usage is not None and second.usage.input_tokens == len(thinking.encode(later))
-
-
 def test_a_response(server: Running) -> None:
     """A reasoning item before the message; events that can be taken up at every place."""
     found = server.client().responses.create(model="x", **SAID)

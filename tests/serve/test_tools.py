@@ -107,18 +107,6 @@ def test_choices(tools: Running, call: dict[str, Any], choice: Any, called: bool
     assert len([one for one in pieces if one.id]) == len(message.tool_calls or ())
 
 
-def test_helpers_of_chats(tools: Running, call: dict[str, Any]) -> None:
-    """``parse`` and ``stream`` read the arguments."""
-    client = tools.client()
-    parsed = client.chat.completions.parse(**call).choices[0].message
-    assert parsed.tool_calls and isinstance(parsed.tool_calls[0].function.parsed_arguments, Weather)
-    with client.chat.completions.stream(**call) as stream:
-        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
-    assert [event.parsed_arguments for event in done] == [
-        one.function.parsed_arguments for one in parsed.tool_calls
-    ]
-
-
 def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
     """``parse`` reads the arguments; a result goes on from the response's id."""
     client = tools.client()

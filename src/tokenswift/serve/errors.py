@@ -37,7 +37,8 @@ def error_body(
 ) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    text = message.encode(errors="backslashreplace").decode()  # names may hold lone surrogates
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
 
 
 def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseException | None:

@@ -13,14 +13,13 @@ from tokenswift.serve.errors import error_body
 
 PING = b": ping\n\n"
 LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
-encode = msgspec.json.encode
 #: why a text ended → OpenAI's word for it
 REASONS = {"length": "length", "eos": "stop", "stop": "stop", "loop": "stop"}
 
 
 def data(value: Any) -> bytes:
     """An event of a stream."""
-    return b"data: " + encode(value) + b"\n\n"
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 # ---- what all answers tell ----------------------------------------------------------------------

@@ -191,9 +191,9 @@ class Numbers:
     def __init__(self, after: int) -> None:
         self.newest, self._after = -1, after
 
-    def of(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The new ones among the next events; pieces of one thing in a row are one, numbered as the last."""
-        made: list[dict[str, Any]] = []
+    def of(self, values: Iterable[dict[str, Any]], made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is made already, and behind it the new ones among the next events; pieces of one thing in a
+        row are one, numbered as the last."""
         for value in values:
             self.newest += 1
             if self.newest <= self._after:
@@ -219,15 +219,17 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
         {"type": "response.created", "response": response(answer, model, "queued")},
         {"type": "response.in_progress", "response": response(answer, model, "in_progress")},
     ]
-    for value in numbers.of(begun):
+    for value in numbers.of(begun, []):
         yield event(value)
     async for found in answer.follow(ping):
         if found is None:
             yield PING
             continue
         _, start, end = found
-        pieces = part.pieces[start:end]
-        new = numbers.of(value for piece in pieces for value in output.take(parser.push(piece) or silent))
+        new: list[dict[str, Any]] = []
+        for piece in part.pieces[start:end]:
+            numbers.of(output.take(parser.push(piece) or silent), new)
+            start += numbers.newest <= after  # told of before
         if new and answer.body.own.get("details"):
             new[-1]["tokenswift"] = details(part, start, end)
         for value in new:
@@ -240,5 +242,5 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     last = [*output.take([*parser.push(part.tail), *parser.finish()]), *output.finish()]
     end = "incomplete" if part.reason == "length" else "completed"
     last.append({"type": f"response.{end}", "response": response(answer, model)})
-    for value in numbers.of(last):
+    for value in numbers.of(last, []):
         yield event(value)

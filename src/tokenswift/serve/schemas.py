@@ -265,7 +265,7 @@ class Body(BaseModel):
         known = [*OWN, *(name for name in SAMPLING if name not in Body.model_fields)]
         for name in self.own:
             if name not in known:
-                given = f"tokenswift.{name} is not a setting of this server"
+                given = f"tokenswift.{name[:80]} is not a setting of this server"
                 raise InputError(f"{given}; valid: {', '.join(known)}{meant(name, known)}", "tokenswift")
 
     def template_options(self) -> dict[str, Any]:

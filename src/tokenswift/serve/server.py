@@ -23,7 +23,6 @@ from tokenswift.serve.settings import Settings, bound
 from tokenswift.serve.store import Store
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LAST = 3  # seconds for connections to take what is left
 PATIENCE = 8.0  # seconds until a signal ends the process, whatever it does
 
 logger = logging.getLogger("tokenswift")
@@ -130,6 +129,6 @@ def make_server(
         access_log=False,
         server_header=False,
         limit_concurrency=settings.max_connections,
-        timeout_graceful_shutdown=LAST,
+        timeout_graceful_shutdown=3,  # seconds for connections to take what is left
     )
     return Server(config, answers, taken)
