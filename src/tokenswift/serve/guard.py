@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
+import prometheus_client as prometheus
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -20,6 +20,7 @@ from tokenswift.serve.errors import Refused
 from tokenswift.serve.settings import Settings
 from tokenswift.types import Step
 
+prometheus.disable_created_metrics()
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 STEP_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -45,13 +46,13 @@ class Measures:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._registry = registry = CollectorRegistry(auto_describe=True)
+        self._registry = registry = prometheus.CollectorRegistry(auto_describe=True)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"tokenswift_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> prometheus.Counter:
+            return prometheus.Counter(f"tokenswift_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"tokenswift_{name}", text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> prometheus.Histogram:
+            return prometheus.Histogram(f"tokenswift_{name}", text, buckets=buckets, registry=registry)
 
         self._tokens = counter("tokens", "New tokens")
         self._drafted = counter("drafted_tokens", "Drafted tokens that were checked")
@@ -62,9 +63,9 @@ class Measures:
         self.answers = counter("answers", "Answers by end", "kind", "state")
         self.requests = counter("requests", "Requests by status", "status")
         for field, (name, text) in FIGURES.items():
-            made = Gauge(f"tokenswift_{name}", text, registry=registry)
+            made = prometheus.Gauge(f"tokenswift_{name}", text, registry=registry)
             made.set_function(lambda field=field: getattr(scheduler.figures(), field))
-        held = Gauge("tokenswift_memory_bytes", "Memory that the process holds", registry=registry)
+        held = prometheus.Gauge("tokenswift_memory_bytes", "Memory that the process holds", registry=registry)
         held.set_function(lambda: psutil.Process().memory_info().rss)
 
     def step(self, step: Step) -> None:
@@ -77,12 +78,11 @@ class Measures:
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
-        return generate_latest(self._registry)
+        return prometheus.generate_latest(self._registry)
 
 
 logger = logging.getLogger("tokenswift")
 OPEN = ("/", "/health")  # what needs no key
-LOCAL = ("localhost", "127.0.0.1", "::1")
 #: a Host header: a name or address, and perhaps a port
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
@@ -142,7 +142,7 @@ class Guard:
         if host and found is None:
             raise Refused(400, f"the Host header is {shown(host)}; valid: a name or an address, and a port")
         name = found and (found[1] or found[2])
-        if self._settings.is_local and name not in (*LOCAL, self._settings.host):
+        if self._settings.is_local and name not in ("localhost", "127.0.0.1", "::1", self._settings.host):
             raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
         if origin is not None and origin.lower() not in (f"{scheme}://{host}", *self._settings.cors):
             valid = "this server's own page, or one of --cors"
