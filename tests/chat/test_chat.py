@@ -87,12 +87,6 @@ def test_a_loop_of_tools(calling: LLM) -> None:
     assert calling.chat(messages, 400, temperature=0).text == "ok"  # calls that were made need no tools
 
 
-def test_none_is_no_tool(calling: LLM) -> None:
-    none = calling.chat(ASKED, 8, tools=TOOLS, tool_choice="none", seed=1)
-    alone = calling.generate(ASKED, 8, seed=1)
-    assert none.generation.token_ids == alone.token_ids and none.text == alone.text and not none.tool_calls
-
-
 @pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "[" * 9999])
 def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     """A message of ours is never refused."""

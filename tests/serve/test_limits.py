@@ -197,17 +197,3 @@ def test_errors_name_what_a_client_can_set(
     assert found.status_code == 400 and error["message"].startswith(message), error
     assert error["param"] in {**BODIES[kind], **body}
     assert len(error["message"]) < 400
-
-
-def test_errors_of_the_memory(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the names of a request's fields."""
-    from tokenswift.memory import Memory
-
-    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(1000, 1 << 40))
-    for path, body, field in (
-        ("completions", {"prompt": "hello"}, "max_tokens"),
-        ("responses", {"input": "hello"}, "max_output_tokens"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "max_tokens"),
-    ):
-        error = server.post(f"/v1/{path}", {**body, field: 900}).json()["error"]
-        assert "bytes of memory" in error["message"] and "max_new_tokens" not in error["message"]

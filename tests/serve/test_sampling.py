@@ -10,7 +10,7 @@ import pytest
 from transformers import GenerationConfig
 
 from tests.chats import chat_tokenizer
-from tests.conftest import tiny_model, tiny_tokenizer
+from tests.conftest import tiny_model
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import ANSWERS
@@ -62,9 +62,3 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
             assert made.max_new_tokens == wanted, kind
             (made,) = body.requests(llm, Settings(max_tokens=2000), 0)
             assert made.max_new_tokens == min(wanted, 2000), kind
-
-
-def test_a_response_of_a_model_without_a_template_is_continued_text(start: Start) -> None:
-    with LLM.from_model(tiny_model(max_position_embeddings=1024), tiny_tokenizer(), heads=None) as llm:
-        wanted = llm.generate("Hello", NEW, sampling=SamplingParams(seed=5), ignore_eos=True).text
-        assert said(start(llm), "/v1/responses") == wanted

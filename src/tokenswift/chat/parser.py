@@ -64,7 +64,7 @@ class Parser:
         self._heads = {True: regex.compile(begins + head), False: regex.compile(S + self._tag + head)}
         ends = rf"{S}\}}{S}"
         self._ends = {True: regex.compile(ends), False: regex.compile(ends + family.closing.strip())}
-        self._mark = regex.compile(S + self._tag)
+        self._mark: Any = regex.compile(S + self._tag)
         self._state = {"may": self._begin, "begun": self._thought}.get(thought, self._answer)
         self._thinks = False  # whether a part of the thought was told
         self._held = ""  # not yet told: it may belong to a call

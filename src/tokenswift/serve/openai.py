@@ -198,7 +198,7 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
             continue
         part, start, end = found
         more = {"tokenswift": details(part, start, end)} if answer.body.own.get("details") else {}
-        for value in texts[part.index].new("".join(part.pieces[start:end]), **more):
+        for value in texts[part.index].new("".join(part.pieces[start:end]), False, **more):
             yield value
     if not all(part.reason for part in answer.parts):
         yield data(error_body(unfinished(answer), answer.status, code="stopped"))

@@ -46,7 +46,7 @@ SAMPLING = [one.name for one in fields(SamplingParams) if one.name not in ("gram
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 CALL, RESULT, SKIPPED = "function_call", "function_call_output", "reasoning"
 #: kinds of vLLM's ``structured_outputs`` → what is made of their values
-MADE: dict[str, Callable[[Any], Grammar]] = {
+MADE: dict[str, Callable[[Any], Grammar | None]] = {
     "json": Grammar.json_schema,
     "regex": Grammar.regex,
     "choice": Grammar.choice,
