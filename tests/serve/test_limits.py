@@ -136,9 +136,13 @@ WRONG = {"type": "json_object", "schema": {"properties": {"a": {"type": "any"}}}
 LACKS = "valid: leave it out"
 #: kind and body of a request, and the beginning of its refusal, whose first word is the field
 WORDS: list[tuple[str, dict[str, Any], str]] = [
-    ("completion", {"max_tokens": 1020}, "max_tokens is 1020"),
+    (
+        "completion",
+        {"max_tokens": 1020},
+        "max_tokens is 1020; valid: an integer from 1 to 1,018",
+    ),
     ("completion", {"max_tokens": "x"}, "max_tokens is 'x'; valid: integer"),
-    ("completion", {"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
+    ("completion", {"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 1,"),
     ("completion", {"prompt": {"a": 1}}, "prompt is {'a': 1}; valid: string, or list"),
     ("completion", {"prompt": ["x"] * 9}, "n is 1, for 9 prompts; valid: 1 to 8 in all"),
     ("completion", {"stop": "x" * 1025}, "stop is "),

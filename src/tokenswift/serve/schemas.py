@@ -344,10 +344,10 @@ class Body(BaseModel):
     def _new_tokens(self, llm: Any, most: int, size: int, answers: bool) -> int:
         """How many tokens may follow a prompt of so many, which is answered or gone on from."""
         field, wanted = self.length()
-        if wanted not in (None, -1) and not 1 <= wanted <= most:
-            raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {most:,}", field)
         limit = llm.target.rotary.limit
         rest = most if limit is None else min(most, limit - size)
+        if wanted not in (None, -1) and not 1 <= wanted <= rest:
+            raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {rest:,}", field)
         usual = default_length(llm.target, True, size) if answers else TOKENS
         return min(usual, rest) if wanted is None else rest if wanted == -1 else wanted
 
