@@ -88,6 +88,7 @@ def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytes
         error = found.json()["error"]
         assert found.status_code == 400 and error["param"] == field, error
         assert "characters; valid: up to 640, for 20 tokens" in error["message"]
+    monkeypatch.undo()
     ids = server.post("/v1/completions", {"prompt": [1] * 21}).json()["error"]
     assert ids["message"] == "the prompt is 21 tokens; valid: up to 20"
 
