@@ -81,14 +81,11 @@ def test_norm(kernels: CpuBackend, width: int) -> None:
 CASES = [
     (0, 1, False, 0),
     (5, 7, True, 0),
-    (CHUNK - 6, 12, True, 0),
     (CHUNK - 1, 41, True, 0),
     (CHUNK + 44, 1, False, 0),
-    (700, 5, True, 100),
     (2 * CHUNK + 1, 41, True, 300),
     (100, 300, False, 0),
     (100, 300, False, 64),
-    (1000, 70, False, 0),
     (2000, 130, True, 0),
 ]
 

@@ -19,10 +19,6 @@ DEFECTS = {
         "x = fused(splat(e[j]), part ? load_part(type, row, part) : load(type, row), x);",
         "x += e[j] * (part ? load_part(type, row, part) : load(type, row));",
     ),
-    "chunks merged in another order by more rows": (
-        "for (long c = 0; c < s->chunks; c++) {",
-        "for (long c = s->chunks - 1; c >= 0; c--) {",
-    ),
     "a product that depends on the number of rows": (
         "acc[r][c] = fused(splat(x), w[c], acc[r][c]);",
         "acc[r][c] = rows > 1 ? splat(x) * w[c] + acc[r][c] : fused(splat(x), w[c], acc[r][c]);",

@@ -19,7 +19,6 @@ from tests.kernels.cuda.bounds import in_order as in_order
 from tests.kernels.cuda.cases import CPU, TORCH, batch_of, by_torch, random, segment, shape_of, tree
 from tests.kernels.cuda.cases import product as library
 from tokenswift.kernels.base import Taps
-from tokenswift.kernels.check import Case
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR, Form, piece_of
@@ -201,14 +200,6 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
             assert torch.equal(one, same)
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert len(bodies[0].graphs._kept) == 1
-
-
-def test_the_check_at_loading_finds_them_right() -> None:
-    """Of single rows, as the interpreter is slow."""
-    backend = CudaBackend(CPU, KERNELS, library)
-    case = Case(backend, torch.float32)
-    found, expected = (case.run(each, [[0]]) for each in (backend, TORCH))
-    assert float((found - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_pieces_end_at_fixed_positions() -> None:

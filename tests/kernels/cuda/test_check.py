@@ -27,7 +27,6 @@ from tokenswift.types import InputError
         ("3.6.0", False, (9, 0), "torch finds no CUDA device"),
         ("3.7.1", True, (7, 5), "Some Card has compute capability 7.5; valid: 8.0 and newer"),
         ("3.10.0", True, (8, 0), "no driver that could be loaded"),
-        ("4.0", True, (12, 0), "no driver that could be loaded"),
     ],
 )
 def test_torch_takes_over_where_kernels_cannot_be_tried(

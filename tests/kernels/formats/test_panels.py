@@ -94,13 +94,6 @@ def test_parts_of_several_formats(kernels: CpuBackend, dtype: torch.dtype) -> No
         assert torch.equal(kernels.linear(states, packed, bias), expected)
 
 
-def test_neighbours_of_one_format_are_one_part(kernels: CpuBackend) -> None:
-    parts = [random_weight(Q8_0, 20, 64, 1), random_weight(Q8_0, 9, 64, 2)]
-    packed = kernels.pack(parts)
-    assert len(packed.parts) == 1 and packed.stored and packed.rows == 29
-    assert torch.equal(kernels.take(packed, torch.arange(29)), torch.cat([part.decode() for part in parts]))
-
-
 def test_other_types_of_products_are_unpacked(kernels: CpuBackend) -> None:
     stored = random_weight(Q8_0, 20, 64, 1)
     packed = kernels.pack(stored, torch.float16)
