@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from tokenswift import words
@@ -409,8 +408,6 @@ class LoadConfig:
             values in int8)
         kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
             memory of bfloat16
-        device_map: where layers lie: auto (over cards, then memory, then disk), or a device for each module
-            (a JSON file on the command line); default: all on the device
         tp: processes that compute the model together, started by torchrun
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
         cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
@@ -426,7 +423,6 @@ class LoadConfig:
     weights: words.Weights | str = "stored"
     activations: words.Activations | str = "float"
     kv_cache_dtype: words.KvCacheDtype | str = "auto"
-    device_map: str | Mapping[str, str | int] | None = None
     tp: int = 1
     backend: words.Backend | str = "auto"
     cuda_graphs: words.CudaGraphs | str = "auto"
@@ -448,32 +444,10 @@ class LoadConfig:
         if self.threads is not None:
             keep_field(self, "threads", check_threads(self.threads))
         check_whole(self, "tp", 1)
-        self._check_spread()
-
-    def _check_spread(self) -> None:
-        """Refuse what no model can be spread by."""
-        if self.device_map is not None:
-            self._check_map()
-            refuse(self.tp > 1, self, "device_map", f" beside tp {self.tp}; valid: one of the two")
-            rest = " beside device_map; valid: auto, the map says where"
-            refuse(self.device != "auto", self, "device", rest)
-            if find_spec("accelerate") is None:
-                raise InputError("device_map needs accelerate; valid: with it (pip install accelerate)")
         cards = self.tp > 1 and ":" in self.device
         refuse(cards, self, "device", f" beside tp {self.tp}; valid: auto, each rank has its own")
-        for name, usual in (("weights", "stored"), ("backend", "auto")) if self.spread else ():
-            refuse(getattr(self, name) != usual, self, name, f", but {self.spread}; valid: {usual}")
-
-    def _check_map(self) -> None:
-        placed = self.device_map
-        mapped = isinstance(placed, Mapping) and len(placed) > 0
-        valid = "; valid: auto, or a device for each module by name"
-        refuse(placed != "auto" and not mapped, self, "device_map", valid)
-        for module, place in placed.items() if isinstance(placed, Mapping) else ():
-            if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
-                wrong = f"device_map places {shown(module)} on {shown(place)}"
-                raise InputError(f"{wrong}; valid: cpu, disk, cuda:N or N", "device_map")
-        keep_field(self, "device_map", placed if isinstance(placed, str) else dict(placed or {}))
+        for name, usual in (("weights", "stored"), ("backend", "auto")) if self.tp > 1 else ():
+            refuse(getattr(self, name) != usual, self, name, f" beside tp {self.tp}; valid: {usual}")
 
     @property
     def scaling(self) -> RopeScaling | None:
@@ -499,13 +473,6 @@ class LoadConfig:
         import torch
 
         return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
-
-    @property
-    def spread(self) -> str | None:
-        """How the model is spread, in words; None where it lies in one place."""
-        if self.tp > 1:
-            return f"the model is spread over {self.tp} ranks"
-        return None if self.device_map is None else "the model's layers are placed by device_map"
 
 
 MAX_NODES = 4096  # of a tree, its root included

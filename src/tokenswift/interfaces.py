@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -25,10 +25,6 @@ class Pass:
     queries: Sequence[Tensor] | Tensor
     features: Float[Tensor, "k n D"] | None = None
     logits: Float[Tensor, "n V"] | None = None
-
-
-#: is told of a pass over a prompt: the position of its first row, and its hidden states (n, D)
-OnRead: TypeAlias = Callable[[int, Tensor], None]
 
 
 @dataclass(slots=True)

@@ -116,9 +116,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely a token was at its place: a new one, unless ``logprobs_mode`` is "raw_logprobs", under the
-    distribution that it was drawn from (after penalty, temperature and filters; with ``greedy`` after the
-    penalty alone), one of a prompt under the model's own.
+    """How likely a new token was at its place, under the distribution that it was drawn from (after penalty,
+    temperature and filters; with ``greedy`` after the penalty alone), or under the model's own where
+    ``logprobs_mode`` is "raw_logprobs".
 
     Attributes:
         logprob: natural logarithm of its probability.
@@ -147,7 +147,6 @@ class Step:
         chars: how many characters of ``text`` each new token released; what is more, the end did.
         begins: where in the whole text each new token begins, in characters.
         logprobs: of each new token, where they were asked for.
-        prompt_logprobs: with the first step, where they were asked for: as `Generation` has them.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
     """
@@ -162,7 +161,6 @@ class Step:
     chars: tuple[int, ...] = ()
     begins: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
-    prompt_logprobs: tuple[Logprob | None, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -239,8 +237,6 @@ class Generation:
             NAME", several with commas between them, or "none".
         token_sources: how many of the new tokens came from where, by the names of `spec.drafters.base`.
         logprobs: of each new token, where they were asked for; else [].
-        prompt_logprobs: of each token of the prompt, after those before it, where they were asked for; else
-            []. The first one, which nothing stands before, has None.
     """
 
     token_ids: list[int]
@@ -254,4 +250,3 @@ class Generation:
     draft_source: str = "none"
     token_sources: dict[str, int] = field(default_factory=dict)
     logprobs: list[Logprob] = field(default_factory=list)
-    prompt_logprobs: list[Logprob | None] = field(default_factory=list)

@@ -528,8 +528,8 @@ def test_a_part_is_read_once_where_the_shared_pass_fails(
 ) -> None:
     """After its rows were computed: at the logits of the other text."""
     text, parts = running(llm, tokens := [*SHARED, *range(7)]), unread(llm, tokens)
-    seen: list[tuple[int, int]] = []
-    parts.on_read = lambda at, hidden: seen.append((at, len(hidden)))
+    seen, commit = list[int](), parts.cache.commit
+    monkeypatch.setattr(parts.cache, "commit", lambda nodes: (seen.append(len(nodes)), commit(nodes)))
     logits = llm.target.logits
     failures = [RuntimeError("planted: no memory")]
 
@@ -542,22 +542,20 @@ def test_a_part_is_read_once_where_the_shared_pass_fails(
     chunk = PrefillChunk(parts, rows)
     (made,) = step([text], chunk)
     assert isinstance(made, Step) and not failures and chunk.error is None
-    assert parts.cache.length == rows and seen == [(0, rows)]
+    assert parts.cache.length == rows and seen == [rows]
     assert torch.equal(parts.cache.data[:, :, :rows], text.cache.data[:, :, :rows])
 
 
-def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
+def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     text, parts = running(llm, list(SHARED)), unread(llm, list(SHARED))
-    told: list[int] = []
 
-    def broken(at: int, hidden: torch.Tensor) -> None:
-        told.append(at)
+    def broken(nodes: tuple[int, ...]) -> None:
         raise RuntimeError("planted")
 
-    parts.on_read = broken
+    monkeypatch.setattr(parts.cache, "commit", broken)
     chunk = PrefillChunk(parts, 9)
     (made,) = step([text], chunk)
-    assert isinstance(made, Step) and str(chunk.error) == "planted" and told == [0]
+    assert isinstance(made, Step) and str(chunk.error) == "planted" and parts.cache.length == 0
 
 
 # ---- beginnings that are shared -----------------------------------------------------------------

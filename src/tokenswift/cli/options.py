@@ -27,7 +27,6 @@ from tokenswift.config import (
     sampling_by,
     sampling_over,
 )
-from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
 from tokenswift.types import InputError
 
@@ -291,21 +290,9 @@ def check_heads(heads: str, name: str = "heads") -> None:
         )
 
 
-def device_map_from(args: argparse.Namespace) -> str | dict[str, Any] | None:
-    """Where layers lie: None, "auto", or what a JSON file says.
-
-    Raises:
-        InputError: the file cannot be read, or holds something else.
-    """
-    given = args.device_map
-    if given in (None, "auto"):
-        return given
-    return object_in(Path(given).expanduser(), MOST_CONFIG, "--device-map")
-
-
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "eagle", "data", "device_map", "json_schema", "grammar")
+    names = ("prompt_file", "prompts", "heads", "eagle", "data", "json_schema", "grammar")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     words = ("auto", "none", "self", "shipped", "-")
     return {name: file for name, file in given.items() if file not in words}
@@ -325,4 +312,4 @@ def load_model(args: argparse.Namespace) -> Any:
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `config.LoadConfig` that the model options are."""
-    return {name: getattr(args, name) for name in LOADING} | {"device_map": device_map_from(args)}
+    return {name: getattr(args, name) for name in LOADING}

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenswift")
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
 #: here the default is what the run had
-PLACED = "spread the layers: auto, or a JSON file with a device for each module; default: as before"
 LOOP = "when the text repeats itself: report (continue and say so) or stop; default: as before"
 
 
@@ -74,7 +73,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, options.RunDir)
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
-    add_options(parser, LoadConfig, ("threads", "device_map"), texts={"device_map": PLACED})
+    add_options(parser, LoadConfig, ("threads",))
     add_options(parser, options.Record)
     add_options(parser, options.Shown, ("verbose", "raw_output"))
     parser = command(subparsers, "runs", list_runs, "list runs")
@@ -95,8 +94,7 @@ def resume(args: argparse.Namespace) -> int:
     """
     from tokenswift.runs import folder as folders
 
-    device_map = options.device_map_from(args)
-    LoadConfig(threads=args.threads, device_map=device_map)
+    LoadConfig(threads=args.threads)
     record = output.check_record(args.json, output.files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
@@ -120,7 +118,7 @@ def resume(args: argparse.Namespace) -> int:
         request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
-        llm = reload(state, stages, device_map)
+        llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     sink = output.TextSink(None, record != output.STDOUT, args.raw_output)
     progress = Progress(request.max_new_tokens, args.quiet, len(state.tokens))

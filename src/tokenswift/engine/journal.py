@@ -80,7 +80,7 @@ def open_journal(sequence: Any) -> RunWriter:
         except BaseException:
             writer.close()
             raise
-        writer.was_over = sequence.end_reason is not None
+        writer.was_over = sequence.finish_reason is not None
         if not writer.was_over:
             _warn(writer.state.session, session, identity["acceptance"])
     return writer
@@ -214,16 +214,11 @@ def request_of(
     )
 
 
-def reload(
-    state: RunState,
-    on_progress: OnProgress | None = None,
-    device_map: str | Mapping[str, str | int] | None = None,
-) -> LLM:
+def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
     """The ``LLM`` of a run, loaded as it was.
 
     Args:
         on_progress: as of ``LLM``.
-        device_map: as of ``LLM``; None as before.
     Raises:
         InputError: it was made from a model object, or cannot be loaded any more.
     """
@@ -235,8 +230,6 @@ def reload(
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
     loading = msgspec.to_builtins(state.header.model)
-    if device_map is not None:
-        loading |= {"device_map": device_map, "device": "auto"}
     given = loading["heads"] not in (None, "auto", "none")
     if given or loading["eagle"] is not None:
         with suppress(InputError):  # drafts never change the tokens: without them it is slower, that is all

@@ -60,8 +60,6 @@ class LLM(AbstractContextManager["LLM"]):
         activations: "float", or "int8": products alone in int8, keys and values in floats.
         kv_cache_dtype: of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half the
             memory of bfloat16, for long texts).
-        device_map: where layers lie: None (all on ``device``), "auto" (accelerate's placing: over cards, then
-            memory, then disk), or a place for each module: ``{"model.layers.0": 0, …, "lm_head": "cpu"}``.
         tp: processes that compute the model together, by transformers' tensor-parallel plan; each of them,
             started by torchrun, makes its ``LLM`` and the same calls, by a strategy that is not "auto".
         backend: what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
@@ -111,7 +109,8 @@ class LLM(AbstractContextManager["LLM"]):
         cuda_graphs: words.CudaGraphs | str = "auto",
         eagle: str | Path | EagleWeights | None = "auto",
     ) -> LLM:
-        """Wrap a loaded transformers model; the object itself stays as it is.
+        """Wrap a loaded transformers model, whose layers may lie on several devices (its ``device_map``); the
+        object itself stays as it is.
 
         On the CPU a supported family's weights are copied in packed form: ``llm.target.copied_bytes``.
 
@@ -261,10 +260,9 @@ class LLM(AbstractContextManager["LLM"]):
                 so); ``run_dir=DIR`` keeps a journal of the run there, and goes on with it when DIR holds this
                 very run already (see docs/runs.md), ``drop_damaged=True`` from the last good record of a
                 damaged one; ``logprobs=N`` tells each new token's log-probability and those of the N
-                likeliest, 0 to 20 (`Logprob`, kept by no journal), ``prompt_logprobs=N`` those of the
-                prompt's (``max_new_tokens`` may be 0 then); ``logprobs_mode="raw_logprobs"``: those of new
-                tokens are the model's own, too; ``response_format=…``, in OpenAI's form, or a `Grammar`, says
-                what the text has to be like (the sampling's ``grammar``; see docs/grammars.md);
+                likeliest, 0 to 20 (`Logprob`, kept by no journal), with ``logprobs_mode="raw_logprobs"``
+                under the model's own distribution; ``response_format=…``, in OpenAI's form, or a `Grammar`,
+                says what the text has to be like (the sampling's ``grammar``; see docs/grammars.md);
                 ``template_options={"enable_thinking": False}`` are variables of the chat template;
                 ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
                 "prompt", in tokens).

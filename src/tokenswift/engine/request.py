@@ -43,7 +43,7 @@ EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
-NOT_WRITTEN = ("metrics", "logprobs", "prompt_logprobs")  # of a generation: the figures stand by themselves
+NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 
@@ -73,7 +73,6 @@ class Request:
     on_progress: OnProgress | None = None
     logprobs: int | None = None
     logprobs_mode: str = "processed_logprobs"
-    prompt_logprobs: int | None = None
     template_options: Mapping[str, Any] | None = None
     prefilled: Prefilled | None = None
     asked: str | None = None
@@ -127,9 +126,8 @@ class Request:
         return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **options)
 
     def __post_init__(self) -> None:
-        least = 1 if self.prompt_logprobs is None else 0
         if self.max_new_tokens is not None:
-            check_whole(self, "max_new_tokens", least)
+            check_whole(self, "max_new_tokens", 1)
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_strategy(self.strategy)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
@@ -152,9 +150,8 @@ class Request:
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
             keep_field(self, "run_dir", Path(self.run_dir))
         check_choice("logprobs_mode", self.logprobs_mode, words(LogprobsMode))
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                check_whole(self, name, 0, LOGPROBS, MOST_LOGPROBS)
+        if self.logprobs is not None:
+            check_whole(self, "logprobs", 0, LOGPROBS, MOST_LOGPROBS)
         if self.logprobs is not None and self.run_dir is not None:
             raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
 

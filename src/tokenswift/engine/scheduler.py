@@ -479,9 +479,7 @@ class Scheduler:
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
         self._count(read=rows)
-        if not left and ticket.sequence.finish_reason is not None:  # what was asked for is of the prompt
-            self._finish(ticket)
-        elif not left:
+        if not left:
             with self._wake:
                 self._reading.remove(ticket)
                 self._running.append(ticket)

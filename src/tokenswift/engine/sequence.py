@@ -7,7 +7,6 @@ Whoever wants it alone iterates it; the scheduler makes the same calls for sever
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -17,8 +16,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.engine.journal import kept_prompt, open_journal
@@ -32,14 +29,12 @@ from tokenswift.models.base import BaseTarget
 from tokenswift.models.decoder import savings
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
-from tokenswift.sampling.choice import RefusedRow, logprobs_of
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.drafters.base import MARKS, mark_of
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
 
-ROWS = 32  # of a prompt's logits at a time
 logger = logging.getLogger("tokenswift")
 
 
@@ -60,11 +55,10 @@ class Sequence(TokenSequence):
         new_tokens: those written, up to the end of the text.
         sources: how many of them each source drafted, by its name.
         logprobs: of each, where they are asked for.
-        end_reason: why the text ended; None until then.
+        finish_reason: why the text ended; None until then.
         tail: text that the end released.
         detokenizer: makes text of tokens.
         guard: watches for loops.
-        scores: how likely the prompt's tokens are, where that is asked for.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
@@ -107,24 +101,15 @@ class Sequence(TokenSequence):
         self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(MARKS, 0))
         self.logprobs: list[Logprob] = []
-        self.end_reason: str | None = None if new else "length"
+        self.finish_reason: str | None = None
         self.tail = ""
         self._written: list[str] = []
-        self.scores: PromptLogprobs | None = None
-        if request.prompt_logprobs is not None:
-            self.scores = PromptLogprobs(target, prompt, request.prompt_logprobs)
-            self.on_read = self.scores.take
         self.journal = None if request.run_dir is None else open_journal(self)
 
     @property
     def text(self) -> str:
         """All that was written so far."""
         return "".join(self._written)
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why it ended; None until then, and until its prompt is read where that is to be told of."""
-        return None if self.scores is not None and not self.scores.is_whole else self.end_reason
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -160,9 +145,8 @@ class Sequence(TokenSequence):
     def __iter__(self) -> Generator[Step]:
         try:
             self.open()
-            while self.finish_reason is None and self.read():
-                pass
-            if self.finish_reason is None:
+            if self.finish_reason is None:  # by its journal
+                self.read()
                 for step in decode(self):
                     yield self.take(step)
                     if self.finish_reason is not None:
@@ -191,7 +175,7 @@ class Sequence(TokenSequence):
             self.detokenizer.seen = len(state.text) + len(state.stream["held"])
         self.guard.restore(self.new_tokens, state.loop)
         self.meter.restore(state.all_steps, state.seconds)
-        self.end_reason = state.finished(self.max_new_tokens, self.request.on_loop)
+        self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
         self._release()
 
     @property
@@ -204,17 +188,16 @@ class Sequence(TokenSequence):
         if self.cache is not None:
             return
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        reads = self.scores is not None  # all of the prompt, whoever has read it before
         with self.meter.phase(PREFILL):
             prefilled, cache = self.request.prefilled, None
             if self.features is None and self.request.strategy == "auto":
                 self.features = self.llm.resources.features()
-            if prefilled is not None and not self.new_tokens and not reads:
+            if prefilled is not None and not self.new_tokens:
                 base = prefilled.sequence
                 cache = base.cache.fork(capacity)
                 self.newest, self.newest_row = base.newest, base.newest_row
                 self.features = None if base.features is None else base.features.copy()
-            elif self.prefixes is not None and not reads:
+            elif self.prefixes is not None:
                 cache = self.prefixes.begin(self, capacity)
             self.cache = self.model.new_cache(capacity) if cache is None else cache
         if self.prefixes is not None:
@@ -222,7 +205,7 @@ class Sequence(TokenSequence):
 
     def read(self, rows: int | None = None) -> int:
         """Read on in the prompt (and in what was written before), about so many rows or all that is left;
-        returns what is left then. With nothing left the first step may come, unless no token may."""
+        returns what is left then. With nothing left the first step may come."""
         self.begin()
         with self.meter.phase(PREFILL):
             left = prefill(self, self.request.on_progress, rows)
@@ -252,9 +235,7 @@ class Sequence(TokenSequence):
 
     def _start(self) -> None:
         """The strategy's own reading of the prompt, before the first step."""
-        if self.end_reason is not None:  # it was read for its log-probabilities
-            return
-        self.left, self.on_read = self.max_new_tokens - len(self.new_tokens), None
+        self.left = self.max_new_tokens - len(self.new_tokens)
         with self.meter.phase(PREFILL):
             self.strategy.begin(self)
         self.meter.lap()
@@ -266,11 +247,11 @@ class Sequence(TokenSequence):
         for token in step.token_ids:
             begins.append(self.detokenizer.seen)
             pieces.append(self._piece(token))
-            if self.end_reason is not None:
+            if self.finish_reason is not None:
                 break
         self.guard.observe(step)
-        if self.end_reason is None and len(self.new_tokens) >= self.max_new_tokens:
-            self.end_reason = "length"
+        if self.finish_reason is None and len(self.new_tokens) >= self.max_new_tokens:
+            self.finish_reason = "length"
         count = len(pieces)
         step = replace(
             step,
@@ -288,8 +269,7 @@ class Sequence(TokenSequence):
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
             newest |= {"stream": self.detokenizer.state(), "loop": self.guard.first}
             self.journal.add(step, pieces, newest)
-        prompt = () if self.scores is None else self.scores.once()
-        return replace(step, text=step.text + self._release(), prompt_logprobs=prompt)
+        return replace(step, text=step.text + self._release())
 
     def _piece(self, token: int) -> str:
         """The text that a new token releases; says whether the text ends with it."""
@@ -301,23 +281,23 @@ class Sequence(TokenSequence):
         piece = "" if ends or stops else self.detokenizer.push(token)  # no "</s>" in the text
         self.guard.push(token)
         if self.detokenizer.stopped or stops:
-            self.end_reason = "stop"
+            self.finish_reason = "stop"
         elif ends:
-            self.end_reason = "eos"
+            self.finish_reason = "eos"
         elif self.guard.loop is not None and self.request.on_loop == "stop":
-            self.end_reason = "loop"
+            self.finish_reason = "loop"
         return piece
 
     def _release(self) -> str:
         """The text that was held back, once the text has ended; "" before."""
-        self.tail = self.detokenizer.finish() if self.end_reason is not None else ""
+        self.tail = self.detokenizer.finish() if self.finish_reason is not None else ""
         self._written.append(self.tail)
         return self.tail
 
     def finish(self) -> None:
         """Write the end to the journal, where there is one."""
         if self.journal is not None:
-            self.journal.finish(self.end_reason or "length", self.tail, self.metrics())
+            self.journal.finish(self.finish_reason or "length", self.tail, self.metrics())
 
     def close(self) -> None:
         """Let go of memory and journal, wherever it is; what was kept of it stays."""
@@ -348,7 +328,6 @@ class Sequence(TokenSequence):
             draft_source=self.draft_source,
             token_sources=dict(self.sources),
             logprobs=self.logprobs,
-            prompt_logprobs=[] if self.scores is None else self.scores.found,
         )
 
 
@@ -456,54 +435,3 @@ class Prefilled:
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """``LLM.stream`` without its prompt, from a fork."""
         return self._llm.stream(self.tokens, *args, **kwargs, prefilled=self)
-
-
-class PromptLogprobs:
-    """How likely each token of a prompt is after those before it, under the model's own distribution, taken
-    from the passes that read it. States go through the LM head a few rows at a time, and of each row's logits
-    no more is kept than was asked for: those of a whole prompt would take more memory than the model.
-
-    Args:
-        model: whose passes read the prompt.
-        prompt: token ids.
-        top: how many of the likeliest tokens are told with each.
-
-    Attributes:
-        found: of the tokens so far; of the first one None.
-    """
-
-    def __init__(self, model: BaseTarget, prompt: list[int], top: int) -> None:
-        self._model, self._prompt, self._top = model, prompt, top
-        self._is_told = False
-        self.found: list[Logprob | None] = [None]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the prompt was read."""
-        return len(self.found) == len(self._prompt)
-
-    def take(self, at: int, hidden: Float[Tensor, "n D"]) -> None:
-        """A pass has read the text from a position on; what is behind the prompt tells nothing here.
-
-        Args:
-            at: position of its first row, which the row of the last call came before.
-            hidden: before the final norm; each row tells of the token after its own.
-        Raises:
-            ValueError: rows are missing.
-            RefusedRow: the logits hold NaN.
-        """
-        due = self._prompt[at + 1 : at + 1 + len(hidden)]
-        if due and at != len(self.found) - 1:
-            raise ValueError(f"a pass at {at} follows rows up to {len(self.found) - 1}")
-        for start in range(0, len(due), ROWS):
-            tokens = due[start : start + ROWS]
-            logits = self._model.logits(hidden[start : start + len(tokens)])
-            for each in logprobs_of(logits, tokens, self._top):
-                if math.isnan(each.logprob):
-                    raise RefusedRow(len(self.found), "NaN")
-                self.found.append(each)
-
-    def once(self) -> tuple[Logprob | None, ...]:
-        """All of them; nothing at any further call."""
-        told, self._is_told = self._is_told, True
-        return () if told else (*self.found,)

@@ -115,11 +115,7 @@ class FromModel(Source):
         tokenizer: its tokenizer, or None.
         scaling: a wish for YaRN.
         take: its weights may be taken (nobody else has it).
-        spread: it was loaded to lie in several places.
         backend: what computes, if the model is on its device; otherwise the usual one.
-
-    Attributes:
-        spread: whether its weights may lie in several places.
     """
 
     def __init__(
@@ -129,12 +125,9 @@ class FromModel(Source):
         scaling: RopeScaling | None,
         take: bool,
         backend: Backend | None = None,
-        spread: bool = False,
     ) -> None:
         check_model(model)
         self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
-        placed = any(hasattr(module, "_hf_hook") for module in model.modules())
-        self.spread = spread or placed or (getattr(model, "_tp_size", None) or 1) > 1
         self._identity = identity_of(model)
         self.host = host_of(model)
         self.scaling, self._take, self._backend = scaling, take, backend
@@ -142,7 +135,9 @@ class FromModel(Source):
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now and checked."""
         try:
-            return make_target(self.model, self.scaling, self._take, on_progress, self._backend, self.spread)
+            return make_target(
+                self.model, self.scaling, self._take, on_progress, self._backend, _is_placed(self.model)
+            )
         except torch.OutOfMemoryError as error:
             needed = sum(part.numel() * part.element_size() for part in self.model.parameters())
             raise _no_room(self.model.name_or_path, self._backend, needed, []) from error
@@ -284,6 +279,12 @@ def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple
     )
 
 
+def _is_placed(model: Any) -> bool:
+    """Whether a model's weights lie in several places: with accelerate's hooks, or over ranks."""
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    return hooked or (getattr(model, "_tp_size", None) or 1) > 1
+
+
 def open_model(
     model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
 ) -> Source:
@@ -305,10 +306,10 @@ def open_model(
         torch.set_num_threads(how.threads)
     name, place = str(model), check_place(how)
     folder = locate(name)
-    if how.spread is not None:
+    if how.tp > 1:
         loaded = load_located(name, folder, how, place)
-        logger.info("%s: transformers' own forward is used", how.spread)
-        return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, spread=True)
+        logger.info("the model is spread over %d ranks: transformers' own forward is used", how.tp)
+        return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True)
     backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, backend.kind)
@@ -337,6 +338,8 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
         raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
     if (ranks := getattr(model, "_tp_size", None) or 1) > 1:
         raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
+    if _is_placed(model):
+        return FromModel(model, tokenizer, how.scaling, take=False)
     device = model.lm_head.weight.device
     check_backend(how.backend, str(device))
     computes = backend_for(device, how.backend, how.cuda_graphs == "auto")

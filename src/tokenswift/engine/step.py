@@ -211,8 +211,6 @@ def _logprobs(
 def _commit(sequence: TokenSequence, result: Pass, nodes: tuple[int, ...]) -> None:
     """Keep these rows of a pass."""
     at = sequence.cache.length
-    if sequence.on_read is not None:
-        sequence.on_read(at, result.hidden)
     if sequence.features is not None and result.features is not None:
         rows = to_device(nodes, result.features.device)
         sequence.features.take(at, result.features.index_select(1, rows))
@@ -245,8 +243,8 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
             on_progress(stage, at + done, known)
 
     if end > at:
-        ends, told, features = end > border - OBSERVED, sequence.on_read, sequence.features
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, told, features)
+        ends, features = end > border - OBSERVED, sequence.features
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, features)
         _set_newest(sequence, newest, at)
         if rows is not None:
             return known - end

@@ -150,7 +150,6 @@ def load(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str = "auto",
-    device_map: str | Mapping[str, str | int] | None = None,
     tp: int = 1,
 ) -> Loaded:
     """Load a model and its tokenizer.
@@ -160,13 +159,13 @@ def load(
             with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        device_map, tp: as of `LoadConfig`.
+        tp: as of `LoadConfig`.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     check_choice("dtype", dtype, tuple(name for name in DTYPES if name != "int8"))
-    how = LoadConfig(dtype, device, device_map=device_map, tp=tp)
+    how = LoadConfig(dtype, device, tp=tp)
     place, name = check_place(how), str(name_or_path)
     return load_located(name, locate(name), how, place)
 
@@ -181,7 +180,7 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         config = _config(name, source)
         tokenizer = _tokenizer(name, source)
         check_count(name, source, config)
-        if how.spread is None:
+        if how.tp == 1:
             needed, others = _needed(source, config, how)
             check_memory(name, needed, place, others)
         model = _model(name, source, config, how, place)
@@ -309,15 +308,15 @@ def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
     Raises:
         InputError: the model cannot be spread over so many ranks.
     """
-    if how.device_map is not None or how.tp == 1:
-        return {} if how.device_map is None else {"device_map": how.device_map}
+    if how.tp == 1:
+        return {}
     from transformers.distributed.configuration_utils import DistributedConfig
 
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if not getattr(config, "base_model_tp_plan", None) or heads % how.tp:
         raise InputError(
             f"tp is {how.tp}; valid for model {name}: a divisor of its {heads} heads of keys, where "
-            "transformers has a tensor-parallel plan for it, or 1 with device_map auto"
+            "transformers has a tensor-parallel plan for it, or 1"
         )
     return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
 
@@ -451,10 +450,10 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     """transformers' own model and tokenizer of a GGUF file, unpacked.
 
     Raises:
-        InputError: the file cannot be read, or is to be spread over several places.
+        InputError: the file cannot be read, or is to be spread over several ranks.
     """
-    if how.spread is not None:
-        raise InputError(f"model {name} is a GGUF file, but {how.spread}; valid: in transformers' format")
+    if how.tp > 1:
+        raise InputError(f"model {name} is a GGUF file, and tp is {how.tp}; valid: in transformers' format")
     found = _open_gguf(name, path, GgufFile(path), how, place.partition(":")[0])
     model = model_of(found.config, found.weights.get, found.weights.dtype).to(place)
     found.weights.rest()

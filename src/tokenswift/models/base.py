@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.interfaces import FeatureStore, KVCache, OnRead, Pass, Segment
+from tokenswift.interfaces import FeatureStore, KVCache, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
@@ -176,7 +176,6 @@ class BaseTarget(ABC):
         cache: FullCache,
         on_progress: OnProgress | None = None,
         ends: bool = True,
-        on_read: OnRead | None = None,
         features: FeatureStore | None = None,
     ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
@@ -187,7 +186,6 @@ class BaseTarget(ABC):
         Args:
             on_progress: told of the stage "prompt", in tokens, before the first chunk and after each.
             ends: the prompt ends with these tokens; otherwise no queries are kept.
-            on_read: told of each chunk: the position of its first token, and its hidden states (n, D).
             features: takes those of all rows.
 
         Raises:
@@ -204,8 +202,6 @@ class BaseTarget(ABC):
             rows = torch.tensor(tokens[start:end])
             positions = torch.arange(cache.length, cache.length + len(rows))
             result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
-            if on_read is not None:
-                on_read(cache.length, result.hidden)
             if features is not None and result.features is not None:
                 features.take(cache.length, result.features)
             cache.commit(tuple(range(len(rows))))

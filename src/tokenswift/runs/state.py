@@ -93,7 +93,6 @@ class Loading(Strict):
     backend: Word
     cuda_graphs: Word
     eagle: Word | None
-    device_map: Word | dict[Word, Word | int] | None
 
 
 class Header(Strict, tag_field="kind", tag="header"):

@@ -15,7 +15,6 @@ context, and that window slides along a drafted path exactly as in autoregressiv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -271,7 +270,14 @@ class Sampler:
         """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there;
         ``raw``: under the model's own distribution."""
         scores = logits if raw else self.scores(logits, history, paths)
-        return logprobs_of(scores, tokens, top)
+        known = scores.to(torch.float32).log_softmax(-1)
+        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
+        above = (known > own).sum(-1).tolist()
+        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
+        return tuple(
+            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
+            for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
+        )
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
         """The best candidates of each row, best first, filtered tokens left out.
@@ -307,18 +313,6 @@ class Sampler:
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
-
-
-def logprobs_of(scores: Float[Tensor, "n V"], tokens: Sequence[int], top: int) -> tuple[Logprob, ...]:
-    """How likely each row's token is under the softmax of its scores, and the ``top`` likeliest ones."""
-    known = scores.to(torch.float32).log_softmax(-1)
-    own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
-    above = (known > own).sum(-1).tolist()
-    values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
-    return tuple(
-        Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
-        for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
-    )
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:

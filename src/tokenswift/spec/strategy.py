@@ -8,7 +8,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from tokenswift.interfaces import OnRead, Pass
+from tokenswift.interfaces import Pass
 from tokenswift.kv.full import FullCache
 from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
@@ -59,8 +59,6 @@ class TokenSequence:
         owner: whose it is: only texts of one owner have beginnings copied from each other.
         wanted: whether somebody still wants the text; asked between the passes that draft.
         patience: seconds that a step may draft for now; asked there too.
-        on_read: is told of each pass that reads the text before its first step: the position of the pass's
-            first row, and its hidden states (n, D), before the final norm.
         top_logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
         raw_logprobs: whether these are of the model's own distribution.
@@ -88,7 +86,6 @@ class TokenSequence:
     owner: str = ""
     wanted: Callable[[], bool] = lambda: True
     patience: Callable[[], float] = lambda: inf
-    on_read: OnRead | None = None
     top_logprobs: int | None = None
     raw_logprobs: bool = False
     meter: Meter = field(default_factory=Meter)
