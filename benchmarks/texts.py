@@ -65,10 +65,8 @@ def _together(
         for i in range(count):
             state = states[i % len(states)]
             params = replace(trial.params, seed=trial.params.seed + i)
-            request = Request(
-                state.tokens, trial.new, strategy, None, params, ignore_eos=True, prefilled=state
-            )
-            tickets.append(scheduler.submit(request))
+            request = Request(state.tokens, trial.new, strategy, None, params, ignore_eos=True)
+            tickets.append(scheduler.submit(request, prefixes=state))
             tickets[-1].on_event(partial(_note, seen[i]))
         for ticket in tickets:
             ticket.wait()
@@ -88,7 +86,7 @@ def _wait(trial: Trial, state: Prefilled, long: list[int]) -> float:
     with Scheduler(trial.llm) as scheduler:
         room = len(long) - len(state.tokens)
         plain = partial(Request, sampling=trial.params, ignore_eos=True)
-        text = scheduler.submit(plain(state.tokens, room, PLAIN, None, prefilled=state))
+        text = scheduler.submit(plain(state.tokens, room, PLAIN, None), prefixes=state)
         steps = text.steps()
         for _ in range(30):
             next(steps)

@@ -17,7 +17,7 @@ import torch
 from tokenswift.chat.tools import Tools
 from tokenswift.checks import named_arguments
 from tokenswift.config import settings_of, shown
-from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.request import Request
 from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.runs.folder import has_run, load
@@ -172,7 +172,6 @@ def resume(
     """
     _, state = load(Path(run_dir).expanduser())
     request = request_of(state, run_dir, max_new_tokens, on_loop, drop_damaged)
-    check_callback("on_step", on_step)
     if llm is not None:
         return llm.start(request).finish(on_step)
     with reload(state) as loaded:

@@ -204,7 +204,6 @@ class LLM(AbstractContextManager["LLM"]):
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
         chat messages by the model's template, up to where the answer begins; ``tools`` and
         ``template_options`` are given to it."""
-        check_prompt(prompt)
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
@@ -270,7 +269,6 @@ class LLM(AbstractContextManager["LLM"]):
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
         """
-        check_callback("on_step", on_step)
         how = (max_new_tokens, strategy, strategy_options, sampling)
         return self.stream(prompt, *how, **options).finish(on_step)
 
@@ -306,7 +304,6 @@ class LLM(AbstractContextManager["LLM"]):
 
         The others are `generate`'s. Raises as it does.
         """
-        check_callback("on_step", on_step)
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
         request, calls = chat_request(self, messages, asked, *args, **options)
         return reply_of(self.start(request).finish(on_step), request, calls)
@@ -358,8 +355,6 @@ class LLM(AbstractContextManager["LLM"]):
 
     def _requests(self, prompts: Sequence[Prompt], *how: Any, **options: Any) -> list[Request]:
         """The requests of several prompts, each checked, with token ids and a length."""
-        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
-            check_prompt(prompt, f"prompts[{i}]")
         template = options.get("template_options")
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size, template)
         pairs = zip(prompts, ids, strict=True)
@@ -390,13 +385,3 @@ class LLM(AbstractContextManager["LLM"]):
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
         return self.target.numerics()
-
-
-def check_prompt(prompt: object, name: str = "prompt") -> None:
-    """Refuse a prefilled prompt where a prompt is wanted."""
-    if isinstance(prompt, Prefilled):
-        raise InputError(
-            f"{name} is what LLM.prefill returned; valid: a prompt, or its own generate(…) and stream(…), "
-            f"which take none",
-            name,
-        )

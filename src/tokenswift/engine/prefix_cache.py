@@ -84,7 +84,7 @@ class Prefixes:
                 shared -= shared % model.prefill_chunk
             if shared > longest:
                 best, longest = one, shared
-        if best is None:
+        if best is None or not model.equal_bits:
             return None
         self._kept = sorted(self._kept, key=lambda one: one is best)
         self.reused += longest
@@ -98,7 +98,7 @@ class Prefixes:
         """A text has ended: keep it while there is room, instead of those that it begins with."""
         self._running = [one for one in self._running if one is not sequence]
         tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
-        if not LEAST <= length < len(tokens):
+        if not LEAST <= length < len(tokens) or not sequence.model.equal_bits:
             return  # nothing to share, or interrupted within a step
         own = [(one, common(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
         if any(shared >= length for _, shared in own):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenswift.checks import check_choice, check_whole, keep_field, meant
 from tokenswift.config import (
@@ -28,9 +28,6 @@ from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
 from tokenswift.types import Generation, InputError, OnProgress
 from tokenswift.words import LogprobsMode, words
-
-if TYPE_CHECKING:
-    from tokenswift.engine.sequence import Prefilled
 
 MOST_LOGPROBS = 20  # of OpenAI's interface
 LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
@@ -53,7 +50,6 @@ class Request:
     once; numbers are Python's own. The command line and Python make it, ``LLM.start`` runs it.
 
     Attributes:
-        prefilled: the state after the prompt, where that was run already.
         asked: what stands for the conversation whose ids the prompt is, where it is one.
 
     Raises:
@@ -74,7 +70,6 @@ class Request:
     logprobs: int | None = None
     logprobs_mode: str = "processed_logprobs"
     template_options: Mapping[str, Any] | None = None
-    prefilled: Prefilled | None = None
     asked: str | None = None
 
     @classmethod
@@ -104,12 +99,11 @@ class Request:
         own = [one.name for one in fields(cls) if one.name != "asked"]
         for name in options:
             if name not in own:
-                known = [*own[: own.index("prefilled")], "response_format", *SAMPLING]
+                known = [*own, "response_format", *SAMPLING]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
-        prefilled: Prefilled | None = options.get("prefilled")
         if sampling is None:
-            sampling = sampling_over(usual(prompt) if prefilled is None else prefilled.sampling, chosen)
+            sampling = sampling_over(usual(prompt), chosen)
         elif chosen:
             example = ", ".join(f"{name}={shown(value)}" for name, value in chosen.items())
             raise InputError(

@@ -267,13 +267,20 @@ class Scheduler:
 
     # ---- for any thread -------------------------------------------------------------------------
 
-    def submit(self, request: Request, owner: str = "", features: FeatureStore | None = None) -> Ticket:
+    def submit(
+        self,
+        request: Request,
+        owner: str = "",
+        features: FeatureStore | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> Ticket:
         """Have a request run, in its turn. A journal begins now.
 
         Args:
             owner: whose it is: what texts of one owner begin with is read once.
             features: takes those of its tokens (see `models.base.BaseTarget.tap`), from the first one on that
                 no other text began with.
+            prefixes: texts whose beginnings need not be read; None: the scheduler's own.
         Raises:
             InputError: the request is wrong, or cannot fit the memory.
             QueueFull: as many wait as may.
@@ -282,7 +289,7 @@ class Scheduler:
         with self._wake:
             self._check_queue()
             held = self._held()
-        sequence = Sequence(self._llm, request, self._prefixes, held, owner)
+        sequence = Sequence(self._llm, request, prefixes or self._prefixes, held, owner)
         sequence.features = features  # type: ignore[assignment]
         try:
             sequence.open()

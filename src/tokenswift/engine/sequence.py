@@ -11,21 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from tokenswift.config import SamplingParams
+from tokenswift.engine.chat import request_of_ids
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.engine.journal import kept_prompt, open_journal
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import Request
+from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.step import PrefillChunk, decode, prefill
+from tokenswift.kv.full import FullCache
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import PREFILL
-from tokenswift.models.base import BaseTarget
 from tokenswift.models.decoder import savings
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
@@ -77,7 +78,7 @@ class Sequence(TokenSequence):
             prompt = kept_prompt(request) or prompt
         if target.ranks > 1:
             _check_ranks(request)
-        new = _length(request, target, prompt)
+        new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
         target.check_room(len(prompt) + new)
         self.llm, self.prompt, self.max_new_tokens = llm, prompt, new
         self.request = request = replace(request, max_new_tokens=new)
@@ -96,7 +97,7 @@ class Sequence(TokenSequence):
         self.top_logprobs = request.logprobs
         self.raw_logprobs = request.logprobs_mode == "raw_logprobs"
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
-        self.prefixes = prefixes if target.equal_bits else None
+        self.prefixes = prefixes
         self.check_memory(spare)
         self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(MARKS, 0))
@@ -189,16 +190,9 @@ class Sequence(TokenSequence):
             return
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase(PREFILL):
-            prefilled, cache = self.request.prefilled, None
             if self.features is None and self.request.strategy == "auto":
                 self.features = self.llm.resources.features()
-            if prefilled is not None and not self.new_tokens:
-                base = prefilled.sequence
-                cache = base.cache.fork(capacity)
-                self.newest, self.newest_row = base.newest, base.newest_row
-                self.features = None if base.features is None else base.features.copy()
-            elif self.prefixes is not None:
-                cache = self.prefixes.begin(self, capacity)
+            cache = None if self.prefixes is None else self.prefixes.begin(self, capacity)
             self.cache = self.model.new_cache(capacity) if cache is None else cache
         if self.prefixes is not None:
             self.prefixes.watch(self)
@@ -302,7 +296,10 @@ class Sequence(TokenSequence):
     def close(self) -> None:
         """Let go of memory and journal, wherever it is; what was kept of it stays."""
         if self.prefixes is not None and self.cache is not None:
-            _keep(partial(self.prefixes.keep, self))
+            try:
+                self.prefixes.keep(self)
+            except Exception as error:  # later texts alone gain by it
+                logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
         self.cache = self.newest = self.features = None  # type: ignore[assignment]
         if self.journal is not None:
             self.journal.close()
@@ -331,28 +328,12 @@ class Sequence(TokenSequence):
         )
 
 
-def _length(request: Request, target: BaseTarget, prompt: list[int]) -> int:
-    """New tokens at most."""
-    if request.max_new_tokens is not None:
-        return request.max_new_tokens
-    answers = is_chat(request.prompt) if request.prefilled is None else request.prefilled.answers
-    return default_length(target, answers, len(prompt))
-
-
 def _check_ranks(request: Request) -> None:
     """Refuse what processes that compute one model together would not all do alike."""
     if request.strategy == "auto":
         raise InputError("strategy is 'auto', which depends on timings, with tp; valid: a fixed strategy")
     if request.run_dir is not None:
         raise InputError("run_dir is given with tp; valid: None")
-
-
-def _keep(what: Callable[[], object]) -> None:
-    """Keep what later texts alone gain by: where that fails, the text that has ended is none the worse."""
-    try:
-        what()
-    except Exception as error:
-        logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
 
 
 class Stream(Iterator[Step], AbstractContextManager["Stream"]):
@@ -390,6 +371,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         """Take the steps that are left, and return the result; ``on_step`` is called with each. Whatever it
         raises, the run's journal is closed."""
         with self:
+            check_callback("on_step", on_step)
             for step in self:
                 if on_step is not None:
                     on_step(step)
@@ -403,7 +385,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         self.close()
 
 
-class Prefilled:
+class Prefilled(Prefixes):
     """The state after a prompt's prefill (``LLM.prefill`` makes it). Generations fork it: they neither change
     it nor see one another, in whatever order or thread they run, and give the tokens that ``LLM.generate``
     gives for the prompt.
@@ -411,27 +393,42 @@ class Prefilled:
     Attributes:
         tokens: the prompt.
         seconds: time of its prefill.
-        sampling: of generations that are given none.
-        answers: whether the prompt is a chat.
         sequence: the prompt in its cache.
     """
 
     def __init__(self, llm: Any, prompt: Prompt) -> None:
-        self._llm, target = llm, llm.target
-        self.tokens, self.sampling = llm.encode(prompt), llm.default_sampling(prompt)
-        self.answers, count = is_chat(prompt), len(self.tokens)
+        super().__init__(0)
+        self._llm, self._prompt, target = llm, prompt, llm.target
+        self.tokens: list[int] = llm.encode(prompt)
+        count = len(self.tokens)
         target.check_room(count + 1)
         cache = target.new_cache(max(1, count - 1))
-        self.sequence = TokenSequence(self.tokens, count, cache, target, target.sampler(self.sampling))
+        self.sequence = TokenSequence(self.tokens, count, cache, target, target.sampler(SamplingParams()))
         self.sequence.features = llm.resources.features()
         begun = perf_counter()
         prefill(self.sequence)
         self.seconds = perf_counter() - begun
 
-    def generate(self, *args: Any, **kwargs: Any) -> Generation:
-        """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
-        return self._llm.generate(self.tokens, *args, **kwargs, prefilled=self)
+    def begin(self, text: TokenSequence, capacity: int) -> FullCache:
+        """A fork, for a text that begins with all of the prompt."""
+        base = self.sequence
+        text.newest, text.newest_row = base.newest, base.newest_row
+        if base.features is not None:
+            text.features = base.features.copy()
+        return base.cache.fork(capacity)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+    def watch(self, sequence: TokenSequence) -> None:
+        """Nothing: texts share the prompt alone."""
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """Nothing, as well."""
+
+    def generate(
+        self, *args: Any, on_step: Callable[[Step], None] | None = None, **options: Any
+    ) -> Generation:
+        """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
+        return self.stream(*args, **options).finish(on_step)
+
+    def stream(self, *args: Any, **options: Any) -> Stream:
         """``LLM.stream`` without its prompt, from a fork."""
-        return self._llm.stream(self.tokens, *args, **kwargs, prefilled=self)
+        return self._llm.start(request_of_ids(self._llm, self._prompt, self.tokens, *args, **options), self)

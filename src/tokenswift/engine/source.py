@@ -56,18 +56,21 @@ class Source:
     """What a model was made from.
 
     Attributes:
+        name: as it was asked for.
         model, tokenizer: transformers' own.
         scaling: the wish for YaRN.
         codec: what makes ids of texts and texts of ids.
         host: what heads must fit.
     """
 
+    name: str
     model: Any
     tokenizer: Any
     codec: Any
     scaling: RopeScaling | None
     host: HeadsHost
     _identity: Any  # of the weights
+    _backend: Any
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
@@ -103,8 +106,25 @@ class Source:
         return attrgetter(name)(self.model)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, made now."""
+        """The target, made now.
+
+        Raises:
+            RunError: the device has no room for it.
+        """
+        try:
+            return self._made(on_progress)
+        except torch.OutOfMemoryError as error:
+            memory = None if self._backend is None else self._backend.memory()
+            needed, ways = self._sizes()
+            line = no_room(self.name, needed, 0 if memory is None else memory.free, ways)
+            raise RunError(f"{line}; nothing was kept") from error
+
+    def _made(self, on_progress: OnProgress | None) -> Target:
         raise NotImplementedError
+
+    def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
+        """Bytes of the weights as they will be stored, and of ways to store them in less."""
+        return sum(part.numel() * part.element_size() for part in self.model.parameters()), []
 
 
 class FromModel(Source):
@@ -128,19 +148,14 @@ class FromModel(Source):
     ) -> None:
         check_model(model)
         self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
+        self.name = getattr(model, "name_or_path", "")
         self._identity = identity_of(model)
         self.host = host_of(model)
         self.scaling, self._take, self._backend = scaling, take, backend
 
-    def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, made now and checked."""
-        try:
-            return make_target(
-                self.model, self.scaling, self._take, on_progress, self._backend, _is_placed(self.model)
-            )
-        except torch.OutOfMemoryError as error:
-            needed = sum(part.numel() * part.element_size() for part in self.model.parameters())
-            raise _no_room(self.model.name_or_path, self._backend, needed, []) from error
+    def _made(self, on_progress: OnProgress | None) -> Target:
+        how = (self.scaling, self._take, on_progress, self._backend, _is_placed(self.model))
+        return make_target(self.model, *how)
 
 
 class FromFiles(Source):
@@ -156,7 +171,7 @@ class FromFiles(Source):
 
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
         self._files, self._how, self._backend = files, how, backend
-        self.scaling = how.scaling
+        self.name, self.scaling = files.name, how.scaling
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
         self.codec: Any = files.tokenizer
@@ -207,21 +222,15 @@ class FromFiles(Source):
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
         return self._weights.get(name)
 
-    def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, its weights packed from the files."""
+    def _made(self, on_progress: OnProgress | None) -> Target:
         weights, files = self._weights, self._files
         if on_progress is not None:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
-        try:
-            return NativeTarget(
-                weights, self._backend, files.rotary.to(self._backend.device), on_progress=on_progress
-            )
-        except torch.OutOfMemoryError as error:
-            raise _no_room(files.name, self._backend, *self._sizes()) from error
+        rotary = files.rotary.to(self._backend.device)
+        return NativeTarget(weights, self._backend, rotary, on_progress=on_progress)
 
     def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
-        """Bytes of the weights as they will be stored, and of ways to store them in less."""
         backend, kind, own = self._backend, self._how.weights, self._files.weights
         dtype, shapes = own.dtype, self._files.layout.shapes().values()
         numbers = sum(math.prod(shape) for shape in shapes)
@@ -269,14 +278,6 @@ class FromFiles(Source):
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
         return super().named_sampling() if "model" in self.__dict__ else dict(self._files.sampling)
-
-
-def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple[str, int]]) -> RunError:
-    """What is said where memory runs out while a model is loaded."""
-    memory = None if backend is None else backend.memory()
-    return RunError(
-        no_room(name, needed, 0 if memory is None else memory.free, others) + "; nothing was kept"
-    )
 
 
 def _is_placed(model: Any) -> bool:

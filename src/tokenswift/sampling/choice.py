@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -58,11 +57,6 @@ def repetition_penalty(
 def penalised(values: Tensor, theta: float) -> Tensor:
     """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
     return torch.where(values < 0, values * theta, values / theta)
-
-
-def temperature(scores: Float[Tensor, "n V"], value: float) -> Float[Tensor, "n V"]:
-    """Scores ÷ temperature."""
-    return scores / value
 
 
 def _keep(scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]) -> Float[Tensor, "n V"]:
@@ -115,7 +109,7 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
     if p.greedy:
         return scores
     if p.temperature != 1:
-        scores = temperature(scores, p.temperature)
+        scores = scores / p.temperature
     if p.top_k:
         scores = top_k(scores, p.top_k)
     if p.top_p < 1:
@@ -309,7 +303,7 @@ class Sampler:
         for i, (places, row, share, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
             ids = [int(place) for place in places]
             if not math.isfinite(row[0]):
-                _refuse(scores[i], rows.positions[i])
+                raise _refused(scores[i], rows.positions[i])
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
@@ -321,11 +315,7 @@ def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], pos
     NaN wins every maximum of torch, so NaN anywhere in a row shows up in its best value.
     """
     if not all(map(math.isfinite, best.tolist())):
-        _refuse(scores, position)
-
-
-def _refuse(scores: Tensor, position: int) -> NoReturn:
-    raise _refused(scores, position)
+        raise _refused(scores, position)
 
 
 def _refused(scores: Tensor, position: int) -> RefusedRow:

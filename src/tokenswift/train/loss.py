@@ -22,7 +22,7 @@ from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import HEAD
 from tokenswift.models.generic import shaped_logits
-from tokenswift.sampling.choice import processed, temperature
+from tokenswift.sampling.choice import processed
 
 MANY = 4096  # tokens in a loss, above which a step looks at some of them
 LIKELIEST = 32  # of many tokens that the model's distribution is told of
@@ -127,7 +127,7 @@ class FrozenBase:
         """A student's log-scores, from states as these rows read them: penalised, over temperature."""
         scores = self._penalised(normed, recent, sampling, rows)
         plain = sampling.greedy or sampling.temperature == 1
-        return scores if plain else temperature(scores, sampling.temperature)
+        return scores if plain else scores / sampling.temperature
 
     def _penalised(self, normed: Tensor, recent: Recent, sampling: SamplingParams, rows: Tensor) -> Tensor:
         logits = nn.functional.linear(normed.to(self.dtype), rows)
