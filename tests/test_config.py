@@ -43,6 +43,7 @@ def test_errors_carry_the_field() -> None:
         (lambda: SamplingParams(top_p=2), "top_p"),
         (lambda: SamplingParams(seed=-1), "seed"),
         (lambda: SamplingParams(greedy=1), "greedy"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(temperature=1e-31), "temperature"),
         (lambda: TokenSwiftOptions(cache="all"), "cache"),  # type: ignore[arg-type]
         (lambda: TokenSwiftOptions(tree=()), "tree"),
         (lambda: TokenSwiftOptions(budget=3), "budget"),
@@ -53,14 +54,6 @@ def test_errors_carry_the_field() -> None:
         copied = pickle.loads(pickle.dumps(caught.value))
         assert (copied.field, str(copied)) == (field, str(caught.value))
     assert InputError("no field").field is None
-
-
-@pytest.mark.parametrize("temperature", [1e-40, 5e-324, 1e-31, 1e31, 1e308])
-def test_temperatures_that_float32_cannot_divide_by(temperature: float) -> None:
-    with pytest.raises(
-        InputError, match=r"^temperature is [\de+-]+; valid: 0 .greedy decoding., or from 1e-30 to 1e\+?30"
-    ):
-        SamplingParams(temperature=temperature)
 
 
 @pytest.mark.parametrize("extreme", [1e-30, 1e30])

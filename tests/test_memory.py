@@ -18,7 +18,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.memory import Memory, host_memory
+from tokenswift.memory import Memory, default_length, host_memory
 from tokenswift.types import InputError, RunError
 
 PROMPT = [3, 4, 5, 6]
@@ -50,10 +50,8 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     ("strategy", "options", "new", "named", "least"),
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("auto", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
         ("auto", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
-        ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("triforce", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("triforce", {"draft_budget": 10**12}, 4, "draft_budget is 1000000000000;", 10**12 * KV * 7 // 8),
     ],
@@ -62,7 +60,7 @@ def test_refused_with_the_bytes(
     strategy: str, options: dict[str, Any], new: int, named: str, least: int, nothing_allocated: None
 ) -> None:
     draft = tiny_model("llama", seed=1)
-    if strategy == "triforce" or options.get("draft_model"):
+    if strategy == "triforce":
         options = {**options, "draft_model": draft}
     for run in (llm_of().generate, llm_of().stream):
         with pytest.raises(InputError, match=r"^[^\n]+$") as caught:
@@ -112,13 +110,6 @@ def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (folder / "memory.current").write_text("3000000\n")
             (folder / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
     assert host_memory(groups, own) == (4096000 - 2000000, 4096000)
-    own.write_text("5:cpu,memory:/c\n3:pids:/c\n")
-    old = groups / "memory" / "c"
-    old.mkdir(parents=True)
-    (old / "memory.limit_in_bytes").write_text("7000000\n")
-    (old / "memory.usage_in_bytes").write_text("6500000\n")
-    (old / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100000\n")
-    assert host_memory(groups, own) == (600000, 7000000)
 
 
 # ---- memory of a card that runs out under way -------------------------------------------------------
@@ -140,6 +131,14 @@ def short_of(monkeypatch: pytest.MonkeyPatch, llm: LLM, free: int, after: int) -
 
     monkeypatch.setattr(llm.target, "_run", counted)
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(free, 2**30))
+
+
+def test_an_answer_by_default_takes_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = llm_of().target
+    monkeypatch.setattr(type(target.backend), "memory", lambda self: Memory(0, 16 * 5000 * KV))
+    assert default_length(target, True, 10) == 5000 and default_length(target, False, 10) == 200
+    monkeypatch.setattr(type(target.backend), "memory", lambda self: Memory(0, 16 * KV))
+    assert default_length(target, True, 10) == 1024
 
 
 def test_memory_that_runs_out_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,12 +97,3 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
     with LLM(tmp_path / "m.gguf") as llm:
         assert isinstance(llm.source, FromFiles)
         assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == CONTINUED
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    write(folder / "m.gguf", small())
-    (folder / "generation_config.json").write_text('{"temperature": 0.3}')
-    with LLM(folder) as llm:
-        assert llm.default_sampling(HELLO) == llm.model_sampling()
-        assert llm.default_sampling(HELLO).temperature == 0.3
-    with LLM(folder / "m.gguf") as llm:  # what lies beside a file may be another model's
-        assert llm.default_sampling(HELLO) == ANSWERS

@@ -98,11 +98,6 @@ def test_sentencepiece_style_keeps_spaces_and_rare_characters() -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@pytest.mark.parametrize("text", ["日本 the cat, naïve", " \n\x00a", "</s>"])
-def test_the_bytes_of_tokens_make_the_text(text: str) -> None:
-    assert b"".join(token_bytes(TINY, token) for token in TINY.encode(text)) == text.encode()
-
-
 def test_the_bytes_of_sentencepiece_tokens() -> None:
     tokenizer = byte_fallback()
     assert tokenizer.decode([1]) == "the" and token_bytes(tokenizer, 1) == b" the"

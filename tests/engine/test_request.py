@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tokenswift import (
     TriForceOptions,
 )
 from tokenswift.config import ANSWERS
-from tokenswift.memory import Memory, default_length
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TREE = {"tree": (2, 1), "ngrams": 2}
@@ -134,11 +132,9 @@ def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
     [
         ("autoregressive", None, "none", None),
         ("auto", None, "heads, partial passes, text", "conditioned"),
-        ("tokenswift", None, "heads, partial passes, text", "conditioned"),
         ("tokenswift", TREE | {"draft": "hidden"}, "heads, text", "conditioned"),
         ("tokenswift", TokenSwiftOptions(ngrams=0, cache="full"), "heads", "conditioned"),
         ("magicdec", MagicDecOptions(budget=32), "partial passes", None),
-        ("magicdec", {"budget": 32, "draft_model": tiny_model(seed=3)}, "draft model LlamaForCausalLM", None),
         (
             "triforce",
             TriForceOptions(budget=32, draft_budget=32, draft_model=tiny_model(seed=3)),
@@ -172,18 +168,6 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
     assert len(llm.prefill(chat).generate(**plain).token_ids) == rest
     assert [len(made.token_ids) for made in llm.generate_many([chat, "hello"], **plain)] == [rest, 200]
     assert len(llm.generate("hello", **plain).token_ids) == 200
-
-
-def test_an_answer_by_default_takes_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM.from_model(tiny_model(), chat_tokenizer())
-    kv = llm.target.kv_bytes
-    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(0, 16 * 5000 * kv))
-    monkeypatch.setattr(llm.target, "rotary", SimpleNamespace(limit=100_000))
-    assert default_length(llm.target, True, 10) == 5000
-    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(0, 16 * kv))
-    assert default_length(llm.target, True, 10) == 1024
-    assert default_length(llm.target, True, 99_900) == 100
-    assert default_length(llm.target, False, 99_900) == 200
 
 
 def test_what_was_probably_meant(llm: LLM) -> None:

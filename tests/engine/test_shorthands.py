@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
@@ -45,32 +43,6 @@ def test_keywords_are_the_sampling(llm: LLM, given: dict[str, Any]) -> None:
     assert llm.prefill("abc abc").generate(12, ignore_eos=True, **given).token_ids == wanted
     many = llm.generate_many(["abc abc", [5, 6]], 12, ignore_eos=True, **given)
     assert [r.token_ids for r in many] == [wanted, ids(llm, [5, 6], sampling=replace(usual, **given))]
-
-
-def test_a_journal_knows_the_keywords(llm: LLM, tmp_path: Path) -> None:
-    run: dict[str, Any] = {"run_dir": tmp_path / "run"}
-    short = llm.generate("abc abc", 6, ignore_eos=True, seed=3, **run).token_ids
-    whole = ids(
-        llm, sampling=replace(llm.default_sampling(""), seed=3), **run
-    )  # said the other way: the same run
-    assert whole[:6] == short and whole == ids(llm, seed=3)
-    with pytest.raises(InputError, match="holds another run: seed is 4, was 3"):
-        ids(llm, seed=4, **run)
-
-
-# ---- threads ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [0, -2, 10**6, "2", 2.0, True])
-def test_threads_are_checked_before_loading(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*args: object, **kwargs: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("tokenswift.engine.llm.open_model", load)
-    before = torch.get_num_threads()
-    with pytest.raises(InputError, match=r"^threads is .*; valid: 1 to \d+ "):
-        LLM("smollm2-135m", threads=value)
-    assert torch.get_num_threads() == before
 
 
 # ---- mistakes that were raw errors ------------------------------------------------------------------------

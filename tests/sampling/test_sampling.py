@@ -146,30 +146,6 @@ def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: boo
         assert int(perturbed[i].argmax()) == together[i]
 
 
-@pytest.mark.parametrize("min_p", [0.0, 0.05])
-def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float) -> None:
-    params = SamplingParams(min_p=min_p, penalty_window=4, seed=12)
-    sampler = Sampler(params, 400)
-    rows = logits_of(5, 3, 400, 3.0)
-    history, paths, positions = [1, 2, 3, 4, 5], [[], [6, 7], [8]], [5, 8, 10]
-    for coupled in (False, True):
-        ranked = rank(sampler, rows, history, paths, positions, [3, 40, 400], coupled)
-        for i, width in enumerate((3, 40, 400)):
-            gap = positions[i] - len(history) - len(paths[i])
-            window = naive_window(history, paths[i], gap, 4)
-            seen = torch.tensor([sorted(window)], dtype=torch.long)
-            scores = sampling.repetition_penalty(rows[i : i + 1], seen, 1.2)
-            if min_p:
-                scores = sampling.min_p(scores, min_p)
-            kept = int((scores > -math.inf).sum())
-            if coupled:
-                scores = scores + sampler.noise.at(positions[i])
-            expected = scores[0].topk(min(width, kept)).indices.tolist()
-            assert 1 <= len(expected) and ranked[i] == expected
-        if min_p:
-            assert len(ranked[2]) < 400  # filtered tokens are no candidates
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "all -inf"])
 @pytest.mark.parametrize(
     "min_p, greedy, top_p", [(0.1, False, 1.0), (0, False, 1), (0, True, 1), (0.1, False, 0.9)]
