@@ -19,7 +19,6 @@ from tokenswift.spec.strategy import TokenSequence
 
 LEAST = 16  # tokens that are worth a copy
 SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
-_PART = 256  # tokens that are compared at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +125,4 @@ class Prefixes:
 def common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two texts have in common at their beginnings."""
     size = min(len(one), len(other))
-    for at in range(0, size, _PART):
-        end = min(at + _PART, size)
-        if one[at:end] != other[at:end]:
-            return next(i for i in range(at, end) if one[i] != other[i])
-    return size
+    return next((i for i in range(size) if one[i] != other[i]), size)
