@@ -367,7 +367,7 @@ class Scheduler:
 
     def _patience(self) -> float:
         """Seconds that a text may draft for: one that drafts for long does not keep the others waiting."""
-        if len(self._all()) < 2:
+        if len(self._running) + len(self._reading) + len(self._waiting) < 2:
             return inf
         return max(DRAFT, self._pass) / max(1, len(self._running))
 
