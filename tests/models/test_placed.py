@@ -67,7 +67,8 @@ def test_tokens_are_those_of_one_device(
     folder: str, plain: LLM, expected: list[list[int]], disk: dict[str, str | int], kind: str
 ) -> None:
     where: Any = disk if kind == "disk" else kind
-    llm = LLM.from_model(AutoModelForCausalLM.from_pretrained(folder, device_map=where), heads=None)
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map=where)
+    llm = LLM.from_model(model, plain.tokenizer, heads=None)
     assert texts(llm) == expected
     assert llm.resources.identity() == plain.resources.identity()
     assert llm.source.host.base.distance(plain.source.host.base) == 0
