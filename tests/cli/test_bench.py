@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Call
 
 SMALL = ("--contexts", "24,48", "--repeats", "2", "-n", "6")
@@ -33,29 +31,11 @@ def test_measured_and_shown(cli: Call, tiny: Path) -> None:
     assert "plain, tokens/s" in done.out and last.split()[0] == "48" and last.split()[-1] == "yes"
 
 
-def test_the_record_alone(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    """A text of one's own; with ``--json -`` nothing else is on standard output."""
-    (tmp_path / "cwd" / "t.txt").write_text("a text of one's own, long enough")
-    done = cli(
-        "bench", "--model", tiny, *SMALL[2:], "--contexts", "20", "--prompt-file", "t.txt", "--json", "-"
-    )
-    assert done.code == 0 and [one["context"] for one in json.loads(done.out)["contexts"]] == [20]
-
-
-@pytest.mark.parametrize(
-    "words, line",
-    [
-        (
-            ("--contexts", "240", "-n", "20"),
-            "--contexts is 240, with new tokens more than the model's 256",
-        ),
-        (
-            ("--contexts", "50", "--prompt-file", "t.txt"),
-            "--contexts is 50, the text has 2 tokens; valid: fewer",
-        ),
-    ],
-)
-def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "cwd" / "t.txt").write_text("ab")
-    done = cli("bench", "--model", tiny, "--quiet", *words)
-    assert done.code == 2 and done.error.startswith(line) and done.out == "", done.err
+    for argv, words in (
+        ("--contexts 240 -n 20", "--contexts is 240, with new tokens more than the model's 256"),
+        ("--contexts 50 --prompt-file t.txt", "--contexts is 50, the text has 2 tokens; valid: fewer"),
+    ):
+        done = cli("bench", "--model", tiny, "--quiet", *argv.split())
+        assert done.code == 2 and done.error.startswith(words) and done.out == "", done.err

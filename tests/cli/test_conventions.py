@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.cli.main import parsed
+from tokenswift.config import CONTINUED, PRESETS, sampling_over, settings_of
 
 SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--raw")
 
@@ -66,6 +66,15 @@ def test_the_models_own_sampling(cli: Call, with_settings: Path, tiny: Path) -> 
         LLM(tiny).model_sampling()
 
 
+def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
+    """What is named goes over it."""
+    made = sampling_over(CONTINUED, PRESETS["paper"])
+    found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--seed", "5")
+    assert found["sampling"] == settings_of(replace(made, seed=5)) and made.dry_multiplier == 0
+    found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--top-p", "0.5")
+    assert found["sampling"] == settings_of(replace(made, top_p=0.5))
+
+
 # ---- input ------------------------------------------------------------------------------------------------
 
 
@@ -97,14 +106,6 @@ def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     assert cli("models", "--json").out == shown
     done = cli("models", "--json", "s.json")
     assert not done.out.startswith("{") and Path("s.json").read_text() == shown
-
-
-def test_bytes_that_are_no_text() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenswift", "generate", b"caf\xe9"], capture_output=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert done.stderr.decode() == "error: the argument 'caf?' is not UTF-8; valid: UTF-8 text\n"
 
 
 # ---- words ------------------------------------------------------------------------------------------------

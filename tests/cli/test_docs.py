@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli.main import COMMANDS
+from tokenswift.config import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +25,10 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
     shown = made["helps"]()
     for command in (name.replace("_", "-") for name in COMMANDS):
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
-    assert "--kv-cache-dtype" in shown and "--draft-budget" in shown  # what a help alone does not show
+    options = [one.name.replace("_", "-") for kind in OPTIONS.values() for one in fields(kind)]
+    assert all(f"--{name} " in shown for name in options)  # what a help alone does not show
+    told = " ".join(shown.split())
+    assert "(triforce: 6; magicdec: 3)" in told and "NOT lossless" in told
 
 
 #: how many options a help may show, and lines a group of them may have at 80 columns

@@ -58,3 +58,22 @@ def test_the_package_and_its_command_are_light() -> None:
     assert int(count) < 40  # with those of the standard library
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"] == {"tokenswift": "tokenswift.__main__:main"}
+
+
+#: runs the command line and ends it where it begins to import something heavy
+LIGHT = """
+import os, sys
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "numpy", "safetensors", "jaxtyping"):
+            os._exit(9)
+sys.meta_path.insert(0, Gate())
+from tokenswift.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_help_and_version_need_nothing_heavy() -> None:
+    for argv, words in (("--version", "tokenswift 0.1.0 (torch "), ("--help", "usage: tokenswift COMMAND")):
+        done = subprocess.run([sys.executable, "-c", LIGHT, argv], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout.startswith(words), done

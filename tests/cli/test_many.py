@@ -108,20 +108,11 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
     [
         ([], "--prompts p.jsonl holds no prompts"),
         (["text"], "line 1: it has neither prompt nor messages, or both"),
-        (
-            [PROMPTS[0], {"prompt": "a", "messages": []}],
-            "line 2: it has neither prompt nor messages, or both",
-        ),
-        ([{"prompt": ""}], "line 1: prompt is ''; valid: text of at least one character"),
         ([{"messages": ["a"]}], "line 1: messages is ['a']; valid: a list of objects"),
         ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is not a field; valid: id, prompt,"),
-        ([{"prompt": "a", "seed": "1"}], "line 1: seed is '1'"),
         ([{"prompt": "a", "max_new_tokens": 0}], "line 1: --max-new-tokens is 0"),
-        ([{"prompt": "a", "ignore_eos": 3}], "line 1: --ignore-eos is 3"),
         ([{"prompt": "a", "id": "../a"}], "line 1: id is '../a'; valid: up to 100 letters"),
-        ([{"prompt": "a", "id": ""}], "line 1: id is ''"),
         ([{"prompt": "a", "id": "b"}, {"prompt": "a", "id": "b"}], "line 2: id is 'b', as in line 1"),
-        ([{"prompt": "a", "id": "00002"}, {"prompt": "a"}], "line 2: id is '00002', as in line 1"),
     ],
 )
 def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str) -> None:
@@ -131,20 +122,25 @@ def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str)
 
 
 @pytest.mark.parametrize(
-    "argv,words",
+    "out,words",
     [
-        (("--prompts", "p"), "--prompts given without --out"),
-        (("hi", "--out", "d"), "--out given without --prompts"),
-        (("hi", "--prompts", "p", "--out", "d"), "--prompts and PROMPT given"),
-        (("--prompts", "p", "--out", "d", "--run-dir", "r"), "--prompts and --run-dir given"),
-        (("--prompts", "missing", "--out", "d"), "--prompts missing cannot be read"),
-        (("--prompts", "p", "--out", "d", "--max-num-seqs", "0"), "--max-num-seqs is '0'; valid: "),
-        (("--prompts", "p", "--out", "d", "--at-once", "some"), "--max-num-seqs is 'some'; valid: "),
+        ("p.jsonl", "--out is 'p.jsonl': it is not a folder"),
+        ("nosuch://x", "nosuch://x cannot be used (Protocol not known"),
     ],
 )
-def test_bad_options(cli: Call, argv: tuple[str, ...], words: str) -> None:
-    done = cli("generate", *argv)
+def test_where_a_cluster_cannot_write(cli: Call, out: str, words: str) -> None:
+    pytest.importorskip("ray")
+    done = cli("generate", "--prompts", lines_of(PROMPTS), "--out", out, "--ray", "local")
     assert done.code == 2 and done.error.startswith(words), done
+
+
+def test_without_ray_the_extra_is_named(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenswift.cli.many.find_spec", lambda name: None)
+    done = cli("generate", "--prompts", lines_of(PROMPTS), "--out", "out", "--ray", "local")
+    assert done.code == 2
+    assert done.error == "the package ray is not installed; valid: pip install 'tokenswift-exact[ray]'"
+    done = cli("generate", "--prompts", "p.jsonl", "--out", "file:///x")
+    assert "--out is 'file:///x': an address; valid: a folder, or the same with --ray" in done.error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])

@@ -10,8 +10,8 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.options import read_named
 from tokenswift.cli.output import check_record, give
-from tokenswift.cli.prompting import read_named
 from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
 
@@ -66,14 +66,19 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
     options.check_model_options(args)
     record = check_record(args.json, options.inputs_of(args))
-    given, text = _strategy_options(args), _text(args)
+    given, text = _strategy_options(args), None
+    if args.prompt is not None and (args.prompts is not None or not args.prompt.strip()):
+        raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word, without --prompts")
+    if args.prompts is not None:
+        text = read_named(args.prompts, "--prompts")
 
     logger.info("auditing %s", args.model)
     from tokenswift.audit.compare import Audit, shipped_prompts, split_prompts, variants
+    from tokenswift.loader.identity import versions
 
     prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
-    sampling = options.model_sampling(args, sampling, llm)
+    sampling = options.settled_sampling(args, sampling, llm)
     samplings = {} if sampling.greedy else {"sampling": sampling}
     audited = Audit(
         llm,
@@ -86,26 +91,13 @@ def run(args: argparse.Namespace) -> int:
         say=logger.info,
     )
     report = audited.run()
-    give(record, {**report.record(), **_asked(args, audited, given)}, report.text())
+    made = {"strategy": args.strategy, "strategy_options": given, "versions": versions()}
+    made |= {"tokens": audited.tokens, "seeds": args.seeds}
+    made["samplings"] = {name: settings_of(params) for name, params in audited.samplings.items()}
+    give(record, {**report.record(), **made}, report.text())
     if report.failures:
         raise RunError(f"not exact: {'; '.join(report.failures)}")
     return 0
-
-
-def _text(args: argparse.Namespace) -> str | None:
-    """The text of --prompts; None without.
-
-    Raises:
-        InputError: there is nothing in it or in PROMPT, or both are given.
-    """
-    if args.prompt is not None and args.prompts is not None:
-        raise InputError("PROMPT and --prompts given; valid: one of them")
-    if args.prompt is not None and not args.prompt.strip():
-        raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word")
-    text = None if args.prompts is None else read_named(args.prompts, "--prompts")
-    if text is not None and not text.replace("---", "").strip():
-        raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
-    return text
 
 
 def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,20 +109,3 @@ def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
     for strategy, kind in OPTIONS.items():
         build_options(kind, strategy, {key: given[key] for key in given if key in names_of(strategy)})
     return given
-
-
-def _asked(args: argparse.Namespace, audited: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What the record says of the command and of where it ran."""
-    import torch
-
-    from tokenswift.loader.identity import versions
-
-    return {
-        "strategy": args.strategy,
-        "strategy_options": given,
-        "samplings": {name: settings_of(params) for name, params in audited.samplings.items()},
-        "tokens": audited.tokens,
-        "seeds": args.seeds,
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-    }

@@ -13,8 +13,8 @@ from typing import Any
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.options import read_named, token_ids
 from tokenswift.cli.output import check_record, give
-from tokenswift.cli.prompting import read_named, token_ids
 from tokenswift.cli.terminal import table
 from tokenswift.config import SamplingParams
 from tokenswift.types import InputError
@@ -34,14 +34,12 @@ class Measured:
         repeats: how often each is measured, after a warm-up
         max_new_tokens: tokens to write each time, at least 1
         prompt_file: text to continue; default: the stories that come with the library
-        seed: of the text that is written, 0 or more
     """
 
     contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
     repeats: int = option(5, least=1)
     max_new_tokens: int = option(64, least=1)
     prompt_file: str | None = option(None, "F")
-    seed: int = option(0, least=0)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         heads = llm.resources.heads
         made = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "versions": versions()}
         made |= {"heads": None if heads is None else heads.kind, "repeats": args.repeats}
-        made |= {"max_new_tokens": args.max_new_tokens, "seed": args.seed}
+        made |= {"max_new_tokens": args.max_new_tokens}
         made["contexts"] = [measure(llm, ids, args) for ids in prompts]
     give(record, made, shown(made))
     return 0
@@ -102,7 +100,7 @@ def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any
     neither is always first; what warms them up does not count."""
     logger.info("measuring after %s tokens", f"{len(ids):,}")
     states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
-    sampling, written = SamplingParams(seed=args.seed), set[tuple[int, ...]]()
+    sampling, written = SamplingParams(), set[tuple[int, ...]]()
     rates: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for turn in range(1 + args.repeats):
         for name in list(STRATEGIES)[:: -1 if turn % 2 else 1]:

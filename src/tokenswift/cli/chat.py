@@ -15,34 +15,29 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from tokenswift.checks import meant, shown
-from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import RARE, add_options, command, option
+from tokenswift.checks import LARGEST, check_integer, meant, shown
+from tokenswift.cli import options
+from tokenswift.cli.declare import KINDS, RARE, add_options, command, option, reader, texts_of
 from tokenswift.cli.generate import Text
-from tokenswift.cli.output import TextSink, check_writable
-from tokenswift.cli.settings import Settings, dashed, said
+from tokenswift.cli.output import TextSink, summary
 from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
-from tokenswift.config import ANSWERS, SamplingParams
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.config import ANSWERS, SamplingParams, sampling_over
+from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from tokenswift.engine.prefix_cache import Prefixes
 
-QUOTES = '"""'
 COMMANDS = {
     "/system TEXT": 'set the system prompt; alone it shows it, and /system "" removes it',
     "/set NAME VALUE": "change the sampling or the length of answers; alone it shows the settings",
     "/retry": "write another answer to the last message, with the next seed",
     "/undo": "remove the last message and its answer",
     "/clear": "begin a new conversation; system prompt and settings stay",
-    "/load FILE": "load a conversation that /save wrote to a .json file, and continue it",
     "/save FILE": "save the conversation: as JSON for a name that ends in .json, else as text",
     "/help": "show this list",
     "/exit": "end the chat, as Ctrl-D does",
@@ -50,23 +45,24 @@ COMMANDS = {
 #: what some other programs, and this one before, call them
 ALSO = {"/reset": "/clear", "/regen": "/retry", "/quit": "/exit", "/bye": "/exit", "/?": "/help"}
 KEYS = (
-    f"Enter sends; Ctrl-J (or Alt-Enter) begins a new line, and so does Enter in a message that begins with\n"
-    f"{QUOTES}, up to the {QUOTES} that end it. Ctrl-C stops an answer and keeps what was written. Arrow\n"
-    f"up brings back earlier messages."
-)
-MOST_BYTES = 64 * 1024 * 1024
-SHAPE = (
-    'a JSON list as /save FILE.json writes it: [{"role": "user", "content": "…"}, {"role": "assistant", …}], '
-    "one of role system first, or none, then user and assistant in turn"
+    "Enter sends; Ctrl-J (or Alt-Enter) begins a new line. Ctrl-C stops an answer and keeps what was "
+    "written. Arrow up brings back earlier messages."
 )
 #: what options of other commands are here
 TEXTS = {
-    "system": "system prompt; default: the template's own",
     "max_new_tokens": "tokens of an answer at most, at least 1; default: until the model ends it",
-    "sampling": "settings that are not given: default (the model's generation_config.json or GGUF file, else "
-    "the defaults above) or model (the model's; what it does not name is off); default: default",
     "seed": "0 or more: the same seed and messages, the same answers; default: a new one each time",
 }
+#: type of a setting → how its text is read, and its placeholder
+READERS = {
+    **KINDS,
+    "bool": (reader({"on": True, "off": False}.__getitem__, "on, off"), "on"),
+    "Length": (reader(lambda text: None if text == "none" else int(text), "an integer, or none"), "N"),
+}
+#: setting → its type, and what it is
+SETTINGS = {one.name: str(one.type) for one in fields(SamplingParams) if one.name != "grammar"}
+SETTINGS["max_new_tokens"] = "Length"
+WHAT = {**texts_of(SamplingParams), "max_new_tokens": "tokens of an answer at most, at least 1, or none"}
 logger = logging.getLogger("tokenswift")
 
 
@@ -86,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "chat", run, "talk with a model")
     group = parser.add_argument_group("conversation")
-    add_options(group, prompting.System, texts=TEXTS)
+    add_options(group, options.System)
     add_options(group, Text, only=("max_new_tokens",), texts=TEXTS)
     add_options(group, History)
     options.add_model_options(parser)
@@ -105,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
     call["template_options"] = dict(args.template_option) or None
-    if args.history not in (None, "none"):
-        check_writable("--history", args.history)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         chat = _begin(args, sampling, call)
         all(chat.take(line) for line in _piped())  # up to the first that ends the chat
@@ -132,9 +126,8 @@ def run(args: argparse.Namespace) -> int:
 def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, Any]) -> Chat:
     """The chat, once its model is loaded."""
     llm = options.load_model(args)
-    prompting.check_template(llm, "chat")
-    sampling = options.model_sampling(args, sampling, llm)
-    call["sampling"] = options.answer_sampling(args, sampling, llm)
+    options.check_template(llm, "chat")
+    call["sampling"] = options.settled_sampling(args, sampling, llm, answered=True)
     if args.seed is None:  # a chat need not begin like the one before
         call["sampling"] = replace(call["sampling"], seed=secrets.randbits(31))
     logger.info("/help lists the commands")
@@ -151,19 +144,6 @@ def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, A
 # ---- where messages come from ------------------------------------------------------------------------------
 
 
-def is_open(text: str) -> bool:
-    """Whether a message, or the text of a command, has begun with three quotes and goes on."""
-    begun = re.match(rf"\s*(?:/[a-z]+\s+)?{QUOTES}(.*)", text, re.DOTALL)
-    return begun is not None and not begun[1].rstrip().endswith(QUOTES)
-
-
-def unquoted(text: str) -> str:
-    """What stands between three quotes; a text that does not begin with them as it is."""
-    if not text.startswith(QUOTES):
-        return text
-    return text.removeprefix(QUOTES).rstrip().removesuffix(QUOTES).strip("\n")
-
-
 def editor(history: str | None) -> Callable[[], str]:
     """What reads a message from the terminal.
 
@@ -173,8 +153,6 @@ def editor(history: str | None) -> Callable[[], str]:
     import termios
 
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.application import get_app
-    from prompt_toolkit.filters import Condition
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -184,7 +162,6 @@ def editor(history: str | None) -> Callable[[], str]:
         history=_history(history),
         key_bindings=keys,
         prompt_continuation="  ",
-        multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
         include_default_pygments_style=False,
     )
 
@@ -213,34 +190,28 @@ def _history(name: str | None) -> Any:
 
 
 def _piped() -> Iterator[str]:
-    """The messages of standard input: its lines, those between three quotes together."""
-    held = ""
+    """The messages of standard input: its lines."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            held += line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
-        if not is_open(held):
-            yield held
-            held = ""
-    if held:
-        yield held
 
 
 # ---- the conversation --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A message and its answer.
+def dashed(name: str) -> str:
+    """A field as it is typed: ``top-p``."""
+    return name.replace("_", "-")
 
-    Attributes:
-        how: settings and system message of the answer; None: it was read from a file.
-    """
 
-    question: str
-    answer: str
-    how: tuple[Settings, str | None] | None = None
+def said(value: Any) -> str:
+    """A setting as it is typed."""
+    if isinstance(value, tuple):
+        pairs = [f"{one[0]}={said(one[1])}" if isinstance(one, tuple) else repr(one) for one in value]
+        return ",".join(pairs) or "none"
+    return {"None": "none", "True": "on", "False": "off"}.get(str(value), str(value).removesuffix(".0"))
 
 
 class Chat:
@@ -258,9 +229,9 @@ class Chat:
         call: strategy of a request.
 
     Attributes:
-        turns: what was said, oldest first.
+        turns: messages and their answers, oldest first.
         system: the system message of this conversation.
-        settings: of the next answer.
+        sampling, most: of the next answer.
     """
 
     def __init__(
@@ -277,11 +248,10 @@ class Chat:
     ) -> None:
         self._llm, self._quiet, self._raw, self._call = llm, quiet, raw, call
         self._verbose, self._prefixes = verbose, prefixes
-        self.settings = Settings(sampling or SamplingParams(), most)
+        self.sampling, self.most = sampling or SamplingParams(), most
         self.system = self._usual = system
-        self._begun = (self.settings, system)
         self._saved: set[Path] = set()
-        self.turns: list[Turn] = []
+        self.turns: list[tuple[str, str]] = []
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -289,9 +259,9 @@ class Chat:
         turns = [
             {"role": role, "content": content}
             for turn in self.turns
-            for role, content in (("user", turn.question), ("assistant", turn.answer))
+            for role, content in zip(("user", "assistant"), turn, strict=True)
         ]
-        return [*prompting.system_messages(self.system), *turns]
+        return [*options.system_messages(self.system), *turns]
 
     def take(self, line: str) -> bool:
         """Do what a line says, a command or a message; False when the chat is to end.
@@ -303,7 +273,7 @@ class Chat:
         text = line.strip()
         found = re.fullmatch(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", text, re.DOTALL)
         if found is None:
-            if text := unquoted(text):
+            if text:
                 self.answer(text)
             return True
         command, rest = ALSO.get(found[1], found[1]), found[2] or ""
@@ -315,10 +285,8 @@ class Chat:
             raise InputError(f"{command} is not a command; valid: {valid}")
         if command in COMMANDS and rest:
             raise InputError(f"{command} is followed by {shown(rest)}; valid: {command} alone")
-        if f"{command} FILE" in COMMANDS and not rest:
-            raise InputError(f"{command} has no file; valid: {command} FILE")
-        if command != "/system" and "\n" in rest:
-            raise InputError(f"{command} is followed by several lines; valid: one, or /system with several")
+        if command == "/save" and not rest:
+            raise InputError("/save has no file; valid: /save FILE")
         getattr(self, f"do_{command[1:]}")(*([] if command in COMMANDS else [rest]))
         return True
 
@@ -327,10 +295,12 @@ class Chat:
         from tokenswift.engine.request import Request
 
         ids = self._encoded([*self.messages, {"role": "user", "content": text}])
-        how = (self.settings, self.system)
-        most, sampling = self._room(len(ids)), self.settings.sampling
+        most, cut = self._room(len(ids)), "cut off by the model's positions"
+        if most == self.most:
+            cut = "cut off by max-new-tokens, see /set"
         sink, answer, stages = TextSink(None, raw=self._raw), "", Stages(self._quiet)
-        request = Request(ids, most, sampling=sampling, **self._call, on_loop="stop", on_progress=stages)
+        how = {"sampling": self.sampling, "on_loop": "stop", "on_progress": stages}
+        request = Request(ids, most, **how, **self._call)
         with Signals(leave=_leave) as signals:
             try:
                 with self._llm.start(request, self._prefixes) as steps:
@@ -338,7 +308,7 @@ class Chat:
                         answer += step.text
                         sink.write(step.text)
                         signals.check()
-                    ended = figures(steps.result, self.settings.max_new_tokens, self._verbose)
+                    ended = summary(steps.result, self._verbose, cut)
             except KeyboardInterrupt:
                 if signals.number not in (0, signal.SIGINT):
                     raise
@@ -347,7 +317,7 @@ class Chat:
                 stages.end()
                 sink.close()
         if answer:
-            self.turns = [*self.turns, Turn(text, answer, how)]
+            self.turns = [*self.turns, (text, answer)]
         logger.info("(%s)", ended)
 
     def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
@@ -357,7 +327,7 @@ class Chat:
         """How long an answer may become behind ``tokens`` tokens."""
         from tokenswift.memory import default_length
 
-        limit, most = self._llm.target.rotary.limit, self.settings.max_new_tokens
+        limit, most = self._llm.target.rotary.limit, self.most
         if limit is not None and tokens >= limit:
             raise InputError(
                 f"the conversation has {counted(tokens, 'token')}, the model {limit:,} positions; valid: a "
@@ -378,14 +348,15 @@ class Chat:
         if not self.turns:
             raise InputError("/retry has no answer to replace; valid: after an answer")
         before, self.turns = self.turns, self.turns[:-1]
-        self.settings = self.settings.next_seed()
-        if self.settings.sampling.greedy:
+        seed = self.sampling.seed
+        self.sampling = replace(self.sampling, seed=seed + 1 if seed < LARGEST else 0)
+        if self.sampling.greedy:
             usual = ANSWERS.temperature
             logger.warning("greedy decoding has one answer; /set temperature %s has more", usual)
         else:
-            logger.info("another answer, with seed %d", self.settings.sampling.seed)
+            logger.info("another answer, with seed %d", self.sampling.seed)
         try:
-            self.answer(before[-1].question)
+            self.answer(before[-1][0])
         finally:
             if len(self.turns) < len(before):  # there is no other answer
                 self.turns = before
@@ -396,7 +367,7 @@ class Chat:
             raise InputError("/undo has no answer to take back; valid: after an answer")
         self.turns, gone = self.turns[:-1], self.turns[-1]
         left = counted(2 * len(self.turns), "message")
-        logger.info("taken back: %s and its answer; %s left", shown(gone.question), left)
+        logger.info("taken back: %s and its answer; %s left", shown(gone[0]), left)
 
     def do_clear(self) -> None:
         """Begin a new conversation with the same instructions and settings."""
@@ -412,8 +383,8 @@ class Chat:
         if not text:
             logger.info("%s", self.system or "no system prompt but the chat template's own")
             return
-        system = (unquoted(text) if text != '""' else "") or None
-        self._encoded([*prompting.system_messages(system), {"role": "user", "content": "?"}])
+        system = None if text == '""' else text
+        self._encoded([*options.system_messages(system), {"role": "user", "content": "?"}])
         self.system = self._usual = system
         done = "the system prompt is set" if system is not None else "no system prompt any longer"
         more = "; the conversation continues (/clear begins a new one)" if self.turns else ""
@@ -426,12 +397,27 @@ class Chat:
             InputError: naming the setting, its value and what is valid.
         """
         if not words:
-            logger.info("%s", table(self.settings.rows()))
+            values = {name: getattr(self.sampling, name, self.most) for name in SETTINGS}
+            rows = [(dashed(name), said(value), WHAT[name]) for name, value in values.items()]
+            logger.info("%s", table(rows))
             return
-        name, self.settings = self.settings.changed(words)
-        value = self.settings.values()[name]
+        given, _, text = words.replace("=", " ", 1).partition(" ")
+        name = given.removeprefix("--").replace("-", "_")
+        if name not in SETTINGS:
+            names = [dashed(name) for name in SETTINGS]
+            raise InputError(f"/set {given} is not a setting; valid: {', '.join(names)}{meant(given, names)}")
+        read, metavar = READERS[SETTINGS[name]]
+        if not text.strip():
+            raise InputError(f"/set {given} has no value; valid: /set {given} {metavar}")
+        try:
+            value = read(text.strip())
+            if name != "max_new_tokens":
+                self.sampling = sampling_over(self.sampling, {name: value})
+            else:
+                self.most = None if value is None else check_integer(name, value, 1)
+        except (InputError, argparse.ArgumentTypeError) as error:
+            raise InputError(f"/set {dashed(name)} {str(error).removeprefix(name).strip()}") from None
         logger.info("%s is %s", dashed(name), said(value))
-        options.warn_idle(self.settings.sampling, {name: value}, "")
 
     def do_save(self, name: str) -> None:
         """Write the conversation to a file, which is replaced only if this chat has made it.
@@ -452,70 +438,7 @@ class Chat:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"/save {name} cannot be written ({reason}); valid: a writable file") from error
         self._saved.add(path.resolve())
-        again = all(turn.how == self._begun for turn in self.turns)
-        seed = f" (--seed {self._begun[0].sampling.seed} repeats them)" if again and self.turns else ""
-        logger.info("%s written to %s%s", counted(len(messages), "message"), path, seed)
-
-    def do_load(self, name: str) -> None:
-        """Take up a conversation of a file in place of this one.
-
-        Raises:
-            InputError: there is no conversation in it, or it is too long for the model; this one stays.
-        """
-        messages = read(name)
-        if messages and messages[-1]["role"] == "assistant":
-            self._room(len(self._encoded(messages)))
-        texts = [message["content"] for message in messages if message["role"] != "system"]
-        self.system = messages[0]["content"] if len(texts) < len(messages) else None
-        self.turns = [Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
-        logger.info("%s read from %s", counted(len(messages), "message"), name)
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of a file."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-def read(name: str) -> list[dict[str, str]]:
-    """The messages of a JSON file.
-
-    Raises:
-        InputError: it cannot be read, or is anything but a conversation that has ended with an answer.
-    """
-    try:
-        with Path(name).expanduser().open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise OSError(0, f"it has more than {MOST_BYTES // 2**20} MB")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"/load {name} cannot be read ({reason}); valid: {SHAPE}") from error
-    try:
-        found = msgspec.json.decode(content, type=list[Message])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f"/load {name}: {error}; valid: {SHAPE}") from error
-    turns = found[1:] if found and found[0].role == "system" else found
-    if [one.role for one in turns] != ["user", "assistant"] * (len(turns) // 2):
-        raise InputError(
-            f"/load {name}: user and assistant do not take turns up to an answer; valid: {SHAPE}"
-        )
-    if not all(one.content for one in turns):
-        raise InputError(f"/load {name}: a message is empty; valid: {SHAPE}")
-    return msgspec.to_builtins(found)
-
-
-def figures(result: Generation, most: int | None, verbose: bool = False) -> str:
-    """An answer in figures, and why it ended where that is not its own end."""
-    m = result.metrics
-    text = f"{counted(len(result.token_ids), 'token')}, {m.tokens_per_second:.0f} tokens/s"
-    if verbose:
-        text += f", {m.mean_acceptance_length:.2f} tokens a pass"
-    if result.finish_reason == "length":
-        reached = "max-new-tokens, see /set" if len(result.token_ids) == most else "the model's positions"
-        return f"{text}; cut off by {reached}"
-    return text + ("; stopped, it began to repeat itself" if result.finish_reason == "loop" else "")
+        logger.info("%s written to %s", counted(len(messages), "message"), path)
 
 
 def _leave(code: int) -> None:

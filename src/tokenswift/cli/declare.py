@@ -47,12 +47,12 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
 
 
 def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
-    """An argparse type: what ``read`` makes of a text; a ValueError is told with what is valid."""
+    """An argparse type: what ``read`` makes of a text; one that it refuses is told with what is valid."""
 
     def parse(text: str) -> Any:
         try:
             return read(text)
-        except ValueError:
+        except (ValueError, KeyError):
             raise argparse.ArgumentTypeError(f"is {text!r}; valid: {valid}") from None
 
     return parse

@@ -11,8 +11,8 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import stream
-from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
-from tokenswift.cli.terminal import Progress, say, table
+from tokenswift.cli.output import TextSink, check_folder, write_json
+from tokenswift.cli.terminal import say, table
 from tokenswift.config import SamplingParams
 from tokenswift.engine.request import record_of
 from tokenswift.types import Generation, RunError
@@ -54,9 +54,6 @@ def run(args: argparse.Namespace) -> int:
     options.check_model_options(args)
     folder = check_folder("--out", args.out)
     files = {(text, name): folder / f"{text}{name}.json" for text in ("", "list.") for name in STRATEGIES}
-    if folder.exists():
-        for file in files.values():
-            check_writable("--out", file)
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
@@ -104,7 +101,7 @@ def both(llm: Any, ids: list[int], sampling: SamplingParams, args: Any) -> dict[
         request = Request(ids, args.max_new_tokens, name, {}, sampling=sampling, ignore_eos=True)
         llm.generate(ids[-WARM:], WARM, name, sampling=sampling, ignore_eos=True)
         sink = TextSink(None, name == "autoregressive", args.raw_output)
-        made[name] = stream(llm, request, sink, Progress(args.max_new_tokens, args.quiet))
+        made[name] = stream(llm, request, sink, args.quiet)
     return made
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.checks import check_choice
-from tokenswift.cli import many, options, prompting
+from tokenswift.cli import many, options
 from tokenswift.cli.declare import RARE, Parser, add_options, command, option
-from tokenswift.cli.main import reason
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -24,16 +23,15 @@ from tokenswift.cli.output import (
     summary,
     write_json,
 )
-from tokenswift.cli.terminal import Interrupted, Progress, Signals
-from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP
-from tokenswift.engine.request import record_of
+from tokenswift.cli.terminal import Stages, keeping
+from tokenswift.config import CONTINUED, CONTINUED_LENGTH
+from tokenswift.engine.request import Request, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import Generation, InputError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
-    from tokenswift.engine.request import Request
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
@@ -49,11 +47,14 @@ class Prompt:
             before PROMPT; - reads standard input
         prompt_file: UTF-8 file with that text; - reads standard input
         prompt_ids: token ids instead of text, 0 or more each
+        raw: continue the prompt as it is; default: a model that has a chat template answers it, whether it
+            comes as an argument, by a pipe or from a file
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
     prompt_file: str | None = option(None, "F")
-    prompt_ids: list[int] | None = option(None, "1,2,3", type=prompting.token_ids, level=RARE)
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=options.token_ids, level=RARE)
+    raw: bool = option(False, names=("--continue",))
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Text:
     regex: str | None = option(None, "TEXT", level=RARE)
     grammar: str | None = option(None, "FILE", level=RARE)
     stop: list[str] = option((), "TEXT", action="append", level=RARE)
-    stop_ids: list[list[int]] = option((), "1,2,3", type=prompting.token_ids, action="append", level=RARE)
+    stop_ids: list[list[int]] = option((), "1,2,3", type=options.token_ids, action="append", level=RARE)
     ignore_eos: bool = option(False, level=RARE)
     on_loop: str = option("report", "W", level=RARE)
 
@@ -107,7 +108,7 @@ def add_parser(subparsers: Any) -> None:
 def add_call_options(parser: Parser) -> None:
     """What is to be written and how: prompt, length, model, method, sampling."""
     group = parser.add_argument_group("prompt and length")
-    for kind in (Prompt, prompting.Chat, prompting.System, Text):
+    for kind in (Prompt, options.System, Text):
         add_options(group, kind)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
@@ -136,18 +137,15 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
     """The prompt as given, and what else a request needs; everything that needs no model is checked.
     :func:`with_model` makes the request."""
-    prompting.check_chat_options(args)
-    return prompting.prompt_from(args), settings_from(args)
+    options.check_chat_options(args)
+    return options.prompt_from(args), settings_from(args)
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
-    check_choice("on_loop", args.on_loop, ON_LOOP)
-    if "" in args.stop:
-        raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
-    return {
+    settings = {
         "max_new_tokens": args.max_new_tokens,
         "strategy": args.strategy,
         "strategy_options": options.strategy_options_from(args),
@@ -157,6 +155,8 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "on_loop": args.on_loop,
         "template_options": dict(args.template_option) or None,
     }
+    Request("", **settings)  # checks them
+    return settings
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
@@ -173,12 +173,8 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     names = [f"--{name.replace('_', '-')}" for name in given]
     if len(given) > 1:
         raise InputError(f"{' and '.join(names)} given; valid: one of them")
-    if args.ignore_eos:
-        raise InputError(f"--ignore-eos beside {names[0]}; valid: one of the two", "ignore_eos")
     text = getattr(args, given[0])
-    if given[0] == "regex":
-        return Grammar.regex(text)
-    content = prompting.read_named(text, names[0])
+    content = text if given[0] == "regex" else options.read_named(text, names[0])
     try:
         return made[given[0]](content)
     except InputError as error:
@@ -187,14 +183,12 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
     """The request, its prompt as the model takes it and its sampling settled; says which way both went."""
-    from tokenswift.engine.request import Request
-
-    sampling = options.model_sampling(args, call["sampling"], llm)
-    prompt, told = prompting.shaped(args, llm, prompt)
-    if is_chat(prompt):  # without a length, one that loops would go on to the last position
+    prompt, told = options.shaped(args, llm, prompt)
+    answered = is_chat(prompt)
+    sampling = options.settled_sampling(args, call["sampling"], llm, answered)
+    if answered:  # without a length, one that loops would go on to the last position
         if args.max_new_tokens is None and args.on_loop == Text.on_loop:
             call = {**call, "on_loop": "stop"}
-        sampling = options.answer_sampling(args, sampling, llm)
         told += f", {options.sampling_words(sampling)}"
     logger.info("%s", told)
     return Request(prompt, **{**call, "sampling": sampling})
@@ -205,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
     continues it. The text streams to standard output; progress and summary go to standard error."""
     if args.prompts is not None or args.out is not None:
         many.check_several(args)
-        prompting.check_chat_options(args)
+        options.check_chat_options(args)
         return many.run(args, settings_from(args))
     prompt, call = call_from(args)
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)
@@ -214,24 +208,17 @@ def run(args: argparse.Namespace) -> int:
     output = check_writable("--output", args.output)
     record = check_record(args.json, inputs, {"--output": args.output, "--explain": args.explain})
     run_dir, before = _run_dir(args.run_dir)
-    given = call["strategy_options"]
-    if given.get("acceptance") == "published":
+    if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
-    prompting.prepare(args)
+    options.prepare(args)
     llm = options.load_model(args)
-    request = replace(with_model(args, llm, prompt, call), run_dir=run_dir)
-
-    new, cut = args.max_new_tokens, None
-    if new is None:
-        cut = default_length(args.run_dir, answered := is_chat(request.prompt))
-        new = None if answered else CONTINUED_LENGTH
-    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
-    done = len(before.tokens) if before else 0
-    result = stream(llm, request, sink, Progress(new, args.quiet, done), before)
-    logger.info("%s", summary(result, args.verbose, cut))
-    if record is not None:
-        write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
-    if args.heads == "auto" and llm.resources.eagle is None and given.get("draft_model") is None:
+    request, cut = replace(with_model(args, llm, prompt, call), run_dir=run_dir), None
+    if args.max_new_tokens is None:
+        usual = "limit of an answer" if is_chat(request.prompt) else f"default of {CONTINUED_LENGTH} tokens"
+        cut = f"stopped at the {usual}; --max-new-tokens sets another"
+    result = write(args, llm, request, output, record, before, cut)
+    drafted = llm.resources.eagle is not None or request.given.get("draft_model") is not None
+    if args.heads == "auto" and not drafted:
         advise_heads(llm.name, args.strategy, result)
     return 0
 
@@ -260,19 +247,32 @@ def advise_heads(name: str, strategy: str, result: Generation) -> None:
         )  # fmt: skip
 
 
-def default_length(run_dir: str | None, answered: bool) -> str:
-    """What is said of a text that ended at a length nobody asked for."""
-    if answered:
-        return "reached the limit of an answer (--max-new-tokens)"
-    more = "--max-new-tokens 1000"
-    again = f"the same command with {more} continues this text"
-    if run_dir is not None:
-        again = f"continue with: tokenswift resume {run_dir} {more}"
-    return f"stopped at the default of {counted(CONTINUED_LENGTH, 'token')} (--max-new-tokens); {again}"
+def write(
+    args: argparse.Namespace,
+    llm: Any,
+    request: Request,
+    output: Path | None,
+    record: Path | None,
+    before: RunState | None = None,
+    cut: str | None = None,
+) -> Generation:
+    """Run a request: its text, summary and record go where the options have them.
+
+    Args:
+        output, record: files of the text and of the record, where they are asked for.
+        before: as of :func:`stream`.
+        cut: what is said of an end at the length; None: that it was asked for.
+    """
+    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
+    result = stream(llm, request, sink, args.quiet, before)
+    logger.info("%s", summary(result, args.verbose, cut))
+    if record is not None:
+        write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
+    return result
 
 
 def stream(
-    llm: Any, request: Request, sink: TextSink, progress: Progress, before: RunState | None = None
+    llm: Any, request: Request, sink: TextSink, quiet: bool, before: RunState | None = None
 ) -> Generation:
     """Run a request with its text and progress shown.
 
@@ -281,36 +281,35 @@ def stream(
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
-    run_dir = request.run_dir
-    go_on = "" if run_dir is None else f"; continue with: tokenswift resume {run_dir}"
-    already = before.text if before is not None else ""
-    sink.repeat(already)
+    go_on = "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
+    tokens = 0 if before is None else len(before.tokens)
+    sink.repeat("" if before is None else before.text)
+    most = None if is_chat(request.prompt) else request.max_new_tokens or CONTINUED_LENGTH
 
-    with Signals() as signals:
-        try:
-            with llm.start(replace(request, on_progress=progress)) as steps:
+    def kept() -> str:
+        stages.end()
+        with suppress(OSError):
+            sink.close()
+        return f"{counted(tokens, 'token was', 'tokens were')} written, {sink.kept}{go_on}"
+
+    try:
+        with Stages(quiet, "starting") as stages, keeping(kept) as signals:
+            with llm.start(replace(request, on_progress=stages)) as steps:
                 for step in steps:
+                    if not tokens or sys.stdout.isatty():  # where the text itself shows how far it is
+                        stages.end()
                     sink.write(step.text)
-                    progress.update(step)
+                    tokens += len(step.token_ids)
+                    if not sys.stdout.isatty():
+                        stages("generate", tokens, most)
                     signals.check()
                 result = steps.result
             sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
-        except BaseException as error:
-            progress.end()
-            with suppress(OSError):
-                sink.close()
-            kept = f"{counted(progress.tokens, 'token was', 'tokens were')} written, {sink.kept}{go_on}"
-            number = signals.number or getattr(error, "number", 0)
-            if number and isinstance(error, KeyboardInterrupt | OSError):  # a hung up terminal takes no text
-                raise Interrupted(number, kept) from None
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(kept) from None
-            if isinstance(error, BrokenPipeError):
-                error.run_dir = run_dir  # type: ignore[attr-defined]
-                raise
-            if not isinstance(error, Exception) or isinstance(error, InputError) or "kept" in str(error):
-                raise
-            raise RunError(f"{reason(error)}; {kept}") from error
-    sink.close()
-    progress.end()
+            sink.close()
+    except BrokenPipeError as error:
+        error.run_dir = request.run_dir  # type: ignore[attr-defined]
+        raise
+    finally:
+        with suppress(OSError):
+            sink.close()
     return result

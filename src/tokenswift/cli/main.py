@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import argparse
 import logging
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from tokenswift.checks import meant
 from tokenswift.cli.declare import Parser
-from tokenswift.cli.terminal import STANDARD_OUTPUT, LogHandler, shown_on, usable_streams
+from tokenswift.cli.terminal import LogHandler, reason, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
+from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs models text plan report demo audit bench train".split()
 #: commands that another's module has
@@ -36,17 +39,17 @@ tokenswift COMMAND --help lists the options of a command.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated."""
 Build = Callable[[Sequence[str]], Parser]
-#: words of torch's and the system's errors when memory ran out
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
 
 
 class ShowVersion(argparse.Action):
-    """--version: found out only when it is asked for."""
+    """--version: found out only when it is asked for, without importing torch (which takes seconds)."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
-        from tokenswift.cli.version import text
+        from tokenswift.kernels.cpu.library import describe
 
-        print(text(), flush=True)
+        parts = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+        parts.append(f"Python {platform.python_version()} on {platform.machine()}")
+        print(f"tokenswift {__version__} ({', '.join(parts)}; CPU kernels: {describe()})", flush=True)
         parser.exit()
 
 
@@ -113,9 +116,8 @@ def _main(argv: list[str], is_open: bool, build: Build) -> int:
         go_on = f"; continue with: tokenswift resume {run}" if run else ""
         return _fail(1, f"standard output was closed{nothing}{go_on}", args)
     except Exception as error:  # the last net: one line for the user, the traceback on request
-        more = at_most(args) if is_out_of_memory(error) else "; --debug shows where"
-        more = "" if isinstance(error, RunError | OSError) else more
-        return _fail(1, f"{reason(error)}{more}", args)
+        known = isinstance(error, RunError | OSError) or reason(error) == "out of memory"
+        return _fail(1, f"{reason(error)}{'' if known else '; --debug shows where'}", args)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -144,31 +146,6 @@ def parsed(argv: list[str], build: Build = build_parser) -> argparse.Namespace:
     return parser.parse_args(argv or ["--help"])
 
 
-def reason(error: Exception) -> str:
-    """Why a run failed, in one line."""
-    if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-        return f"writing {STANDARD_OUTPUT} failed ({error.strerror or error})"
-    if isinstance(error, OSError):
-        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
-    if isinstance(error, RunError):
-        return str(error)
-    if is_out_of_memory(error):
-        return "out of memory"
-    return f"the run failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch, numpy or Python says that memory ran out."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-def at_most(args: argparse.Namespace) -> str:
-    """What to make smaller when memory ran out, by the options that a command has."""
-    sizes = ("max_new_tokens", "budget", "write_batch", "sequence_length", "batch")
-    names = [f"--{name.replace('_', '-')}" for name in sizes if hasattr(args, name)]
-    return f"; valid: a smaller {' or '.join(names[:3])}" if names else ""
-
-
 def _fail(code: int, message: str, args: argparse.Namespace) -> int:
     """Say what went wrong, fields by the names of their options; the exit code."""
     if args.debug and sys.exc_info()[0] is not None:
@@ -180,7 +157,3 @@ def _fail(code: int, message: str, args: argparse.Namespace) -> int:
     with suppress(OSError):  # the terminal may be gone
         print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

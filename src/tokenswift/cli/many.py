@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options, prompting
+from tokenswift.cli import options
 from tokenswift.cli.declare import RARE, option, reader
-from tokenswift.cli.output import check_folder, check_record, write_text
-from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
-from tokenswift.config import CONTINUED_LENGTH, SamplingParams
+from tokenswift.cli.output import check_folder, check_record, write_json
+from tokenswift.cli.terminal import Stages, keeping
+from tokenswift.config import SamplingParams
 from tokenswift.engine.request import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
@@ -28,18 +26,14 @@ from tokenswift.words import counted
 if TYPE_CHECKING:
     from tokenswift.engine.request import Request
 
+SEQUENCES = "auto, or an integer of at least 1"
 logger = logging.getLogger("tokenswift")
 
 
 def _at_once(text: str) -> int | str:
-    number = text if text == "auto" else int(text)
-    if isinstance(number, int) and number < 1:
+    if text != "auto" and int(text) < 1:
         raise ValueError
-    return number
-
-
-#: an argparse type: the value of --max-num-seqs
-at_once = reader(_at_once, "auto, or an integer of at least 1")
+    return text if text == "auto" else int(text)
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Several:
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
-    at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=at_once)
+    at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=reader(_at_once, SEQUENCES))
     ray: str | None = option(None, "ADDRESS", level=RARE)
     actors: int | None = option(None, least=1, level=RARE)
     actor_cores: int | None = option(None, least=1, level=RARE)
@@ -71,26 +65,13 @@ class Several:
 
 
 def check_several(args: argparse.Namespace) -> None:
-    """Refuse halves of a pair, and what goes with one prompt only.
-
-    Raises:
-        InputError: naming the options.
-    """
+    """Refuse halves of a pair, and what goes with one prompt only."""
     if args.prompts is None or args.out is None:
         there, missing = ("--prompts", "--out") if args.out is None else ("--out", "--prompts")
         raise InputError(f"{there} given without {missing}; valid: both")
     for name in ("actors", "actor_cores", "actor_gpus"):
         if args.ray is None and getattr(args, name) is not None:
             raise InputError(f"{name} is given without --ray; valid: both")
-    check_alone(args)
-
-
-def check_alone(args: argparse.Namespace) -> None:
-    """Refuse what goes with one prompt only.
-
-    Raises:
-        InputError: naming the options.
-    """
     for name in ("prompt", "prompt_file", "prompt_ids", "explain", "run_dir", "output"):
         if getattr(args, name, None) is not None:
             shown = "PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}"
@@ -105,26 +86,26 @@ def read(args: argparse.Namespace) -> list[Asked]:
     """
     name, found = args.prompts, list[Asked]()
     names: dict[str, int] = {}
-    for number, line in enumerate(prompting.read_named(name, "--prompts").split("\n"), 1):
+    for number, line in enumerate(options.read_named(name, "--prompts").split("\n"), 1):
         if not line.strip():
             continue
         try:
-            one = asked(_json(line), f"{number:05}")
+            one = asked(_read(line), f"{number:05}")
             if one.name in names:
                 raise InputError(f"id is {one.name!r}, as in line {names[one.name]}; valid: another id")
         except InputError as error:
             raise InputError(f"--prompts {name}, line {number}: {error}") from error
         names[one.name] = number
-        if not is_chat(one.prompt) and (args.chat or args.system is not None):
+        if not is_chat(one.prompt) and args.system is not None:
             asks = {"role": "user", "content": one.prompt}
-            one = replace(one, prompt=[*prompting.system_messages(args.system), asks])
+            one = replace(one, prompt=[*options.system_messages(args.system), asks])
         found.append(one)
     if not found:
         raise InputError(f"--prompts {name} holds no prompts; valid: a JSON object a line")
     return found
 
 
-def _json(line: str) -> Any:
+def _read(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -136,17 +117,17 @@ def request_of(
     llm: Any,
     one: Asked,
     call: dict[str, Any],
-    sampling: SamplingParams,
-    folder: Path | None,
+    usual: dict[bool, SamplingParams],
+    folder: Path,
 ) -> Request:
-    """The request of a line: the command's settings, its own over them."""
+    """The request of a line: the command's settings, its own over them; ``usual``: of what is answered, and
+    of what is continued."""
     if is_chat(one.prompt):
-        prompting.check_template(llm, "--chat" if args.chat or args.system is not None else "messages")
-        sampling = options.answer_sampling(args, sampling, llm)
+        options.check_template(llm, "messages" if args.system is None else "--system")
         if args.raw:
             given = call["template_options"] or {}
             call = {**call, "template_options": {**given, "continue_final_message": True}}
-    return one.request(call, sampling, folder)
+    return one.request(call, usual[is_chat(one.prompt)], folder)
 
 
 class Texts:
@@ -154,7 +135,6 @@ class Texts:
 
     Args:
         names: of all prompts.
-        lengths: the most new tokens of each; None: nobody knows.
 
     Attributes:
         stages: shows how far they are.
@@ -163,40 +143,22 @@ class Texts:
         tokens: new tokens.
     """
 
-    def __init__(self, args: argparse.Namespace, names: Sequence[str], lengths: Sequence[int | None]) -> None:
+    def __init__(self, args: argparse.Namespace, names: Sequence[str]) -> None:
         self._args, self._names, self.stages = args, names, Stages(args.quiet)
-        known = [length for length in lengths if length is not None]
-        self._total = sum(known) if len(known) == len(lengths) else None
         self.written: set[str] = set()
         self.failed: dict[str, str] = {}
         self.records: dict[str, Any] = {}
         self.tokens, self._begun = 0, perf_counter()
-
-    def show(self, tokens: int) -> None:
-        """Show that so many tokens are written."""
-        if self._total is None:
-            self.stages("texts", len(self.written), len(self._names))
-        else:
-            self.stages("generate", min(tokens, self._total - 1), self._total)
 
     def fail(self, name: str, why: str) -> None:
         """A text has failed."""
         self.failed[name] = " ".join(why.split())
         logger.error("%s failed: %s", name, self.failed[name])
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """While texts are written; an interruption says how many are."""
-        try:
-            with Signals():
-                yield
-        except KeyboardInterrupt as interrupt:
-            texts = counted(len(self._names), "text is", "texts are")
-            kept = f"{len(self.written)} of {texts} written; the same command resumes"
-            number = getattr(interrupt, "number", None)
-            raise (KeyboardInterrupt(kept) if number is None else Interrupted(number, kept)) from None
-        finally:
-            self.stages.end()
+    def kept(self) -> str:
+        """What is kept when the command ends early."""
+        texts = counted(len(self._names), "text is", "texts are")
+        return f"{len(self.written)} of {texts} written; the same command resumes"
 
     def end(self, record: Path | None) -> int:
         """Say what was done, and write the records.
@@ -214,8 +176,7 @@ class Texts:
                 {"id": name, "error": self.failed.get(name)} | self.records.get(name, {})
                 for name in self._names
             ]
-            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-            write_text(record, "".join(lines))
+            write_json(record, *rows)
         if self.failed:
             prompts = counted(len(self._names), "prompt")
             raise RunError(f"{len(self.failed)} of {prompts} failed: {', '.join(self.failed)}")
@@ -239,43 +200,34 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
     folder = check_out(args.out)
     llm = options.load_model(args)
-    sampling = options.model_sampling(args, call["sampling"], llm)
-    requests = [request_of(args, llm, one, call, sampling, folder / one.name) for one in prompts]
+    kinds = {is_chat(one.prompt) for one in prompts}
+    usual = {kind: options.settled_sampling(args, call["sampling"], llm, kind) for kind in kinds}
+    requests = [request_of(args, llm, one, call, usual, folder / one.name) for one in prompts]
 
     from tokenswift.engine.scheduler import Scheduler, run_all
 
-    names, cut = [one.name for one in prompts], 0
-    texts = Texts(args, names, [request.max_new_tokens for request in requests])
+    names = [one.name for one in prompts]
+    texts = Texts(args, names)
 
     def on_step(number: int, step: Step) -> None:
         texts.tokens += len(step.token_ids)
-        texts.show(texts.tokens)
+        texts.stages("generate", texts.tokens, None)
 
-    with texts.writing(), Scheduler(llm, args.at_once) as scheduler:
+    with texts.stages, keeping(texts.kept), Scheduler(llm, args.at_once) as scheduler:
         for number, result in run_all(scheduler, requests, on_step):
             name, request = names[number], requests[number]
             if not isinstance(result, Generation):
                 texts.fail(name, str(result))
                 continue
             texts.written.add(name)
-            continued = request.max_new_tokens is None and not is_chat(request.prompt)
-            cut += continued and result.finish_reason == "length"
             if record is not None:
                 given = args.strategy, call["strategy_options"], request.sampling
                 texts.records[name] = record_of(llm, result, *given)
-    if cut:
-        usual = counted(CONTINUED_LENGTH, "token")
-        told = "%d of them stopped at the default of %s (--max-new-tokens); repeat with more to continue"
-        logger.info(told, cut, usual)
     return texts.end(record)
 
 
 def check_out(name: str) -> Path:
-    """The folder of --out, after making sure that it can be written.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """The folder of --out; InputError where it cannot be written."""
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out is {name!r}: it is not a folder; valid: a folder, or a new one")
@@ -303,35 +255,22 @@ def _on_ray(args: argparse.Namespace, call: dict[str, Any], prompts: list[Asked]
 
     settings = _settings(args, call) | {"records": record is not None}
     requests = {one.name: one.record() for one in prompts}
-    lengths = [one.given.get("max_new_tokens", args.max_new_tokens) for one in prompts]
-    texts, rows = Texts(args, list(requests), lengths), list[dict[str, Any]]()
-    with texts.writing(), cluster.connected(args.ray):
+    texts = Texts(args, list(requests))
+    with texts.stages, keeping(texts.kept), cluster.connected(args.ray):
         each = None if args.at_once == "auto" else args.at_once
         how = cluster.laid_out(len(prompts), args.actors, args.actor_cores, args.actor_gpus, each)
-        nodes = len(cluster.nodes())
-        logger.info(
-            "%s; %s with %s and %s each, %s at once each",
-            counted(nodes, "node"), counted(how.actors, "actor"), counted(how.cores, "core"),
-            counted(how.gpus, "GPU"), counted(how.at_once, "text"),
-        )  # fmt: skip
+        logger.info("%s, %d texts at once each", counted(how.actors, "actor"), how.at_once)
         for row in cluster.write(requests, out, how, settings):
             if isinstance(row, int):
-                texts.show(row)
-                before, nodes = nodes, len(cluster.nodes())
-                if nodes < before:
-                    left = counted(nodes, "is", "are")
-                    logger.warning("a node was lost, %s left; its texts are resumed on the others", left)
+                texts.stages("generate", row, None)
                 continue
-            rows.append(row)
-            texts.tokens += _new(row)
+            texts.tokens += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)  # without those it found
             if row["error"] is not None:
                 texts.fail(row["name"], row["error"])
                 continue
             texts.written.add(row["name"])
             if row.get("record"):
                 texts.records[row["name"]] = json.loads(row["record"])
-    for line in by_node(rows).splitlines():
-        logger.info("%s", line)
     return texts.end(record)
 
 
@@ -353,21 +292,3 @@ def _whole(name: str) -> str:
     """A path from the root, where there is one of that name: actors have other working folders."""
     path = Path(name).expanduser()
     return str(path.absolute()) if path.exists() else name
-
-
-def _new(row: Mapping[str, Any]) -> int:
-    """Tokens that an actor has written of a text, beside those that it found."""
-    return (row["new_tokens"] or 0) - (row["went_on_at"] or 0)
-
-
-def by_node(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of what each node has done; texts that an actor found begun are counted once more."""
-    counts: dict[str, Counter[str]] = {}
-    for row in rows:
-        of = counts.setdefault(row["node"], Counter())
-        of["failed" if row["error"] is not None else "texts"] += 1
-        of["tokens"] += _new(row)
-        of["resumed"] += 0 < (row["went_on_at"] or 0) < (row["new_tokens"] or 0)
-    columns = ("texts", "tokens", "resumed", "failed")
-    cells = [(node, *(f"{counts[node][name]:,}" for name in columns)) for node in sorted(counts)]
-    return table(cells, ("node", *columns), right=range(1, 5))

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.output import check_record, give
 from tokenswift.cli.terminal import table
 from tokenswift.loader import default_model
-from tokenswift.loader.config import EMBEDDING, FAMILIES, head_width, read_config
+from tokenswift.loader.config import FAMILIES, head_width, read_config
 from tokenswift.loader.find import cache_dir, check_name, gguf_in, locate_config
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -26,8 +26,8 @@ logger = logging.getLogger("tokenswift")
 ACTIONS = ("list", "show")
 GIGA, MEGA = 1e9, 1e6
 LENGTHS = (1024, 8192, 32_768)  # tokens of text whose memory is shown
-SMALLER = 2  # times as many parameters has a model as one that drafts for it, at least
-COLUMNS = ("model", "cache", "MB", "millions", "family", "stored", "drafts for it")
+COLUMNS = ("model", "cache", "MB", "millions", "family", "stored")
+ABOUT = ("parameters", "family", "stored", "native")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Action:
     """What is done.
 
     Attributes:
-        action: list (the models in the caches, ours and the hub's, with size, type and the drafters for them)
+        action: list (the models in the caches, ours and the hub's, with size and type)
             or show (memory by length of the text, and context; the model need not be in a cache, and no
             weights of the hub are fetched)
         name: the model of show
@@ -67,31 +67,17 @@ def run(args: argparse.Namespace) -> int:
 # ---- list --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """A model in a cache.
-
-    Attributes:
-        name: as ``LLM`` and ``--model`` take it.
-        cache: "tokenswift" or "hub".
-        path: a folder in transformers' format, or a GGUF file.
-        nbytes: of its files.
-    """
-
-    name: str
-    cache: str
-    path: Path
-    nbytes: int
+Found = tuple[str, str, Path, int]  # name as --model takes it, cache, folder or GGUF file, bytes
 
 
-def _cached() -> list[Cached]:
+def _cached() -> list[Found]:
     """The models of both caches by name; what of the hub's cannot be read is a line each."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
-    name, found = default_model.NAME, list[Cached]()
+    name, found = default_model.NAME, list[Found]()
     file = cache_dir() / name / default_model.GGUF
     if file.is_file():
-        found.append(Cached(name, "tokenswift", file, file.stat().st_size))
+        found.append((name, "tokenswift", file, file.stat().st_size))
     try:
         scanned = scan_cache_dir(_hub_dir())
     except (CacheNotFound, ValueError, OSError) as error:
@@ -103,7 +89,7 @@ def _cached() -> list[Cached]:
     for repo in scanned.repos:
         if repo.repo_type == "model" and repo.revisions:
             found += _in_repository(repo)
-    return sorted(found, key=lambda one: one.name.lower())
+    return sorted(found, key=lambda one: one[0].lower())
 
 
 def _hub_dir() -> Path:
@@ -112,106 +98,59 @@ def _hub_dir() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def _in_repository(repo: Any) -> Iterator[Cached]:
+def _in_repository(repo: Any) -> Iterator[Found]:
     """The models of a repository's revision that its name stands for: a checkpoint, and each GGUF file."""
     newest = max(repo.revisions, key=lambda one: ("main" in one.refs, one.last_modified))
     files = {os.path.relpath(file.file_path, newest.snapshot_path): file for file in newest.files}
     ggufs = [name for name in files if name.lower().endswith(".gguf")]
     for name in ggufs:
         file = files[name]
-        yield Cached(f"{repo.repo_id}:{name}", "hub", Path(file.file_path), file.size_on_disk)
+        yield f"{repo.repo_id}:{name}", "hub", Path(file.file_path), file.size_on_disk
     if "config.json" in files:
         sizes = [file.size_on_disk for name, file in files.items() if name not in ggufs]
-        yield Cached(repo.repo_id, "hub", Path(newest.snapshot_path), sum(sizes))
-
-
-@dataclass
-class About:
-    """What the files of a cached model say.
-
-    Attributes:
-        parameters: how many.
-        family: the architecture, by transformers' name or the GGUF file's.
-        stored: types or formats of the matrices.
-        native: whether the native decoder runs it.
-        vocab: how many tokens it knows.
-        heads: kinds of shipped heads.
-        drafts: cached models that may be its ``draft_model``: native ones with as large a vocabulary, and at
-            most half of its parameters.
-        problem: why nothing is known; None otherwise.
-    """
-
-    parameters: int = 0
-    family: str = ""
-    stored: str = ""
-    native: bool = False
-    vocab: int = 0
-    heads: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
-    problem: str | None = None
+        yield repo.repo_id, "hub", Path(newest.snapshot_path), sum(sizes)
 
 
 def _list() -> tuple[dict[str, Any], str]:
     caches = {"tokenswift": str(cache_dir()), "hub": str(_hub_dir())}
     logger.info("reading %s and %s", *caches.values())
-    found = _cached()
-    said = {one.name: about(one.name, one.path) for one in found}
-    for name, info in said.items():
-        info.heads = ("conditioned",) if name == default_model.NAME else ()
-        small = {other: it for other, it in said.items() if it.native and it.vocab == info.vocab}
-        fit = (other for other, it in small.items() if SMALLER * it.parameters <= info.parameters)
-        info.drafts = tuple(fit) if info.native else ()
-    records = [asdict(one) | {"path": str(one.path)} | asdict(said[one.name]) for one in found]
-    lines = [
-        (
-            one.name,
-            one.cache,
-            f"{one.nbytes / MEGA:,.1f}",
-            f"{info.parameters / MEGA:,.0f}" if info.parameters else "",
-            info.family + (" (transformers)" if info.family and not info.native else ""),
-            info.problem or info.stored,
-            ", ".join([*(f"{kind} heads" for kind in info.heads), *info.drafts]),
-        )
-        for one in found
-        for info in [said[one.name]]
-    ]
+    records, lines = [], []
+    for name, cache, path, size in _cached():
+        one = {"name": name, "cache": cache, "path": str(path), "nbytes": size, **about(name, path)}
+        family = one["family"] + ("" if one["native"] else " (transformers)")
+        count = f"{one['parameters'] / MEGA:,.0f}"
+        lines.append((name, cache, f"{size / MEGA:,.1f}", count, family, one["problem"] or one["stored"]))
+        records.append(one)
     text = table(lines, COLUMNS, right=(2, 3)) if lines else "no models in the caches"
     return {"caches": caches, "models": records}, text
 
 
-def about(name: str, path: Path) -> About:
-    """What a cached model's files say; what is wrong with them is part of it.
-
-    Args:
-        name, path: see :class:`Cached`.
-    """
-
+def about(name: str, path: Path) -> dict[str, Any]:
+    """What a cached model's files say: how many parameters, the architecture's name, types or formats of the
+    matrices, whether the native decoder runs it; or the problem that there is."""
     try:
         file = gguf_in(path)
-        return _folder(name, path) if file is None else _gguf(file)
+        found = _folder(name, path) if file is None else _gguf(file)
+        return {**dict(zip(ABOUT, found, strict=True)), "problem": None}
     except InputError as error:
-        return About(problem=str(error))
+        return {**dict(zip(ABOUT, (0, "", "", True), strict=True)), "problem": str(error)}
 
 
-def _gguf(path: Path) -> About:
-    from tokenswift.loader.gguf import GgufFile, architecture, formats, gguf_name, is_native
+def _gguf(path: Path) -> tuple[int, str, str, bool]:
+    from tokenswift.loader.gguf import GgufFile, architecture, formats, is_native
 
     file = GgufFile(path)
     count = sum(math.prod(entry.shape) for entry in file.tensors.values())
-    embedding = file.tensors.get(gguf_name(EMBEDDING))
-    vocab = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
-    return About(count, architecture(file), formats(file), is_native(file), vocab)
+    return count, architecture(file), formats(file), is_native(file)
 
 
-def _folder(name: str, path: Path) -> About:
+def _folder(name: str, path: Path) -> tuple[int, str, str, bool]:
     from tokenswift.loader.weights import headers
 
-    said = read_config(name, path / "config.json")
-    shapes = headers(path)
+    family, shapes = read_config(name, path / "config.json").get("model_type"), headers(path)
     count = sum(math.prod(shape) for shape, _ in shapes.values())
     stored = "+".join(sorted({kind.lower() for shape, kind in shapes.values() if len(shape) > 1}))
-    vocab, family = said.get("vocab_size"), said.get("model_type")
-    return About(count, str(family), stored, family in FAMILIES, vocab if isinstance(vocab, int) else 0)
+    return count, str(family), stored, family in FAMILIES
 
 
 # ---- show --------------------------------------------------------------------------------------------------

@@ -1,16 +1,25 @@
-"""Options that subcommands share, and how their values are read. Light: no torch in here."""
+"""Options that subcommands share, and how their values are read; prompts, and how they are taken.
+
+Text is answered where the model has a chat template, however it comes; token ids are continued.
+``--continue`` has text continued, too; ``--system`` insists on an answer. Light: no torch in here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
+import select
+import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice
-from tokenswift.cli.declare import RARE, Parser, add_option, add_options, option, shown, texts_of
+from tokenswift.cli.declare import RARE, Parser, add_option, add_options, option, reader, shown, texts_of
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import (
@@ -28,9 +37,12 @@ from tokenswift.config import (
     sampling_over,
 )
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
+from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 DEFAULT_MODEL = "smollm2-135m"
+PATIENCE = 2.0  # seconds without a word from a pipe until that is said
 logger = logging.getLogger("tokenswift")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
 LOADING = [one.name for one in fields(LoadConfig) if one.name != "tp"]
@@ -70,17 +82,6 @@ class Source:
 
     sampling: str = option("default", level=RARE)
     preset: str | None = option(None, level=RARE)
-
-
-@dataclass(frozen=True)
-class RunDir:
-    """Which run.
-
-    Attributes:
-        run_dir: the run's folder
-    """
-
-    run_dir: str = option(metavar="DIR", place=True)
 
 
 @dataclass(frozen=True)
@@ -170,35 +171,15 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
 
 
 def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
-    """The sampling parameters as far as they are known without a model (see :func:`model_sampling`): those of
-    ``usual``, the class's by default, and what the command line names over them.
-
-    Says which of the given ones have no effect.
+    """The sampling parameters as far as they are known without a model (see :func:`settled_sampling`): those
+    of ``usual``, the class's by default, and what the command line names over them.
 
     Raises:
         InputError: naming the bad field.
     """
     check_choice("sampling", args.sampling, ("default", "model"))
     given = given_sampling(args)
-    if args.preset is not None:
-        named = {name: value for name, value in preset(args.preset).items() if value != NEUTRAL.get(name)}
-        words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in named.items())
-        logger.info("preset %s: %s; the rest is off", args.preset, words)
-    made = sampling_over(usual or SamplingParams(), given)
-    warn_idle(made, given)
-    return made
-
-
-def warn_idle(made: SamplingParams, given: Mapping[str, Any], prefix: str = "--") -> None:
-    """Say which of the given settings have no effect, as decoding is greedy."""
-    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy", *ADJUSTING)
-    idle = [
-        prefix + name.replace("_", "-")
-        for name, value in given.items()
-        if made.greedy and name in NEUTRAL and name not in looked_at and value not in (NEUTRAL[name], 0)
-    ]
-    if idle:
-        logger.warning("greedy decoding takes the likeliest token: %s without effect", " and ".join(idle))
+    return sampling_over(usual or SamplingParams(), given)
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -208,37 +189,32 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return given if args.preset is None else {**preset(args.preset), **given}
 
 
-def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:
+def settled_sampling(
+    args: argparse.Namespace, made: SamplingParams, llm: Any, answered: bool = False
+) -> SamplingParams:
     """The sampling parameters once the model is there: with --sampling model, those of its
-    ``generation_config.json``, and what the command line names over them; one line says what was taken.
+    ``generation_config.json`` (one line says what was taken), else those that are usual for an answer, and
+    what the command line names over them.
 
     Args:
-        made: from :func:`sampling_from`, returned without --sampling model.
+        made: from :func:`sampling_from`; returned without --sampling model, where nothing is answered.
         llm: the ``LLM`` or loaded model: says what it names, and its name for messages.
     Raises:
         InputError: the file names no sampling setting, or one out of its range.
     """
-    if args.sampling != "model":
-        return made
-    from tokenswift.loader.config import check_named
+    given = given_sampling(args)
+    if args.sampling == "model":
+        from tokenswift.loader.config import check_named
 
-    taken, given = check_named(llm.named_sampling(), llm.name), given_sampling(args)
-    words = ", ".join(f"{key} {value}" for key, value in taken.items() if key not in given)
-    words = words or "nothing (all of it is given)"
-    logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
-    return replace(sampling_by(taken, given), grammar=made.grammar)
-
-
-def answer_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:
-    """The sampling parameters of an answer: what is usual for one, and what the command line names over it.
-
-    Args:
-        made: from the command line, with --sampling model the model's own included.
-    """
-    if args.sampling != "default":
+        taken = check_named(llm.named_sampling(), llm.name)
+        words = ", ".join(f"{key} {value}" for key, value in taken.items() if key not in given)
+        told = "sampling from the model's generation_config.json: %s; the rest is off"
+        logger.info(told, words or "nothing (all of it is given)")
+        return replace(sampling_by(taken, given), grammar=made.grammar)
+    if not answered:
         return made
     usual = llm.default_sampling([{"role": "user", "content": ""}])
-    return replace(sampling_over(usual, given_sampling(args)), grammar=made.grammar)
+    return replace(sampling_over(usual, given), grammar=made.grammar)
 
 
 def sampling_words(sampling: SamplingParams) -> str:
@@ -278,16 +254,13 @@ def check_model_options(args: argparse.Namespace) -> None:
     check_eagle(args.eagle)
 
 
-def check_heads(heads: str, name: str = "heads") -> None:
-    """Raise :class:`InputError` where an option (``--heads`` by default) names a file that is not there."""
-    path = Path(heads).expanduser()
+def check_heads(heads: str) -> None:
+    """Raise :class:`InputError` where --heads names a file that is not there."""
+    path, kinds = Path(heads).expanduser(), ", ".join(HEAD_KINDS)
     shaped = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
     if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
-        kinds = ", ".join(HEAD_KINDS)
-        raise InputError(
-            f"{name} is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), a heads "
-            "file, or the folder or hub id of a published checkpoint with heads"
-        )
+        valid = f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub id with heads"
+        raise InputError(f"heads is {heads!r}: no such file; valid: {valid}")
 
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -313,3 +286,172 @@ def load_model(args: argparse.Namespace) -> Any:
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `config.LoadConfig` that the model options are."""
     return {name: getattr(args, name) for name in LOADING}
+
+
+# ---- prompts: what is read ---------------------------------------------------------------------------------
+
+
+def _ids(text: str) -> list[int]:
+    ids = [int(token) for token in text.replace(",", " ").split()]
+    if min(ids, default=0) < 0:
+        raise ValueError
+    return ids
+
+
+#: an argparse type: token ids with commas or spaces between them
+token_ids = reader(_ids, "integers such as 1,2,3, no negative ids")
+
+
+def prompt_from(args: argparse.Namespace) -> str | list[int]:
+    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else), or token
+    ids. What a pipe brings beside an argument stands before it."""
+    given = {"PROMPT": args.prompt, "--prompt-file": args.prompt_file, "--prompt-ids": args.prompt_ids}
+    names = [name for name, value in given.items() if value is not None]
+    beside = names == ["PROMPT"] and args.prompt != "-"
+    piped = piped_text(beside) if beside or not names else None
+    if len(names) != 1 and (names or piped is None):
+        what = "no prompt given" if not names else f"{' and '.join(names)} given"
+        raise InputError(f"{what}; valid: one of {', '.join(given)}, or a pipe (- reads standard input)")
+    if args.prompt_ids is not None:
+        prompt: str | list[int] = args.prompt_ids
+    elif args.prompt_file is not None:
+        prompt = read_named(args.prompt_file, "--prompt-file")
+    elif args.prompt == "-":
+        prompt = read_named("-", "PROMPT")
+    else:
+        prompt = piped or args.prompt or ""
+    if not prompt:
+        raise InputError(f"{names[0] if names else 'standard input'} is empty; valid: at least one token")
+    if beside and piped:
+        logger.info("standard input (%s) is put before PROMPT", counted(len(piped), "character"))
+        return f"{piped}\n\n{args.prompt}"
+    return prompt
+
+
+def piped_text(beside: bool) -> str | None:
+    """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
+
+    Args:
+        beside: an argument is the prompt already. A socket, which programs that start this one may leave
+            open for ever, is not read then.
+    """
+    try:
+        handle = sys.stdin.fileno()
+        mode = os.fstat(handle).st_mode
+    except (AttributeError, OSError, ValueError):
+        return None
+    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
+    if not waits and not stat.S_ISREG(mode):
+        return None
+    if waits and not select.select([handle], [], [], PATIENCE)[0]:
+        without = " (</dev/null leaves it out)" if beside else ""
+        logger.info("waiting for the end of standard input, a pipe%s", without)
+    return read_named("-", "PROMPT")
+
+
+def read_named(name: str, option: str) -> str:
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
+    the one line end that shells and editors put at the end."""
+    if name == "-" and sys.stdin is None:
+        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error
+
+
+# ---- prompts: how they are taken ---------------------------------------------------------------------------
+
+
+def _variable(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    check_template_options({name: value})
+    if not found:
+        raise ValueError
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+#: an argparse type: a variable of a chat template and its value, JSON or else text
+variable = reader(_variable, "the name of a variable and a value, such as enable_thinking=false")
+
+
+@dataclass(frozen=True)
+class System:
+    """What stands before a conversation.
+
+    Attributes:
+        system: system prompt; default: the chat template's own
+        template_option: variable of the model's chat template, such as enable_thinking=false; the value is
+            JSON or text; may be given several times
+    """
+
+    system: str | None = option(None, "TEXT")
+    template_option: list[Any] = option((), "NAME=VALUE", type=variable, action="append", level=RARE)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Start what renders chat templates before the model is loaded, where it may be needed."""
+    if not args.raw and args.prompt_ids is None:
+        from tokenswift.loader.template import prepare
+
+        prepare()
+
+
+def check_chat_options(args: argparse.Namespace) -> None:
+    """What can be checked without the model.
+
+    Raises:
+        InputError: options that contradict each other.
+    """
+    for name in ("system", "template_option"):
+        if getattr(args, name) in (None, []):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if args.raw and args.prompts is None:
+            raise InputError(
+                f"--continue and {option} given; valid: one of them (--continue uses no chat template)"
+            )
+        if args.prompt_ids is not None:
+            raise InputError(f"--prompt-ids and {option} given; valid: {option} with text")
+
+
+def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:
+    """The prompt as ``LLM.generate`` takes it, and a line that says how it was taken.
+
+    Returns:
+        chat messages when it is to be answered, else the prompt itself.
+    Raises:
+        InputError: a chat is asked for and the model has no template.
+    """
+    if not isinstance(prompt, str):
+        return prompt, "prompt: token ids, continued as they are"
+    if args.raw:
+        return prompt, "prompt: continued as it is"
+    if args.system is not None:
+        check_template(llm, "--system")
+    elif not llm.has_chat_template:
+        return prompt, "prompt: continued as it is (the model has no chat template)"
+    told = "prompt: answered, through the model's chat template (--continue continues it instead)"
+    return [*system_messages(args.system), {"role": "user", "content": prompt}], told
+
+
+def check_template(llm: Any, what: str) -> None:
+    """Refuse a model without a chat template; ``what`` asks for one."""
+    if not llm.has_chat_template:
+        raise InputError(
+            f"{what} needs a chat template, and the model {llm.name} has none; valid: a model made for chat, "
+            f"or tokenswift generate --continue"
+        )
+
+
+def system_messages(text: str | None) -> list[dict[str, str]]:
+    """The messages that a conversation begins with."""
+    return [] if text is None else [{"role": "system", "content": text}]

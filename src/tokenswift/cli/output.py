@@ -257,14 +257,15 @@ def give(record: Path | None, made: Mapping[str, Any], text: str) -> None:
         say(text + "\n")
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record, one line; into a file whole or not at all.
+def write_json(path: Path, *records: Mapping[str, Any]) -> None:
+    """Write records, a line each; into a file whole or not at all.
 
     Raises:
         RunError: no space left or no right to write; what was on standard output stays there.
         OSError: as :func:`say`.
     """
-    write_text(path, json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    write_text(path, "".join(lines))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, output
 from tokenswift.cli.declare import add_options, command, option
-from tokenswift.cli.generate import Text, stream
-from tokenswift.cli.terminal import Progress, Stages, say, table
+from tokenswift.cli.generate import Text, write
+from tokenswift.cli.terminal import Stages, say, table
 from tokenswift.config import LoadConfig
-from tokenswift.engine.request import record_of
 from tokenswift.files import is_address
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -31,8 +29,19 @@ COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strat
 LOOP = "when the text repeats itself: report (continue and say so) or stop; default: as before"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunDir:
+    """Which run.
+
+    Attributes:
+        run_dir: the run's folder
+    """
+
+    run_dir: str = option(metavar="DIR", place=True)
+
+
 @dataclass(frozen=True)
-class Longer:
+class Longer(RunDir):
     """How a run goes on.
 
     Attributes:
@@ -56,8 +65,8 @@ class Where:
     folder: str = option(".", "DIR", place=True, nargs="?")
 
 
-@dataclass(frozen=True)
-class Written(options.Quiet):
+@dataclass(frozen=True, kw_only=True)
+class Written(RunDir, options.Quiet):
     """What is written.
 
     Attributes:
@@ -70,7 +79,6 @@ class Written(options.Quiet):
 def add_parser(subparsers: Any) -> None:
     """Register the subcommands."""
     parser = command(subparsers, "resume", resume, "finish a run that was interrupted, or make one longer")
-    add_options(parser, options.RunDir)
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
     add_options(parser, LoadConfig, ("threads",))
@@ -79,13 +87,8 @@ def add_parser(subparsers: Any) -> None:
     parser = command(subparsers, "runs", list_runs, "list runs")
     add_options(parser, Where)
     add_options(parser, options.Record, texts={"json": "write one JSON record per run to this file"})
-    for name, run, words in (
-        ("text", text, "print the whole text of a run"),
-        ("report", report, "write a page about a run"),
-    ):
-        parser = command(subparsers, name, run, words)
-        add_options(parser, options.RunDir)
-        add_options(parser, Written)
+    add_options(command(subparsers, "text", text, "print the whole text of a run"), Written)
+    add_options(command(subparsers, "report", report, "write a page about a run"), Written)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -120,12 +123,7 @@ def resume(args: argparse.Namespace) -> int:
             torch.set_num_threads(args.threads)
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
-    sink = output.TextSink(None, record != output.STDOUT, args.raw_output)
-    progress = Progress(request.max_new_tokens, args.quiet, len(state.tokens))
-    result = stream(llm, request, sink, progress, state)
-    logger.info("%s", output.summary(result, args.verbose))
-    if record is not None:
-        output.write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
+    write(args, llm, request, None, record, state)
     return 0
 
 
@@ -139,7 +137,7 @@ def list_runs(args: argparse.Namespace) -> int:
     record = output.check_record(args.json)
     rows = summaries(args.folder)
     if record is not None:
-        output.write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        output.write_json(record, *rows)
     if record != output.STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
         say((table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}") + "\n")
@@ -172,18 +170,14 @@ def summaries(name: str) -> list[dict[str, Any]]:
 def text(args: argparse.Namespace) -> int:
     """Print the whole text of a run that generate --run-dir kept, or the text so far of an unfinished one,
     from its journal. No model is needed."""
-    file = args.output not in (None, str(output.STDOUT))
-    state = _state(Path(args.run_dir).expanduser())
-    path = output.check_writable("--output", args.output) if file else None
+    path = output.STDOUT
+    if args.output not in (None, str(output.STDOUT)):
+        path = output.check_writable("--output", args.output) or path
     output.check_apart({"--output": path}, output.files_of_run(args.run_dir))
-    whole = _utf8(state.text + state.tail)
-    if path is None:
-        sink = output.TextSink(None)
-        sink.write(whole)
-        if sys.stdout.isatty():
-            sink.close()  # ends the last line
-    else:
-        output.write_text(path, whole)
+    state = _state(Path(args.run_dir).expanduser())
+    end = "\n" if path == output.STDOUT and sys.stdout.isatty() else ""
+    output.write_text(path, _utf8(state.text + state.tail) + end)
+    if path != output.STDOUT:
         logger.info("%s, %s", path, counted(len(state.tokens), "token"))
     return 0
 

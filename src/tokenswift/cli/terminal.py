@@ -14,7 +14,7 @@ from threading import RLock
 from types import FrameType
 from typing import IO, Any
 
-from tokenswift.types import Step
+from tokenswift.types import InputError, RunError
 
 # ---- text that commands nothing ----------------------------------------------------------------------------
 
@@ -56,6 +56,8 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 # ---- streams -----------------------------------------------------------------------------------------------
 
+#: words of torch's and the system's errors when memory ran out
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
 #: the name in an OSError of a failed write to it
 STANDARD_OUTPUT = "standard output"
 
@@ -188,22 +190,56 @@ class Signals:
             raise Interrupted(number)
 
 
+def reason(error: Exception) -> str:
+    """Why a run failed, in one line."""
+    if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+        return f"writing {STANDARD_OUTPUT} failed ({error.strerror or error})"
+    if isinstance(error, OSError):
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+    if isinstance(error, RunError):
+        return str(error)
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+        return "out of memory"
+    return f"the run failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
+@contextmanager
+def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
+    """Hear signals inside, and have whatever ends the block early say what is kept.
+
+    Raises:
+        Interrupted: by a signal.
+        RunError: of anything else but bad input and a pipe that is closed.
+    """
+    with Signals() as signals:
+        try:
+            yield signals
+        except (InputError, BrokenPipeError) as error:
+            if not signals.number or isinstance(error, InputError):
+                raise
+            raise Interrupted(signals.number, kept()) from None
+        except KeyboardInterrupt as error:
+            raise Interrupted(getattr(error, "number", signal.SIGINT), kept()) from None
+        except Exception as error:
+            if signals.number and isinstance(error, OSError):  # a hung up terminal takes no text
+                raise Interrupted(signals.number, kept()) from None
+            if "kept" in str(error):
+                raise
+            raise RunError(f"{reason(error)}; {kept()}") from error
+
+
 # ---- progress ----------------------------------------------------------------------------------------------
 
 #: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
 STAGES = {
     "load": ("loading", "tensors", 1),
-    "quantize": ("quantizing", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),
     "prompt": ("prefill", "tokens", 1),
     "states": ("hidden states", "tokens", 1),
     "features": ("features", "tokens", 1),
     "train": ("training", "steps", 1),
-    "text": ("measuring on the text", "places", 1),
     "write": ("the model writes", "tokens", 1),
-    "own": ("measuring on the model's own text", "places", 1),
     "generate": ("generating", "tokens", 1),
-    "texts": ("generating", "texts", 1),
 }
 
 
@@ -226,12 +262,13 @@ class Stages:
         self._shown, self._doing = not quiet and is_live(sys.stderr), doing
         self._stage, self._line, self._lock = "", None, RLock()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
         what, unit, size = STAGES.get(stage, (stage, "", 1))
-        if done >= total:
+        if total is not None and done >= total:
             self.end()
         else:
-            self._show(stage, f"{what}: {done // size:,} of {total // size:,} {unit}", done, total)
+            of = "" if total is None else f" of {total // size:,}"
+            self._show(stage, f"{what}: {done // size:,}{of} {unit}", done, total)
 
     def _show(self, stage: str, text: str, done: int, total: int | None) -> None:
         if not self._shown:
@@ -281,31 +318,6 @@ def _moving_line(text: str, total: int | None) -> Any:
     )
     line.add_task(text, total=total)
     return line
-
-
-class Progress(Stages):
-    """Counts the tokens of one run; shows them where the text itself is not on the terminal.
-
-    Args:
-        total: the most new tokens there can be; None: the text ends where the model ends it.
-        quiet: show nothing.
-        done: tokens that an earlier session has written.
-    """
-
-    def __init__(self, total: int | None, quiet: bool = False, done: int = 0) -> None:
-        super().__init__(quiet, "starting")
-        self._total, self.tokens = total, done
-        self._begun = False
-        self._show("", self._doing, 0, None)
-
-    def update(self, step: Step) -> None:
-        """Count a step; the first one ends the prompt's prefill."""
-        if not self._begun:
-            self.end()
-            self._begun, self._shown = True, self._shown and not sys.stdout.isatty()
-        self.tokens += len(step.token_ids)
-        of = "" if self._total is None else f" of {self._total:,}"
-        self._show("tokens", f"{self.tokens:,}{of} tokens", self.tokens, self._total)
 
 
 def duration(seconds: float) -> str:

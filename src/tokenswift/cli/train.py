@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import RARE, add_options, command, option, texts_of
-from tokenswift.cli.main import reason
 from tokenswift.cli.output import check_apart, check_folder, check_writable
-from tokenswift.cli.terminal import Interrupted, Signals, Stages
+from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` that are no options of their own
@@ -151,16 +149,21 @@ def trained(args: argparse.Namespace) -> None:
     from tokenswift.engine.llm import LLM
     from tokenswift.train.loop import first_process
 
+    def kept() -> str:
+        if not job.work.is_dir():
+            return "nothing was kept"
+        return f"what is done so far is kept in {job.work}; the same command resumes it"
+
     if not first_process():
         logger.setLevel(logging.ERROR)  # one of them is enough
-    with keeping(job.work), Stages(args.quiet or not first_process()) as stages:
+    with keeping(kept), Stages(args.quiet or not first_process()) as stages:
 
         def report(line: str) -> None:
             stages.end()  # its line is its own
             logger.info(line)
 
         llm = LLM(args.model, dtype, device, heads=None, on_progress=stages)
-        job = replace(job, sampling=options.model_sampling(args, job.sampling, llm))
+        job = replace(job, sampling=options.settled_sampling(args, job.sampling, llm))
         notes = trainer(args)(llm, job, report, stages)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
 
@@ -178,21 +181,3 @@ def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     from tokenswift.train.heads import train_heads
 
     return partial(train_heads, kind=args.kind, count=args.num_heads, inner=args.inner)
-
-
-@contextmanager
-def keeping(work: Path) -> Iterator[None]:
-    """Inside the block, whatever ends the command says what is kept of it in the work folder."""
-
-    def kept() -> str:
-        if not work.is_dir():
-            return "nothing was kept"
-        return f"what is done so far is kept in {work}; the same command resumes it"
-
-    with Signals():
-        try:
-            yield
-        except Interrupted as error:
-            raise Interrupted(error.number, kept()) from None
-        except (RunError, OSError) as error:
-            raise RunError(f"{reason(error)}; {kept()}") from error
