@@ -77,7 +77,7 @@ def measure(trial: Trial) -> dict[str, Any]:
 
 def loop_of(tokens: list[int]) -> int | None:
     """Where the first loop begins that the loop guard sees."""
-    guard = LoopGuard(None)
+    guard = LoopGuard()
     for token in tokens:
         guard.push(token)
         if guard.loop is not None:

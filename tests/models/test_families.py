@@ -9,6 +9,7 @@ import torch
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
+from tokenswift.engine import source
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.models import target
 from tokenswift.models.generic import GenericTarget
@@ -73,7 +74,8 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(TorchBackend, "attend", uncapped)
-    monkeypatch.setattr(target, "backend_for", lambda *_: TorchBackend())
+    for where in (target, source):
+        monkeypatch.setattr(where, "backend_for", lambda *_: TorchBackend())
     monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
     with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):

@@ -72,7 +72,8 @@ def test_tokens_are_those_of_one_device(
     assert texts(llm) == expected
     assert llm.resources.identity() == plain.resources.identity()
     assert llm.source.host.base.distance(plain.source.host.base) == 0
-    assert llm.target.layout is None and "transformers' own forward" in llm.numerics()["how"]
+    if kind == "disk":
+        assert llm.target.layout is None and "transformers' own forward" in llm.numerics()["how"]
     if kind == "disk":
         assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"
 

@@ -89,7 +89,7 @@ class Report:
     model: str
     dtype: str
     device: str
-    errors: list[LogitError] = field(default_factory=list)
+    errors: list[logits.LogitError] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     distributions: list[DistributionTest] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)

@@ -210,6 +210,7 @@ class NativeConfig(SimpleNamespace):
         from transformers import AutoConfig
 
         said = {k: v for k, v in vars(self).items() if k != "model_type"}
+        said.setdefault("pad_token_id", None)  # some families' own is beyond a small vocabulary
         return AutoConfig.for_model(self.model_type, **copy.deepcopy(said))
 
 

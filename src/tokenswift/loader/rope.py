@@ -107,7 +107,8 @@ class AngleTable:
             made = [part.numpy() for part in self.rotary.angles(more)]
             if cos is not None:
                 made = [np.concatenate(pair, -2) for pair in zip((cos, sin), made, strict=True)]
-            self._known = cos, sin = made[0], made[1]
+            self._known = made[0], made[1]
+        cos, sin = self._known
         return torch.from_numpy(cos.take(at, -2)), torch.from_numpy(sin.take(at, -2))
 
 

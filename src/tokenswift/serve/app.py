@@ -144,7 +144,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         await answers.delete(answer)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 
-    @app.api_route("/v1/models", methods=READ, summary="The model that is served")
+    @app.head("/v1/models", include_in_schema=False)
+    @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [about(name) for name in names]})
 
@@ -155,7 +156,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
             raise Refused(404, message, "model", "model_not_found")
         return JSONResponse(about(name))
 
-    @app.api_route("/health", methods=READ, summary="Whether the server takes requests")
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", summary="Whether the server takes requests")
     async def health() -> Response:
         state = answers.state()
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
