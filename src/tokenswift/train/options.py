@@ -30,7 +30,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "beta2": 0.999,
     },
     "eagle": {
-        "loss_vocabulary": 16384,
+        "loss_vocabulary": 8192,
         "window": 512,
         "batch": 2,
         "epochs": 6,
