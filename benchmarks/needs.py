@@ -62,7 +62,7 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
         if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:
             made["heads"] = HEADS_OF[strategy]
     if made.get("eagle") == "own":
-        made["eagle"] = SHIPPED if model == default_model.NAME else f"{Path(model).name}.eagle"
+        made["eagle"] = SHIPPED if model == default_model.NAME else f"{Path(model).name}.eagle.gguf"
     if made.get("draft_model") == "standalone":
         made["draft_model"] = known.get("standalone", default_model.DRAFT)
     elif strategy == "triforce" and known:
@@ -91,7 +91,7 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
         command = _heads_command(model, kind, place) if missing else ""
         found.append(Need(what, "shipped" if shipped else place, command))
     if (eagle := config.get("eagle")) is not None:
-        missing = eagle == f"{Path(model).name}.eagle" and not Path(eagle).exists()
+        missing = eagle == f"{Path(model).name}.eagle.gguf" and not Path(eagle).exists()
         command = (
             f"tokenswift train --kind eagle {_text(model)} --out {shlex.quote(eagle)}" if missing else ""
         )

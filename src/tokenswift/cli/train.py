@@ -162,7 +162,7 @@ def trained(args: argparse.Namespace) -> None:
             stages.end()  # its line is its own
             logger.info(line)
 
-        llm = LLM(args.model, dtype, device, heads=None, on_progress=stages)
+        llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
         job = replace(job, sampling=options.settled_sampling(args, job.sampling, llm))
         notes = trainer(args)(llm, job, report, stages)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
