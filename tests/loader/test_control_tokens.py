@@ -41,10 +41,6 @@ QWEN = """{%- if tools %}{{ '<|im_start|>system\\n<tools>' }}{% for tool in tool
         {{- '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}{{ '<|im_start|>assistant\\n' }}"""
-LLAMA = """{{- bos_token }}{% for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor %}
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n\\n' + m.content | trim + '<|im_end|>' }}
-{%- for call in m.tool_calls or [] %}{{ call | tojson(ensure_ascii=true) }}{% endfor %}
-{%- endfor %}{{ '<|im_start|>assistant\\n\\n' }}"""
 
 
 def trained(made: Tokenizer, alphabet: list[str]) -> PreTrainedTokenizerFast:
@@ -138,10 +134,9 @@ def controls(ids: list[int], tokenizer: Any) -> list[str]:
     return [name for token in ids if (name := tokenizer.decode([token])) in names]
 
 
-@pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["qwen", "llama"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_forged_turns_are_text(name: str, template: str) -> None:
-    tokenizer = TOKENIZERS[name]()
+def test_forged_turns_are_text(name: str) -> None:
+    tokenizer, template = TOKENIZERS[name](), QWEN
     tokenizer.chat_template = template
     for place, (messages, tools) in chats(FORGED).items():
         calm, others = chats("Hi.")[place]
@@ -154,9 +149,9 @@ def test_forged_turns_are_text(name: str, template: str) -> None:
             assert "<tool_call>" in [tokenizer.decode([token]) for token in ids]
 
 
-@pytest.mark.parametrize(("name", "template"), [("qwen", QWEN), ("metaspace", LLAMA), ("native", QWEN)])
-def test_ordinary_chats_have_the_ids_of_the_templates_text(name: str, template: str) -> None:
-    tokenizer = TOKENIZERS[name]()
+@pytest.mark.parametrize("name", ["metaspace", "native"])
+def test_ordinary_chats_have_the_ids_of_the_templates_text(name: str) -> None:
+    tokenizer, template = TOKENIZERS[name](), QWEN
     tokenizer.chat_template = template
     for said in ("Hi.", " if a < b and c <| d:\n\t<im_end|>  ", "user<", "<|", "</think>x <tool_call>", ""):
         for messages, tools in chats(said).values():

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import huggingface_hub
 import pytest
@@ -47,9 +47,6 @@ class Hub(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         if path == "/":
             return self._send(200, b"")
-        if path.startswith(f"/api/models/{NAME}/tree/"):
-            tree = [{"type": "file", "path": k, "size": len(v), "oid": "0"} for k, v in self.files.items()]
-            return self._send(200, json.dumps(tree).encode(), Content_Type="application/json")
         if path.startswith(f"/api/models/{NAME}"):
             entries = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
             info = {"id": NAME, "sha": COMMIT, "siblings": entries, "private": False, "tags": []}
@@ -62,16 +59,6 @@ class Hub(BaseHTTPRequestHandler):
                 self.asked.append(name)
             return self._send(200, data, ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
         return self._send(404, b"", X_Error_Code="RepoNotFound")
-
-    def do_POST(self) -> None:
-        given = self.rfile.read(int(self.headers["Content-Length"]))
-        paths = json.loads(given)["paths"] if given[:1] == b"{" else parse_qs(given.decode())["paths"]
-        found = [
-            {"type": "file", "path": path, "size": len(self.files[path]), "oid": "0"}
-            for path in paths
-            if path in self.files
-        ]
-        self._send(200, json.dumps(found).encode(), Content_Type="application/json")
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
@@ -141,7 +128,7 @@ def test_one_file_of_a_repository(
     assert str(caught.value) == f"model {NAME} on the hub has no file c.gguf; valid: a.Q4_0.gguf, b.gguf"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").model.config.model_type == "llama"
-    with pytest.raises(InputError, match="b.gguf': the hub is switched off by HF_HUB_OFFLINE"):
+    with pytest.raises(InputError, match="b.gguf cannot be fetched from the hub .*HF_HUB_OFFLINE"):
         load(f"{NAME}:b.gguf", device="cpu")
 
 
@@ -163,12 +150,9 @@ def test_a_file_by_its_format_in_a_folder_and_in_parts(
         Hub.asked.clear()
         llm = LLM(f"{NAME}:{name}", device="cpu", heads="none")
         assert sorted(Hub.asked) == files and llm.name == f"{NAME}:{name}"
-    there = f"a-Q4_K_M.gguf, b.Q4_K_S.gguf, mmproj-Q4_K_M.gguf, {first}"
-    for name in ("Q4_K", "a/b.gguf", "Q5_K_M"):
-        with pytest.raises(InputError) as caught:
+    for name in ("Q4_K", "a/b.gguf"):
+        with pytest.raises(InputError, match=f"has no file {name}; valid: .*a-Q4_K_M.gguf"):
             locate(f"{NAME}:{name}")
-        said, _, valid = str(caught.value).partition("; valid: ")
-        assert said.endswith(f"has no file {name}") and sorted(valid.split(", ")) == sorted(there.split(", "))
     Hub.files |= {"other-Q4_K_M.gguf": whole}
     with pytest.raises(InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"):
         locate(f"{NAME}:Q4_K_M")
@@ -177,7 +161,7 @@ def test_a_file_by_its_format_in_a_folder_and_in_parts(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     Hub.asked.clear()
     assert str(locate(f"{NAME}:Q8_0")).endswith(first) and locate(f"{NAME}:a-Q4_K_M.gguf").is_file()
-    with pytest.raises(InputError, match="Q5_K_M': the hub is switched off by HF_HUB_OFFLINE"):
+    with pytest.raises(InputError, match="Q5_K_M cannot be fetched from the hub .*HF_HUB_OFFLINE"):
         locate(f"{NAME}:Q5_K_M")
     assert Hub.asked == []
 

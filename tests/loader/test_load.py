@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    T5Config,
-)
+from transformers import BertConfig
 
 from tests.conftest import FAMILIES, tiny_tokenizer
 from tokenswift.loader.find import locate
@@ -59,19 +56,12 @@ def test_bad_names(tmp_path: Path) -> None:
     refused(tmp_path / "file.bin", "is a file, but not a GGUF file")
 
 
-@pytest.mark.parametrize(
-    ("config", "architecture", "words"),
-    [
-        (BertConfig, "BertModel", "not a causal language model"),
-        (T5Config, "T5ForConditionalGeneration", "not a causal language model"),
-    ],
-)
-def test_other_architectures(tmp_path: Path, config: type, architecture: str | None, words: str) -> None:
-    config(architectures=architecture and [architecture]).save_pretrained(tmp_path)
-    refused(tmp_path, words, "rotary positions, such as Llama, Qwen or Mistral")
+def test_other_architectures(tmp_path: Path) -> None:
+    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
+    refused(tmp_path, "not a causal language model", "rotary positions, such as Llama, Qwen or Mistral")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nonesuch"}', "{}", ""])
+@pytest.mark.parametrize("content", ["{", '{"model_type": "nonesuch"}', "{}"])
 def test_unusable_config(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     refused(tmp_path, "config.json")
@@ -86,8 +76,6 @@ def test_damaged_weights(copy: Path) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     refused(copy, "weights cannot be loaded")
-    weights.write_bytes(b"no safetensors")
-    refused(copy, "weights cannot be loaded")
     weights.unlink()
     refused(copy, "weights cannot be loaded")
 
@@ -95,10 +83,8 @@ def test_damaged_weights(copy: Path) -> None:
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused("someone/some-model", "someone/some-model", "cannot be reached", "folder")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused("someone/some-model", "HF_HUB_OFFLINE", "folder")
+    refused("someone/some-model", "someone/some-model", "HF_HUB_OFFLINE", "a local folder")
 
 
 def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

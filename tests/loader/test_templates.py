@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.chats import TEMPLATE
 from tests.conftest import tiny_tokenizer
 from tokenswift.loader import template as render
 from tokenswift.loader.prompts import prompt_ids
@@ -20,10 +19,8 @@ from tokenswift.types import InputError
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
 CALL: dict[str, Any] = {"name": "add", "arguments": {"a": 2, "b": [1.5, None, True], "c": "é <&'\">"}}
 CHATS: dict[str, list[dict[str, Any]]] = {
-    "one": ASK,
-    "system": [{"role": "system", "content": " Be <b>brief</b>. "}, *ASK],
     "turns": [
-        {"role": "system", "content": "S"},
+        {"role": "system", "content": "Be <b>brief</b>. "},
         {"role": "user", "content": " a\n\n"},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
         {"role": "user", "content": "é 語 \U0001f600 {{ no }} {% no %}"},
@@ -38,8 +35,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         },
         {"role": "tool", "content": "4", "name": "add", "tool_call_id": "abcdef123", "weight": None},
     ],
-    "wrong": [{"role": "nobody", "content": "x"}],
-    "twice": [*ASK, *ASK],
 }
 TOOLS: list[dict[str, Any]] = [
     {
@@ -51,52 +46,8 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-#: in the manner of the families that are run here, each with what theirs ask of jinja and of transformers
+#: what templates of the families that are run here ask of jinja and of transformers
 TEMPLATES = {
-    "bytes": TEMPLATE,
-    "chatml": (
-        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-        "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
-        "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    ),
-    "llama": """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%Y, a year") %}
-    {%- endif %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set first = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set first = "" %}
-{%- endif %}
-
-{#- a note #}
-{{- "<|h|>system<|/h|>\\n\\nToday: " + date_string + "\\n" + first }}
-{%- if tools is not none %}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-    {%- endfor %}
-{%- endif %}
-{%- for message in messages %}
-    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | trim + '<|e|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}
-            {{- raise_exception("one call at a time") }}
-        {%- endif %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}
-    {%- elif message.content is mapping or message.content is iterable %}
-        {{- message.content | tojson }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|h|>assistant<|/h|>\\n\\n' }}
-{%- endif %}
-""",
     "everything": """
     {%- macro line(m, n=1) %}{{ n }}. {{ m.role|upper }}: {{ m.content|trim|replace('a', 'o') }}
 {% endmacro %}
@@ -108,7 +59,10 @@ TEMPLATES = {
   {% endfor %}
 {{ messages|map(attribute='role')|join(',') }} {{ '%s/%d' % ('a', 3) }} {{ "{:>5}".format(7) }}
 {{ d | tojson(separators=(',', ':'), sort_keys=true) }} {{ 'é<' | tojson }}
-{{ 'é' | tojson(ensure_ascii=true) }}
+{{ 'é' | tojson(ensure_ascii=true) }} {{ strftime_now("%Y, a year") }}
+{%- for t in tools or [] %}{{ t | tojson(indent=4) }}{% endfor %}
+{%- for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}
+{{- '!' if add_generation_prompt }} {{ messages[-1].thinking }} {{ messages[1].reasoning_content }}
 {{ unknown }}{{ unknown is defined }} {{ documents is none }} {{ messages[-1].content[1:3] }}
 {% filter upper %}a{% endfilter %}{{ range(3)|list }} {{ bos_token|e }}
 {% macro twice() %}{{ caller('x') }}{{ caller('y') }}{% endmacro %}{% call(x) twice() %}-{{ x }}{% endcall %}
@@ -120,33 +74,28 @@ TEMPLATES = {
 }
 
 
-#: they are refused, by both
-REFUSED = ("escape", "unclosed", "undefined", "empty")
-
-
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
+    """What it refuses is refused in its words."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]
     for tools, ends in ((None, True), (TOOLS, False)):
         how = {"tools": tools, "add_generation_prompt": ends}
-        try:
-            said: Any = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
-        except Exception as error:  # whatever it raises
-            with pytest.raises(InputError) as caught:
-                rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how)
-            assert " ".join(str(error).split())[:160] in str(caught.value)
-            assert name in REFUSED or chat in ("wrong", "twice", "calls")
-        else:
+        if name == "everything":
+            said = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
             assert rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how) == said
-            assert name not in REFUSED
+            continue
+        with pytest.raises(Exception) as theirs:  # whatever it raises
+            tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
+        with pytest.raises(InputError) as ours:
+            rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how)
+        assert " ".join(str(theirs.value).split())[:160] in str(ours.value)
 
 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (5, "the model's chat template is 5; valid: text"),
         ({"default": ["x"]}, r"the model's chat template is \['x'\]; valid: text"),
         (r"{{ '\ud800' }}", "the text that the model's chat template makes holds a lone surrogate"),
         ("a \ud800 b", "the model's chat template|lone surrogate"),

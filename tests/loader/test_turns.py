@@ -110,6 +110,9 @@ def test_options_of_a_template() -> None:
     tokenizer.chat_template = "{{ bos_token }}{{ mood }}"
     ids = prompt_ids(talk("u:Hi"), tokenizer, 260, options={"mood": "<s>", "bos_token": "x"})
     assert ids[0] == 256 not in ids[1:] and tokenizer.decode(ids) == "<s><s>"
+    tokenizer.chat_template = "{{ template }}{{ special }}"
+    ids = prompt_ids(talk("u:Hi"), tokenizer, 260, options={"template": "a", "special": "b"})
+    assert tokenizer.decode(ids) == "ab"
     for name in ("messages", "tools", "add_generation_prompt", "chat_template", "a b", 5):
         with pytest.raises(InputError, match="template_options holds"):
             prompt_ids(talk("u:Hi"), tokenizer, 260, options={name: "x"})  # type: ignore[dict-item]

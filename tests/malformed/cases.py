@@ -8,11 +8,15 @@ import pickle
 import random
 import struct
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
+from safetensors.torch import load, save
 
 from tests.gguf_files import QuantType, small, write
 from tests.malformed.folder_bytes import (
@@ -23,14 +27,14 @@ from tests.malformed.folder_bytes import (
     TOKENIZER_CONFIG,
     WEIGHTS,
     Folder,
-    Header,
-    base,
+    edited,
     packed,
+    whole,
 )
-from tests.malformed.gguf_bytes import ARRAY, F32, F64, I32, TEXT, U32, U64, Draft, Value
+from tests.malformed.gguf_bytes import ARRAY, F64, I32, TEXT, U32, U64, Draft, Value
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
-NORM = "model.layers.0.input_layernorm.weight"
+NORM, OTHER_NORM = (f"model.layers.{number}.input_layernorm.weight" for number in range(2))
 WORDS = "tokenizer.ggml."
 
 
@@ -68,21 +72,21 @@ def fuzz(seeds: range) -> Iterator[Case]:
 
 
 @cache
-def whole_gguf(family: str = "llama") -> Draft:
-    """A whole file of a family."""
+def whole_gguf() -> Draft:
+    """A whole file."""
     with TemporaryDirectory() as folder:
-        write(Path(folder) / "model.gguf", small(family), {"": QuantType.Q8_0})
+        write(Path(folder) / "model.gguf", small(), {"": QuantType.Q8_0})
         return Draft.of(Path(folder) / "model.gguf")
 
 
 def _write_gguf(change: Callable[[Draft], Any], folder: Path) -> Path:
-    made = whole_gguf().copy()
+    made = deepcopy(whole_gguf())
     change(made)
     return made.write(folder / "model.gguf")
 
 
 def _write_folder(change: Callable[[Folder], Any], folder: Path) -> Path:
-    made = base()
+    made = deepcopy(whole())
     change(made)
     return made.write(folder)
 
@@ -144,22 +148,18 @@ def _infinite_scales(made: Draft) -> None:
 
 GGUF: dict[str, Callable[[Draft], Any]] = {
     "other magic": lambda d: setattr(d, "magic", b"FUGG"),
-    "version 2^32 - 1": lambda d: setattr(d, "version", (1 << 32) - 1),
     "2^63 tensors": lambda d: setattr(d, "counts", (1 << 63, None)),
     "only 1,000 bytes": lambda d: setattr(d, "cut", 1000),
     "a key twice": lambda d: d.values.append(d.values[0]),
     "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
     "a value of type 2^32 - 1": _value(Value((1 << 32) - 1, b"")),
-    "a list of 2^63 texts": _value(Value(ARRAY, [], TEXT, 1 << 63)),
     "lists in lists in lists": _nested,
     "alignment 2^31": _set("general.alignment", Value(U32, 1 << 31)),
     "an architecture of control characters": _set("general.architecture", Value(TEXT, "\x1b[31mred\n")),
     "no layers": _set("llama.block_count", Value(U32, 0)),
     "2^64 - 1 layers": _set("llama.block_count", Value(U64, (1 << 64) - 1)),
     "heads that are a text": _set("llama.attention.head_count", Value(TEXT, "many")),
-    "no heads of keys": _set("llama.attention.head_count_kv", Value(U32, 0)),
     "an epsilon that is NaN": _set("llama.attention.layer_norm_rms_epsilon", Value(F64, math.nan)),
-    "infinite theta": _set("llama.rope.freq_base", Value(F32, math.inf)),
     "no dimensions": _entry(dims=()),
     "no rows": _entry(dims=(256, 0)),
     "2^32 rows of 2^32": _entry(dims=(1 << 32, 1 << 32)),
@@ -168,10 +168,8 @@ GGUF: dict[str, Callable[[Draft], Any]] = {
     "a tensor twice": lambda d: d.tensors.append(d.tensors[1]),
     "no tensors": lambda d: setattr(d, "tensors", []),
     "infinite scales": _infinite_scales,
-    "eos beyond the rows": _set(WORDS + "eos_token_id", Value(U32, 1 << 31)),
     "no tokens": _set(WORDS + "tokens", None),
     "tokens that are all the same": _set(WORDS + "tokens", Value(ARRAY, ["a"] * 260, TEXT)),
-    "tokens that are no UTF-8": _set(WORDS + "tokens", Value(ARRAY, [b"\xff\xfe"] * 260, TEXT)),
     "tokens of unknown kinds": _set(WORDS + "token_type", Value(ARRAY, [99] * 260, I32)),
     "merges of unknown tokens": _set(WORDS + "merges", Value(ARRAY, ["qq ww"], TEXT)),
     "a broken chat template": _set("tokenizer.chat_template", Value(TEXT, "{% if")),
@@ -182,24 +180,25 @@ def _content(make: Callable[[bytes], bytes]) -> Callable[[Folder], Any]:
     return lambda folder: folder.files.update({WEIGHTS: make(folder.files[WEIGHTS])})
 
 
-def _header(change: Callable[[Header], Any]) -> Callable[[Folder], Any]:
+def _query(**fields: Any) -> Callable[[Folder], Any]:
+    return _content(lambda c: edited(c, lambda header: header[QUERY].update(fields)))
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Folder], Any]:
+    """Other tensors, honestly written."""
+
     def make(content: bytes) -> bytes:
-        made = Header.of(content)
-        change(made)
-        return made.bytes()
+        change(tensors := load(content))
+        return save(tensors)
 
     return _content(make)
-
-
-def _query(**fields: Any) -> Callable[[Folder], Any]:
-    return _header(lambda h: h.entry(QUERY).update(fields))
 
 
 def _all_in(name: str) -> Callable[[Folder], Any]:
     """An index that names one file for all tensors."""
 
     def make(folder: Folder) -> None:
-        names = Header.of(folder.files[WEIGHTS]).names()
+        names = load(folder.files[WEIGHTS])
         folder.files["a.safetensors"] = folder.files.pop(WEIGHTS)
         folder.say(INDEX, {"metadata": {}, "weight_map": dict.fromkeys(names, name)})
 
@@ -227,20 +226,16 @@ SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
     "the file is a pipe": lambda f: f.last.append(_pipe),
     "the file is a link to /dev/zero": lambda f: f.links.update({WEIGHTS: "/dev/zero"}),
     "cut off in the data": _content(lambda c: c[:-1000]),
-    "a header of 2^64 - 1 bytes": _header(lambda h: setattr(h, "size", (1 << 64) - 1)),
+    "a header of 2^64 - 1 bytes": _content(lambda c: b"\xff" * 8 + c[8:]),
     "a header of 100 MB": _content(lambda c: packed(b" " * 100_000_000)),
     "a header of lists in lists": _content(lambda c: packed(b"[" * 100_000)),
     "offsets out of order": _query(data_offsets=[4096, 0]),
-    "offsets far beyond the end": _query(data_offsets=[1 << 40, (1 << 40) + 4096]),
     "a shape that overflows to the right size": _query(shape=[(1 << 62) + 32, 32]),
     "a negative shape": _query(shape=[-1, 32]),
-    "an unknown type": _query(dtype="F7"),
-    "a tensor twice": _header(lambda h: h.entries.append((QUERY, h.entry(QUERY)))),
-    "a tensor is missing": _header(lambda h: h.put(QUERY, None)),
-    "a norm of one number": _header(lambda h: h.put(NORM, bytes(4), shape=[1])),
-    "weights that are NaN": _header(
-        lambda h: h.put(QUERY, struct.pack("<f", math.nan) * (len(h.tensor(QUERY)) // 4))
-    ),
+    "a tensor twice": _content(lambda c: c.replace(NORM.encode(), OTHER_NORM.encode(), 1)),
+    "a tensor is missing": _tensors(lambda t: t.pop(QUERY)),
+    "a norm of one number": _tensors(lambda t: t.update({NORM: torch.ones(1)})),
+    "weights that are NaN": _tensors(lambda t: t[QUERY].fill_(math.nan)),
     "an index of files that are not there": _all_in("b.safetensors"),
     "a pickle that runs code": _pickled,
 }
@@ -290,7 +285,6 @@ def _template(template: str) -> Callable[[Folder], Any]:
 TOKENIZERS: dict[str, Callable[[Folder], Any]] = {
     "no JSON": lambda f: f.files.update({TOKENIZER: f.files[TOKENIZER][:500]}),
     "an empty vocabulary": _vocabulary(vocab={}),
-    "merges of unknown tokens": _vocabulary(merges=[["qq", "ww"]]),
     "an added token beyond the rows": lambda f: f.set(
         TOKENIZER, added_tokens=[{"id": 1 << 32, "content": "<new>", "special": True}]
     ),
@@ -301,7 +295,6 @@ TOKENIZERS: dict[str, Callable[[Folder], Any]] = {
         TOKENIZER_CONFIG, auto_map={"AutoTokenizer": ["code.T", "code.T"]}
     ),
     "added tokens that are a number": lambda f: f.set(TOKENIZER_CONFIG, added_tokens_decoder=5),
-    "a template of a product": _template("{{ 'a' * 10**10 }}"),
     "a template that asks for classes": _template("{{ ''.__class__.__mro__[1].__subclasses__() }}"),
     "a template of parentheses": _template("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"),
 }

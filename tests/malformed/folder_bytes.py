@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,71 +61,20 @@ class Folder:
 
 
 @cache
-def _whole(family: str) -> Folder:
+def whole() -> Folder:
+    """A whole model."""
     with TemporaryDirectory() as made:
         folder = Path(made)
-        byte_model(family).save_pretrained(folder)
+        byte_model("llama").save_pretrained(folder)
         chat_tokenizer().save_pretrained(folder)
         return Folder({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
 
 
-def base(family: str = "llama") -> Folder:
-    """A whole model of a family, to be changed."""
-    return deepcopy(_whole(family))
-
-
-@dataclass
-class Header:
-    """A safetensors file to be changed: entries by name, in order (a name may come twice)."""
-
-    entries: list[tuple[str, Any]]
-    data: bytes
-    size: int | None = None
-
-    @classmethod
-    def of(cls, content: bytes) -> Header:
-        """What a whole file says."""
-        (size,) = struct.unpack("<Q", content[:8])
-        return cls(list(json.loads(content[8 : 8 + size]).items()), content[8 + size :])
-
-    def entry(self, name: str) -> dict[str, Any]:
-        """A tensor's entry."""
-        return next(entry for called, entry in self.entries if called == name)
-
-    def names(self) -> list[str]:
-        """The names of the tensors."""
-        return [name for name, _ in self.entries if name != "__metadata__"]
-
-    def tensor(self, name: str) -> bytes:
-        """A tensor's bytes."""
-        start, end = self.entry(name)["data_offsets"]
-        return self.data[start:end]
-
-    def put(self, name: str, data: bytes | None, **fields: Any) -> Header:
-        """Another tensor of a name (none of it: None), with all the others where they then lie."""
-        made, entries, there = bytearray(), [], False
-        for called, entry in self.entries:
-            if called == "__metadata__":
-                entries.append((called, entry))
-                continue
-            own = self.tensor(called)
-            if called == name:
-                there = True
-                if data is None:
-                    continue
-                own, entry = data, {**entry, **fields}
-            entries.append((called, {**entry, "data_offsets": [len(made), len(made) + len(own)]}))
-            made += own
-        if not there and data is not None:
-            entries.append((name, {**fields, "data_offsets": [len(made), len(made) + len(data)]}))
-            made += data
-        self.entries, self.data = entries, bytes(made)
-        return self
-
-    def bytes(self) -> bytes:
-        """The file."""
-        inner = ", ".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in self.entries)
-        return packed(f"{{{inner}}}".encode(), self.data, self.size)
+def edited(content: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """A safetensors file with another header over the same bytes."""
+    size = int.from_bytes(content[:8], "little")
+    change(header := json.loads(content[8 : 8 + size]))
+    return packed(json.dumps(header).encode(), content[8 + size :])
 
 
 def packed(header: bytes, data: bytes = b"", size: int | None = None) -> bytes:

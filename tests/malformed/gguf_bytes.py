@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,6 @@ class Draft:
             tensors.append((name, Tensor(entry.shape[::-1], entry.code, -1, data)))
         file.rest()
         return cls(values, tensors)
-
-    def copy(self) -> Draft:
-        """Another one to change."""
-        return deepcopy(self)
 
     def set(self, key: str, value: Value | None) -> Draft:
         """A key's value; None takes it out."""

@@ -6,12 +6,11 @@ None may end the command in a signal or a traceback, take more than 10 s of proc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from tests.kernels import sanitized
 from tests.malformed.cases import Case, corpus, fuzz
 from tests.malformed.worker import Worker, fault
 
@@ -24,11 +23,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def faults(worker: Worker, cases: Iterator[Case], folder: Path) -> list[str]:
-    found = []
-    for number, case in enumerate(cases):
-        if (wrong := fault(worker.load(case, folder / str(number)))) is not None:
-            found.append(f"{case}: {wrong}")
-    return found
+    ends = ((case, fault(worker.load(case, folder / str(number)))) for number, case in enumerate(cases))
+    return [f"{case}: {wrong}" for case, wrong in ends if wrong is not None]
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
@@ -45,22 +41,3 @@ def test_gguf_files_with_bytes_changed(seeds: range, worker: Worker, tmp_path: P
 def test_what_is_planted_is_seen(name: str, seen: str, worker: Worker) -> None:
     """Without this, silence would prove nothing."""
     assert (fault(worker.run(["planted", name])) or "").startswith(seen)
-
-
-@pytest.mark.slow
-def test_with_kernels_under_sanitizers(tmp_path: Path) -> None:
-    """Limits of time and memory are another test's: the sanitizers take much of both."""
-    if sanitized.runtime() is None:
-        pytest.skip("no GCC with ASan here")
-    library = sanitized.compiled(("-march=native",), tmp_path / "kernels.so")
-    (tmp_path / "cache").mkdir()
-    worker = Worker(tmp_path / "cache", sanitized.command(library, "tests.malformed.worker"))
-    found = []
-    try:
-        for number, case in enumerate(chain(corpus(), fuzz(range(400)))):
-            said = worker.load(case, tmp_path / str(number))["stderr"]
-            if "AddressSanitizer" in said or "runtime error: " in said:
-                found.append(f"{case}: {said[-2000:]}")
-    finally:
-        worker.close()
-    assert found == []

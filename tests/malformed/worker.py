@@ -33,22 +33,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """A process that runs the command.
+    """A process that runs the command, with a folder for the command's cache."""
 
-    Args:
-        cache: a folder for the command's cache; kernels are taken from the usual one.
-        told: what `subprocess` is told to start the process, where that is not the usual.
-    """
-
-    def __init__(self, cache: Path, told: dict[str, Any] | None = None) -> None:
+    def __init__(self, cache: Path) -> None:
         kernels = cache_dir() / "kernels"
         if kernels.is_dir():
             (cache / "kernels").symlink_to(kernels)
-        usual = {"args": [sys.executable, "-m", "tests.malformed.worker"], "cwd": ROOT, "env": os.environ}
-        asked = {**usual, **(told or {})}
-        asked["env"] = {**asked["env"], "TOKENSWIFT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-        asked |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(**asked)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.malformed.worker"],
+            cwd=ROOT,
+            env={**os.environ, "TOKENSWIFT_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def load(self, case: Case, folder: Path) -> dict[str, Any]:
         """What becomes of a command that generates with the model of a case; its files are gone then."""

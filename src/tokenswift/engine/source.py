@@ -22,7 +22,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf import GgufWeights
+from tokenswift.loader.gguf import GgufWeights, formats
 from tokenswift.loader.identity import (
     base_of_weights,
     digest_of,
@@ -263,7 +263,7 @@ class FromFiles(Source):
         found = {"dtype": dtype, **files.digests(), "adapter": None}
         if isinstance(files.weights, GgufWeights):
             digests = "+".join(map(file_digest, files.weights.file.parts))
-            found["stored"] = f"{files.stored} {digests}"
+            found["stored"] = f"{formats(files.weights.file)} {digests}"
         if kind not in (WEIGHTS[0], "float32", dtype):
             found["weights"] = digest_of([found["weights"], kind], 32)
         if kind != WEIGHTS[0]:

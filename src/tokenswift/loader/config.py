@@ -23,7 +23,7 @@ from msgspec import UNSET, Meta, UnsetType
 from tokenswift.checks import shown
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
 from tokenswift.loader.families import BEFORE, FAMILIES, FULL, SILU, SLIDING, Family
-from tokenswift.loader.rope import merged
+from tokenswift.loader.rope import check_stated_once
 from tokenswift.types import InputError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -483,7 +483,8 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
         InputError: naming the value, and what is valid.
     """
     where = f"config.json of model {name}"
-    said = merged(object_in(path, MOST_CONFIG, f"model {name}"), where)
+    said = object_in(path, MOST_CONFIG, f"model {name}")
+    check_stated_once(said, where)
     kind = said.get("model_type")
     if kind in FAMILIES:
         usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
@@ -514,6 +515,8 @@ def check_small_files(name: str, folder: Path) -> None:
 
 #: fields of a generation_config.json that `config.SamplingParams` has
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+
+
 #: key of a GGUF file, after ``general.sampling.`` → field of `config.SamplingParams`
 GGUF_SAMPLING = {
     "temp": "temperature",

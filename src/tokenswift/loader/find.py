@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -137,36 +137,27 @@ def locate_config(name: str) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    found = _at_hand(name)
-    if found is None and GGUF_FILE.fullmatch(name):
+    if (found := _at_hand(name)) is not None:
+        return found
+    if GGUF_FILE.fullmatch(name):
+        if (found := cached(name)) is not None:
+            return found
         raise InputError(f"model is {name!r}, which is not in the cache; valid: a GGUF file that is here")
-    if found is None:
-        with _explained(name):
-            found = Path(hf_hub_download(name, "config.json")).parent
-    return found
+    with _explained(name):
+        return Path(hf_hub_download(name, "config.json")).parent
 
 
 def _at_hand(name: str) -> Path | None:
-    """What :func:`locate` finds without fetching a hub's model; None where that can be fetched."""
+    """What :func:`locate` finds without the hub; None of a hub's model."""
     check_name(name)
     if name in ALIASES:
         found = default_model.ensure(cache_dir())
         return default_model.draft_file() if name == default_model.DRAFT else found
     path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
-        return path
-    reason = answers()
-    if reason is not None and (there := cached(name)) is not None:
-        return there
-    if reason is not None:
-        raise InputError(
-            f"model is {name!r}: {reason}, and there is no such local folder; "
-            f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"
-        )
-    return None
+    return path if path.is_dir() or path.is_file() else None
 
 
-TIMEOUT = 8  # seconds for the one question whether the hub answers
+TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
 ADAPTER = "adapter_config.json"
@@ -176,22 +167,9 @@ TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
 logger = logging.getLogger("tokenswift")
 
 
-def answers() -> str | None:
-    """None when the hub can be asked, else why not."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return "the hub is switched off by HF_HUB_OFFLINE"
-    try:  # one question with a short timeout, instead of transformers' retries per file
-        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception as error:  # the HTTP library differs between versions, and so do its errors
-        return f"the hub cannot be reached ({line_of(error)})"
-    return None
-
-
 def fetch(name: str) -> Path:
-    """The folder or GGUF file of a hub's model, of its newest version; what is missing there is fetched.
+    """The folder or GGUF file of a hub's model, of its newest version; what is missing is fetched. Where the
+    hub does not answer, or is switched off, what its local cache has will do.
 
     The announcement is a WARNING of the logger ``tokenswift``; the hub's bars are shown where that is.
 
@@ -205,10 +183,14 @@ def fetch(name: str) -> Path:
 
     repository, _, file = name.partition(":")
     with _explained(name):
-        entries = HfApi().model_info(repository, files_metadata=True).siblings or ()
-        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
-        wanted = _files_of(repository, file, list(sizes))
-        folder = _fetched(repository, wanted, sizes)
+        try:
+            entries = HfApi().model_info(repository, timeout=TIMEOUT).siblings or ()
+        except Exception:  # the HTTP library differs between versions, and so do its errors
+            if (there := cached(name)) is None:
+                raise
+            return there
+        wanted = _files_of(repository, file, [entry.rfilename for entry in entries])
+        folder = _fetched(repository, wanted)
     return folder / wanted[0] if file else folder
 
 
@@ -267,16 +249,16 @@ def _parts(file: str) -> list[str]:
     return [f"{folder}{slash}{part}" for part in part_names(name)]
 
 
-def _fetched(name: str, wanted: list[str], sizes: Mapping[str, int]) -> Path:
+def _fetched(name: str, wanted: list[str]) -> Path:
     """The folder of a hub model in the local cache, once these files are there."""
     from huggingface_hub import snapshot_download
 
     plan: Any = snapshot_download(name, allow_patterns=wanted, dry_run=True)
-    missing = [file.filename for file in plan if file.will_download]
+    missing = [file for file in plan if file.will_download]
     if missing:
-        size = sum(sizes.get(file, 0) for file in missing)
-        files = missing[0] if len(missing) == 1 else counted(len(missing), "file")
-        logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, size / 1e6)
+        files = missing[0].filename if len(missing) == 1 else counted(len(missing), "file")
+        megabytes = sum(file.file_size or 0 for file in missing) / 1e6
+        logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, megabytes)
     with _bars(bool(missing)):
         return Path(snapshot_download(name, allow_patterns=wanted))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -631,6 +631,10 @@ class GgufWeights(StoredWeights):
         """See `weights.StoredWeights`."""
         there = names_of(self.layout.num_hidden_layers, self.layout.model_type)
         return sorted(name for name in there if self._called(name) in self.file.tensors)
+
+    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
+        """See `weights.StoredWeights`."""
+        return ((name, found) for name in self.names() if (found := self.get(name)) is not None)
 
     def get(self, name: str) -> Tensor | Stored | None:
         """See `weights.Weights`; matrices in a quantized format as they are stored, rows in the order of

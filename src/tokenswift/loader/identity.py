@@ -74,10 +74,16 @@ def sample_of(weight: Tensor | Stored) -> Tensor:
     import torch
 
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    indices = (steps * (math.prod(weight.shape) - 1)).long()
-    if not isinstance(weight, torch.Tensor):
-        return weight.at(indices)
-    return weight.detach().reshape(-1)[indices.to(weight.device)].float().cpu()
+    return _taken(weight, (steps * (math.prod(weight.shape) - 1)).long()).float().cpu()
+
+
+def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
+    """Values of a weight at places of its flat form."""
+    import torch
+
+    if isinstance(weight, torch.Tensor):
+        return weight.detach().reshape(-1)[places.to(weight.device)]
+    return weight.at(places)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -157,11 +163,7 @@ def _values(weight: Tensor | Stored, dtype: torch.dtype) -> bytes:
         places = torch.cat([torch.arange(start, start + RUN) for start in starts])
     else:
         places = torch.arange(count)
-    if isinstance(weight, torch.Tensor):
-        taken = weight.detach().reshape(-1)[places.to(weight.device)]
-    else:
-        taken = weight.at(places)
-    return taken.to(dtype).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return _taken(weight, places).to(dtype).cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:

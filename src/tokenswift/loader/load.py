@@ -13,10 +13,10 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import CRITICAL, getLogger
+from logging import CRITICAL
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,6 @@ from torch import Tensor
 from tokenswift.checks import check_choice, shown
 from tokenswift.config import LoadConfig, check_backend
 from tokenswift.files import line_of
-from tokenswift.kernels.cpu.library import kernels_wanted
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader import default_model
 from tokenswift.loader.config import (
@@ -54,15 +53,14 @@ from tokenswift.loader.gguf import (
     GgufWeights,
     architecture,
     config_of,
-    formats,
     is_native,
     own_dtype,
 )
 from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, is_panic, read, wrapped
-from tokenswift.loader.weights import INDEX, FileWeights, headers, open_weights, unstored, weight_files
+from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, read, refused_as, wrapped
+from tokenswift.loader.weights import INDEX, FileWeights, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import Dtype, Weights, words
@@ -74,6 +72,7 @@ DTYPES = words(Dtype)
 WEIGHTS = words(Weights)
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
+SUPPORTED = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -90,19 +89,6 @@ class Loaded:
     model: Any
     tokenizer: Any
     name: str
-
-    def named_sampling(self) -> dict[str, Any]:
-        """The sampling settings that the model itself names."""
-        return named_sampling(getattr(self.model, "generation_config", None))
-
-
-def usual_backend() -> str:
-    """What the backend "auto" is: "auto" or "torch", as ``TOKENSWIFT_KERNELS`` says.
-
-    Raises:
-        InputError: see :func:`kernels_wanted`.
-    """
-    return "torch" if kernels_wanted() == "torch" else "auto"
 
 
 def check_place(how: LoadConfig) -> str:
@@ -204,19 +190,14 @@ def load_config(name: str, source: Path) -> Any:
 def _config(name: str, source: Path) -> Any:
     from transformers import AutoConfig
 
-    supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
-        said = read_config(name, source / "config.json")
+        read_config(name, source / "config.json")
         config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        stated = said.get("rope_parameters")  # transformers drops it beside rope_scaling
-        if isinstance(stated, Mapping) and "rope_theta" in stated:
-            if (config.rope_parameters or {}).get("rope_theta") != stated["rope_theta"]:
-                config.rope_parameters = dict(stated)
     except InputError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own
         raise InputError(
-            f"model {name}: its config.json cannot be used ({line_of(error)}); {supported}"
+            f"model {name}: its config.json cannot be used ({line_of(error)}); {SUPPORTED}"
         ) from error
     architectures = getattr(config, "architectures", None) or []
     if architectures and not (
@@ -224,7 +205,7 @@ def _config(name: str, source: Path) -> Any:
     ):
         raise InputError(
             f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
-            f"{supported}"
+            f"{SUPPORTED}"
         )
     return config
 
@@ -256,7 +237,7 @@ def numbers_of(name: str, config: Any) -> int:
     except Exception as error:  # a family's own code
         raise InputError(
             f"model {name}: its config.json does not describe a causal language model ({line_of(error)}); "
-            "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
+            f"{SUPPORTED}"
         ) from error
     return sum(part.numel() for part in model.parameters())
 
@@ -267,12 +248,8 @@ def _tokenizer(name: str, folder: Path) -> Any:
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
     check_small_files(name, folder)
-    try:
+    with refused_as(f"model {name}: its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except BaseException as error:  # as above, and panics
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 
 def _needed(folder: Path, config: Any, how: LoadConfig) -> tuple[int, list[tuple[str, int]]]:
@@ -371,9 +348,6 @@ def quiet_transformers() -> Iterator[None]:
 
     with _one_at_a_time:
         bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-        placing = getLogger("accelerate.big_modeling")
-        level = placing.level
-        placing.setLevel(CRITICAL)
         logging.disable_progress_bar()
         logging.set_verbosity(CRITICAL)
         try:
@@ -382,7 +356,6 @@ def quiet_transformers() -> Iterator[None]:
                 yield
         finally:
             logging.set_verbosity(verbosity)
-            placing.setLevel(level)
             if bars:
                 logging.enable_progress_bar()
 
@@ -461,8 +434,8 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     return model, wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
 
 
-#: types of safetensors files by their names there
-STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+#: types that a checkpoint's weights are computed with
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,8 +450,6 @@ class Opened:
         tokenizer: None where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
-        values: gives the weights by name that an identity samples.
-        stored: types of a GGUF file's matrices; "" for a folder.
         stamps: size and time of each file.
     """
 
@@ -491,8 +462,6 @@ class Opened:
     tokenizer: PlainTokenizer | None
     ends: frozenset[int]
     sampling: dict[str, Any]
-    values: Callable[[], Iterable[tuple[str, Tensor | Stored]]]
-    stored: str
     stamps: tuple[tuple[str, int, int], ...]
 
     def digests(self) -> dict[str, str]:
@@ -502,7 +471,7 @@ class Opened:
             InputError: as of :meth:`check_unchanged`.
         """
         self.check_unchanged()
-        weights = weights_digest(self.values(), self.weights.dtype)
+        weights = weights_digest(self.weights.values(), self.weights.dtype)
         self.weights.rest()
         return {"config": config_digest(self.config), "weights": weights}
 
@@ -565,8 +534,6 @@ def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: s
         tokenizer=gguf_tokenizer(file.metadata, file.path),
         ends=frozenset(end_ids(config)),
         sampling=sampling,
-        values=lambda: ((one, values) for one in weights.names() if (values := weights.get(one)) is not None),
-        stored=formats(file),
         stamps=stamps,
     )
 
@@ -578,8 +545,8 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     if config is None:
         return None
     layout = layout_of(config)
-    dtype = how.floats or _own_dtype(folder, config)
-    if dtype is None or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
+    dtype = how.floats or getattr(torch, str(config.dtype), None)
+    if dtype not in FLOATS or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
         return None
     check_small_files(name, folder)
     rotary = rotary_of_config(config, how.scaling)
@@ -587,11 +554,10 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         weights = FileWeights(folder, layout, dtype)
     except InputError:
         return None  # other files than safetensors, or other names: transformers may know them
-    wanted = weight_names(config, layout)
     there = {one for one in weights.names() if not one.endswith("rotary_emb.inv_freq")}
     if layout.tied and HEAD in there and torch.equal(weights.raw(HEAD), weights.raw(EMBEDDING)):
         there.remove(HEAD)
-    if there != wanted:
+    if there != weight_names(config, layout):
         return None
     weights.rest()
     generation = read_generation(folder, name)
@@ -606,19 +572,5 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         tokenizer=read(folder, config.model_type),
         ends=frozenset(end_ids(settings, config)),
         sampling=named_sampling(settings),
-        values=lambda: ((one, weights.raw(one)) for one in sorted(wanted)),
-        stored="",
         stamps=stamps,
     )
-
-
-def _own_dtype(folder: Path, config: NativeConfig) -> torch.dtype | None:
-    """The type that a checkpoint says, or that all of its weights have; None: another, or several."""
-    if config.dtype is None:
-        try:
-            kinds = {kind for _, kind in headers(folder).values()}
-        except InputError:
-            return None
-        return STORED.get(kinds.pop()) if len(kinds) == 1 else None
-    found = getattr(torch, str(config.dtype), None)
-    return found if found in STORED.values() else None

@@ -28,7 +28,7 @@ from tokenswift.config import ANSWERS, CONTINUED, SamplingParams, integer_of, sa
 from tokenswift.files import line_of
 from tokenswift.loader.config import check_named
 from tokenswift.loader.template import rendered
-from tokenswift.loader.tokenizer import is_panic
+from tokenswift.loader.tokenizer import refused_as
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -41,8 +41,8 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 #: what a template is given by others than its options
 TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template")
 TAKEN += ("tokenize",)
-#: stands behind an assistant's message that is continued
-END = "31415926535897932384626"
+#: stands behind an assistant's message that is continued; and for one: no template writes it, or changes it
+END, PROBE = "31415926535897932384626", "31415926"
 VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
@@ -113,12 +113,8 @@ def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
 
 def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
     """Token ids of a text; what a model's tokenizer trips over is bad input."""
-    try:
+    with refused_as(f"the model's tokenizer refuses {name}"):
         return list(tokenizer(text, **options)["input_ids"])
-    except BaseException as error:
-        if isinstance(error, MemoryError) or not (is_panic(error) or isinstance(error, Exception)):
-            raise
-        raise InputError(f"the model's tokenizer refuses {name} ({line_of(error)})") from error
 
 
 def is_chat(prompt: Any) -> bool:
@@ -227,37 +223,7 @@ def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str
         template = (template.get("tool_use") if "tools" in given else None) or template["default"]
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return _rendered(template, messages, tokenizer.special_tokens_map, given)
-
-
-PROBE = "31415926"  # which no template writes, or changes
-
-
-def _rendered(template: str, messages: Any, special: Mapping[str, Any], more: Mapping[str, Any]) -> str:
-    """`rendered`; where the template passes over a content that is text, contents are lists of parts."""
-
-    def parts(message: Mapping[str, Any]) -> dict[str, Any]:
-        return {**message, "content": [{"type": "text", "text": message["content"]}]}
-
-    def reads(message: Mapping[str, Any]) -> bool:
-        try:
-            return PROBE in rendered(template, [message], special)
-        except InputError:
-            return False
-
-    asked = next((one["content"].strip() for one in reversed(messages) if one["role"] == "user"), "")
-    try:
-        text, error = rendered(template, messages, special, **more), None
-        if asked in text:
-            return text
-    except InputError as refusal:
-        text, error = "", refusal
-    probe = {"role": "user", "content": PROBE}
-    if not reads(probe) and reads(parts(probe)):
-        return rendered(template, [parts(message) for message in messages], special, **more)
-    if error is not None:
-        raise error
-    return text
+    return rendered(template, messages, tokenizer.special_tokens_map, **given)
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
@@ -374,29 +340,24 @@ def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]
 def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
     """Whether a template writes what is said to the model in a conversation of these roles, and later system
     messages otherwise than somebody else's."""
+
+    def tried(turns: Turns) -> str | None:
+        try:
+            return render(turns)
+        except InputError:
+            return None
+
     marks = [f"31415{i:05}92653" for i in range(len(messages))]
     probe = [{**one, "content": mark} for one, mark in zip(messages, marks, strict=True)]
-    try:
-        text = render(probe)
-    except InputError:
+    others: list[Turns] = []
+    if any(one["role"] == "system" for one in probe[1:]):
+        for role in ("user", "assistant"):
+            later = ({**one, "role": role} if one["role"] == "system" else one for one in probe[1:])
+            others.append([*probe[:1], *later])
+    if (text := tried(probe)) is None:
         return False
     told = [one["content"] for one in probe if one["role"] != "assistant"]
-    return all(mark in text for mark in told) and not any(
-        _is_same(text, [*probe[:1], *(_as(role, one) for one in probe[1:])], render)
-        for role in ("user", "assistant")
-        if any(one["role"] == "system" for one in probe[1:])
-    )
-
-
-def _as(role: str, message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "role": role} if message["role"] == "system" else message
-
-
-def _is_same(text: str, messages: Turns, render: Callable[[Turns], str]) -> bool:
-    try:
-        return render(messages) == text
-    except InputError:
-        return False
+    return all(mark in text for mark in told) and text not in map(tried, others)
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -144,39 +144,18 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
     return made[0], made[1]
 
 
-def merged(said: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a config.json says, its positions in one field: YaRN is often added as ``rope_scaling`` to files
-    that say theta in ``rope_parameters``.
+def check_stated_once(said: Mapping[str, Any], where: str) -> None:
+    """Raise :class:`InputError` where a config.json states its positions by two fields that differ.
 
     Args:
         where: the file, for messages.
-    Raises:
-        InputError: the two fields, or the one that says theta alone, contradict each other.
     """
-    first, more = (said.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-    if not isinstance(first, Mapping) or not isinstance(more, Mapping):
-        return dict(said)
-    theta = {} if said.get("rope_theta") is None else {"rope_theta": said["rope_theta"]}
-    parts = [_typed(part) for part in (first, more, theta)]
-    if parts[0].get("rope_type") == "default":  # which scales nothing
-        del parts[0]["rope_type"]
-    for name in {name for part in parts for name in part}:
-        values = [part[name] for part in parts if name in part]
-        if any(value != values[0] for value in values):
-            raise InputError(
-                f"{where} says {name} {shown(values[0])} and {shown(values[1])} in rope_parameters, "
-                "rope_scaling or rope_theta; valid: one value"
-            )
-    if not first or not more:
-        return dict(said)
-    whole = {"rope_type": "default"} | parts[2] | parts[0] | parts[1]
-    return {k: v for k, v in said.items() if k != "rope_scaling"} | {"rope_parameters": whole}
-
-
-def _typed(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of positions with their kind under its newer name."""
-    found = {name: value for name, value in rope.items() if name != "type"}
-    return {"rope_type": rope["type"], **found} if "type" in rope else found
+    first, more = (said.get(name) for name in ("rope_parameters", "rope_scaling"))
+    if first and more and first != more:
+        raise InputError(
+            f"{where} says rope_parameters {shown(first)} and rope_scaling {shown(more)}; valid: one of the "
+            "two with all of it"
+        )
 
 
 def needed_factor(limit: int, tokens: int) -> float:

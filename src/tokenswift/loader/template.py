@@ -44,9 +44,8 @@ def rendered(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     special: Mapping[str, Any],
+    /,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
     **options: Any,
 ) -> str:
     """The text of chat messages, as transformers' ``apply_chat_template`` has it.
@@ -55,21 +54,15 @@ def rendered(
         template: of the model.
         messages: each with a role, a content and whatever else JSON can hold.
         special: the tokenizer's special tokens by name.
-        tools, documents: as JSON has them.
-        add_generation_prompt: end where the answer begins.
-        options: variables of the template.
+        tools: as JSON has them.
+        options: variables of the template; ``add_generation_prompt``: end where the answer begins (default).
     Raises:
         InputError: the template meets a limit, refuses the messages, or is none.
         RunError: no process can be started.
     """
-    given = {
-        **options,
-        **special,
-        "messages": [_usual(message) for message in messages],
-        "tools": tools,
-        "documents": documents,
-        "add_generation_prompt": add_generation_prompt,
-    }
+    usual = {"documents": None, "add_generation_prompt": True}
+    turns = [_usual(message) for message in messages]
+    given = {**usual, **options, **special, "messages": turns, "tools": tools}
     try:
         line = json.dumps(given).encode()
         size = len(line)

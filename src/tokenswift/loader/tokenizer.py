@@ -14,7 +14,8 @@ gives nearly right texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,9 @@ class PlainTokenizer:
         self.backend_tokenizer = made
         self.special_tokens_map, self.chat_template = dict(special), template
         self.bos_token = special.get("bos_token")
-        self.bos_token_id, self.eos_token_id = (self._id(special.get(f"{name}_token")) for name in _ENDS)
+        self.bos_token_id, self.eos_token_id = (
+            self._id(special.get(f"{name}_token")) for name in ("bos", "eos")
+        )
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self.backend_tokenizer.token_to_id(token)
@@ -88,12 +91,22 @@ class PlainTokenizer:
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
 
-_ENDS = ("bos", "eos")
+@contextmanager
+def refused_as(what: str) -> Iterator[None]:
+    """Inside the block, what the library `tokenizers` trips over is bad input: it raises plain Exceptions,
+    and panics, which are none.
 
-
-def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of the library `tokenizers`, which is no Exception."""
-    return type(error).__module__ == "pyo3_runtime"
+    Raises:
+        InputError: ``what``, and what the library says.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise InputError(f"{what} ({line_of(error)})") from error
 
 
 def read(folder: Path, family: str) -> PlainTokenizer | None:
@@ -122,13 +135,10 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
             return None
         if said["tokenizer_class"] in QWEN:
             special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | special
-        made = Tokenizer.from_str(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
-    except BaseException as error:  # tokenizers raises plain Exceptions, and panics
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise InputError(f"tokenizer {folder / FILE} cannot be read ({line_of(error)})") from error
+    with refused_as(f"tokenizer {folder / FILE} cannot be read"):
+        made = Tokenizer.from_str(text)
     if made.truncation is not None or made.padding is not None:
         return None
     if made.post_processor is None:
@@ -302,7 +312,7 @@ def build(words: Words, path: Path) -> Any:
         raise InputError(
             f"model file {path}: its tokenizer is of the kind {words.model!r}; valid: gpt2, llama"
         )
-    try:
+    with refused_as(f"model file {path}: its tokenizer cannot be built"):
         made = _byte_level(words, path) if words.model == "gpt2" else _sentencepiece(words)
         ends = {words.typed[at][0] for at in words.ends()}
         special = [AddedToken(t, special=True, normalized=False) for t, k in words.typed if k == CONTROL]
@@ -313,17 +323,8 @@ def build(words: Words, path: Path) -> Any:
         there = {token.content for token in made.get_added_tokens_decoder().values()}
         made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in there])
         before, after = words.added("bos"), words.added("eos")
-    except InputError:
-        raise
-    except BaseException as error:  # tokenizers raises plain Exceptions and panics, lists their own
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise InputError(f"model file {path}: its tokenizer cannot be built ({line_of(error)})") from error
     ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
-    pair = [*before, "$A", *after, *before, "$B:1", *after]
-    made.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], pair=pair, special_tokens=ids
-    )
+    made.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
     return made
 
 

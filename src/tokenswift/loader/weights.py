@@ -106,6 +106,10 @@ class StoredWeights(Weights):
         """The names of all tensors in the files, in order."""
         raise NotImplementedError
 
+    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
+        """The tensors that a decoder reads, by name and in order."""
+        raise NotImplementedError
+
 
 class ModuleWeights(Weights):
     """Weights of a loaded transformers model.
@@ -178,6 +182,11 @@ class FileWeights(StoredWeights):
         """See :class:`Weights`."""
         name = EMBEDDING if name == HEAD and self.layout.tied else name
         return self.raw(name).to(self.dtype) if name in self._where else None
+
+    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
+        """See :class:`StoredWeights`; as the files have them."""
+        table = self.layout.shapes().keys() | self.layout.biases().keys()
+        return ((name, self.raw(name)) for name in sorted(table & self._where.keys()))
 
     def raw(self, name: str) -> Tensor:
         """A tensor as the files have it."""
@@ -278,7 +287,7 @@ class Recoded(StoredWeights):
     def __init__(self, weights: StoredWeights, kind: str) -> None:
         self._weights, self._kind = weights, kind
         self.layout, self.dtype = weights.layout, weights.dtype
-        self.names, self.rest = weights.names, weights.rest
+        self.names, self.values, self.rest = weights.names, weights.values, weights.rest
 
     def get(self, name: str) -> Tensor | Stored | None:
         """See :class:`Weights`."""

@@ -17,10 +17,9 @@ from torch import Tensor
 from tokenswift.files import line_of
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
-from tokenswift.kernels.cpu.library import usable
+from tokenswift.kernels.cpu.library import kernels_wanted, usable
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.find import cache_dir
-from tokenswift.loader.load import usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.types import InputError, OnProgress
@@ -73,8 +72,7 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
             torch.set_num_threads(usable())
         # a forked child has the memory of torch's threads and of ours, but not the threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-    kind = usual_backend() if wanted == "auto" else wanted
-    if kind == "torch" or device.type not in ("cpu", "cuda"):
+    if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in ("cpu", "cuda"):
         return TorchBackend(device)
     if device.type == "cuda":
         from tokenswift.kernels.cuda.check import started

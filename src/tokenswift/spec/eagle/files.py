@@ -27,7 +27,7 @@ from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import SHIPPED, cache_dir, check_eagle, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, architecture, called, number_of, positions, short, straight
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
-from tokenswift.loader.rope import Rotary, merged, rotary_of_config
+from tokenswift.loader.rope import Rotary, check_stated_once, rotary_of_config
 from tokenswift.spec.files import Entry, tensors_in
 from tokenswift.types import InputError
 
@@ -282,7 +282,7 @@ def _folder(path: Path, target: Any) -> _Opened:
             raise InputError(f"{where} has two tensors {entry.name}; valid: one of each")
         found[name] = entry
     _check_fc(found, where)  # before numbers, which a model has as well
-    layer = merged(layer, f"config.json of {where}")
+    check_stated_once(layer, f"config.json of {where}")
     numbers = _numbers(layer, where)
     rope = _rope(layer, numbers["max_position_embeddings"], target, where)
     return _Opened(where, found, numbers, rope, more)

@@ -27,7 +27,7 @@ from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
 from tokenswift.loader.default_model import weights, where
-from tokenswift.loader.find import HUB_ID, answers, cached, fetch
+from tokenswift.loader.find import HUB_ID, cached, fetch
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
 from tokenswift.loader.weights import open_weights
 from tokenswift.spec.files import Entry, entries_of, tensors_in
@@ -255,8 +255,7 @@ def _fetched(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name) or ".." in name:
         return path
-    kept = cached(name)
-    return kept if kept and answers() else fetch(name)
+    return fetch(name)
 
 
 def shipped_kinds(model: Any) -> dict[str, Path]:
