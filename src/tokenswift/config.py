@@ -408,7 +408,6 @@ class LoadConfig:
             values in int8)
         kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
             memory of bfloat16
-        tp: processes that compute the model together, started by torchrun
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
         cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
 
@@ -423,7 +422,6 @@ class LoadConfig:
     weights: words.Weights | str = "stored"
     activations: words.Activations | str = "float"
     kv_cache_dtype: words.KvCacheDtype | str = "auto"
-    tp: int = 1
     backend: words.Backend | str = "auto"
     cuda_graphs: words.CudaGraphs | str = "auto"
 
@@ -443,11 +441,6 @@ class LoadConfig:
         parse_rope_scaling(self.rope_scaling or "none")
         if self.threads is not None:
             keep_field(self, "threads", check_threads(self.threads))
-        check_whole(self, "tp", 1)
-        cards = self.tp > 1 and ":" in self.device
-        refuse(cards, self, "device", f" beside tp {self.tp}; valid: auto, each rank has its own")
-        for name, usual in (("weights", "stored"), ("backend", "auto")) if self.tp > 1 else ():
-            refuse(getattr(self, name) != usual, self, name, f" beside tp {self.tp}; valid: {usual}")
 
     @property
     def scaling(self) -> RopeScaling | None:

@@ -45,7 +45,7 @@ DEFAULT_MODEL = "smollm2-135m"
 PATIENCE = 2.0  # seconds without a word from a pipe until that is said
 logger = logging.getLogger("tokenswift")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
-LOADING = [one.name for one in fields(LoadConfig) if one.name != "tp"]
+LOADING = [one.name for one in fields(LoadConfig)]
 METHOD = list(dict.fromkeys(one.name for kind in OPTIONS.values() for one in fields(kind)))
 #: fields that every help shows
 USUAL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "dtype", "device")

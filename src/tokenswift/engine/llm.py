@@ -60,8 +60,6 @@ class LLM(AbstractContextManager["LLM"]):
         activations: "float", or "int8": products alone in int8, keys and values in floats.
         kv_cache_dtype: of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half the
             memory of bfloat16, for long texts).
-        tp: processes that compute the model together, by transformers' tensor-parallel plan; each of them,
-            started by torchrun, makes its ``LLM`` and the same calls, by a strategy that is not "auto".
         backend: what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
             "cuda" (those kernels, or an error), or "torch", for diagnosis.
         cuda_graphs: "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
@@ -94,7 +92,7 @@ class LLM(AbstractContextManager["LLM"]):
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
             "heads": str(heads) if isinstance(heads, str | Path) else None,
             "eagle": str(eagle) if isinstance(eagle, str | Path) else None,
-            **{f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")},
+            **{f.name: getattr(how, f.name) for f in fields(how) if f.name != "threads"},
         }
 
     @classmethod
@@ -367,9 +365,6 @@ class LLM(AbstractContextManager["LLM"]):
         self, requests: list[Request], at_once: int | Literal["auto"]
     ) -> Iterator[tuple[int, Generation | Exception]]:
         """Results by number, in the order in which they end."""
-        if self.target.ranks > 1:  # which texts run concurrently is a matter of time
-            yield from ((i, self.start(request).finish()) for i, request in enumerate(requests))
-            return
         with Scheduler(self, at_once) as scheduler:
             yield from run_all(scheduler, requests)
 

@@ -76,8 +76,6 @@ class Sequence(TokenSequence):
         prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
         if request.run_dir is not None:
             prompt = kept_prompt(request) or prompt
-        if target.ranks > 1:
-            _check_ranks(request)
         new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
         target.check_room(len(prompt) + new)
         self.llm, self.prompt, self.max_new_tokens = llm, prompt, new
@@ -326,14 +324,6 @@ class Sequence(TokenSequence):
             token_sources=dict(self.sources),
             logprobs=self.logprobs,
         )
-
-
-def _check_ranks(request: Request) -> None:
-    """Refuse what processes that compute one model together would not all do alike."""
-    if request.strategy == "auto":
-        raise InputError("strategy is 'auto', which depends on timings, with tp; valid: a fixed strategy")
-    if request.run_dir is not None:
-        raise InputError("run_dir is given with tp; valid: None")
 
 
 class Stream(Iterator[Step], AbstractContextManager["Stream"]):

@@ -281,9 +281,8 @@ class FromFiles(Source):
 
 
 def _is_placed(model: Any) -> bool:
-    """Whether a model's weights lie in several places: with accelerate's hooks, or over ranks."""
-    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    return hooked or (getattr(model, "_tp_size", None) or 1) > 1
+    """Whether a model's weights lie in several places, with accelerate's hooks."""
+    return any(hasattr(module, "_hf_hook") for module in model.modules())
 
 
 def open_model(
@@ -307,10 +306,6 @@ def open_model(
         torch.set_num_threads(how.threads)
     name, place = str(model), check_place(how)
     folder = locate(name)
-    if how.tp > 1:
-        loaded = load_located(name, folder, how, place)
-        logger.info("the model is spread over %d ranks: transformers' own forward is used", how.tp)
-        return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True)
     backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, backend.kind)
@@ -337,8 +332,8 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
     check_model(model)
     if tokenizer is not None and not callable(tokenizer):
         raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
-    if (ranks := getattr(model, "_tp_size", None) or 1) > 1:
-        raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
+    if getattr(model, "_tp_size", None):
+        raise InputError("the model is spread over ranks; valid: a model of one process, with a device_map")
     if _is_placed(model):
         return FromModel(model, tokenizer, how.scaling, take=False)
     device = model.lm_head.weight.device

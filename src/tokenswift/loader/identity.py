@@ -182,13 +182,11 @@ def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dt
 
 
 def whole(module: Any, name: str = "weight") -> Tensor:
-    """All values of a module's own parameter, wherever they lie: with accelerate, which brings them when they
-    are needed, or in parts on several ranks, all of which have to ask for it."""
+    """All values of a module's own parameter, where accelerate brings them when they are needed, too."""
     weight = module._parameters[name]
     if weight.device.type == "meta":
         return module._hf_hook.weights_map[name]
-    gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
-    return (weight if gather is None else gather()).detach()
+    return weight.detach()
 
 
 def parameters(model: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

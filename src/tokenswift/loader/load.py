@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -95,8 +94,7 @@ def check_place(how: LoadConfig) -> str:
     """The device to use: "cpu", "cuda" or "cuda:N".
 
     Raises:
-        InputError: CUDA is asked for where there is none, a backend that does not run on the device, or
-            ranks that torchrun did not start.
+        InputError: CUDA is asked for where there is none, or a backend that does not run on the device.
     """
     device, count = how.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
@@ -108,11 +106,6 @@ def check_place(how: LoadConfig) -> str:
     elif ":" in device and int(device.partition(":")[2]) >= count:
         raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}", "device")
     check_backend(how.backend, device)
-    if how.tp > 1 and (started := os.environ.get("WORLD_SIZE", "1")) != str(how.tp):
-        valid = f"with torchrun --nproc-per-node {how.tp}"
-        raise InputError(f"tp is {how.tp}, but torchrun started {started}; valid: {valid}")
-    if how.tp > 1 and device == "cpu" and count:
-        raise InputError(f"device is 'cpu' beside tp {how.tp}; valid: auto, which is cuda here", "device")
     return device
 
 
@@ -136,7 +129,6 @@ def load(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str = "auto",
-    tp: int = 1,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -145,13 +137,12 @@ def load(
             with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        tp: as of `LoadConfig`.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     check_choice("dtype", dtype, tuple(name for name in DTYPES if name != "int8"))
-    how = LoadConfig(dtype, device, tp=tp)
+    how = LoadConfig(dtype, device)
     place, name = check_place(how), str(name_or_path)
     return load_located(name, locate(name), how, place)
 
@@ -166,9 +157,8 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         config = _config(name, source)
         tokenizer = _tokenizer(name, source)
         check_count(name, source, config)
-        if how.tp == 1:
-            needed, others = _needed(source, config, how)
-            check_memory(name, needed, place, others)
+        needed, others = _needed(source, config, how)
+        check_memory(name, needed, place, others)
         model = _model(name, source, config, how, place)
     return Loaded(model, tokenizer, name)
 
@@ -279,25 +269,6 @@ def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str,
         raise InputError(no_room(name, needed, memory.free, others))
 
 
-def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
-    """What transformers' loading is told of places: nothing where the model lies on one device.
-
-    Raises:
-        InputError: the model cannot be spread over so many ranks.
-    """
-    if how.tp == 1:
-        return {}
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if not getattr(config, "base_model_tp_plan", None) or heads % how.tp:
-        raise InputError(
-            f"tp is {how.tp}; valid for model {name}: a divisor of its {heads} heads of keys, where "
-            "transformers has a tensor-parallel plan for it, or 1"
-        )
-    return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
-
-
 def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:
     """In one line that a model's weights do not fit, and what would; arguments as of :func:`check_memory`."""
     fitting = [f"{way} ({nbytes:,} bytes)" for way, nbytes in others if nbytes < min(needed, free)]
@@ -310,7 +281,7 @@ def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]]
 def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    options = _places(name, config, how) or ({} if device == "cpu" else {"device_map": {"": device}})
+    options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -423,10 +394,8 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     """transformers' own model and tokenizer of a GGUF file, unpacked.
 
     Raises:
-        InputError: the file cannot be read, or is to be spread over several ranks.
+        InputError: the file cannot be read.
     """
-    if how.tp > 1:
-        raise InputError(f"model {name} is a GGUF file, and tp is {how.tp}; valid: in transformers' format")
     found = _open_gguf(name, path, GgufFile(path), how, place.partition(":")[0])
     model = model_of(found.config, found.weights.get, found.weights.dtype).to(place)
     found.weights.rest()

@@ -44,26 +44,21 @@ class BaseTarget(ABC):
         kv_bytes: bytes of keys and values per cached token.
         unnamed: rows of the LM head that no token names, (m,): padding, which is never chosen; None: none is.
         whole: whether products take activations as int8.
-        ranks: processes that compute the model together.
     """
 
     prefill_chunk: int  # rows of a prefill pass
     whole = False
-    ranks = 1
     layout: Layout | None = None
     taps: tuple[int, ...] = ()
     unnamed: Tensor | None = None
 
-    def __init__(
-        self, config: Any, head: Tensor, rotary: Rotary, backend: Backend, kv_heads: int | None = None
-    ) -> None:
+    def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
         self.config, self.rotary, self.backend = config, rotary, backend
         self.device, self.dtype = head.device, head.dtype
         self.keys = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
-        every: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.kv_heads = kv_heads or every
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = head_width(config)
         self.kv_bytes = self._entry_bytes()
         self.weight_bytes = self.copied_bytes = 0

@@ -105,26 +105,6 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def _kv_heads_of(model: Any, ranks: int) -> int:
-    """Heads of keys and values whose attention this rank computes."""
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if ranks == 1:
-        return heads
-    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
-
-    found = get_kv_heads_per_rank(model.tp_plan, heads, ranks)
-    if not isinstance(found, int):
-        raise InputError(f"tp is {ranks}; valid: a number that divides the model's {heads} heads of keys")
-    return found
-
-
-def _local_bytes(weight: Tensor) -> int:
-    """Bytes of a weight that lie with this rank."""
-    own: Any = weight.to_local() if hasattr(weight, "to_local") else weight  # type: ignore[operator]
-    return own.numel() * own.element_size()
-
-
 #: names of the final norm in the families' bodies
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
@@ -199,10 +179,8 @@ class GenericTarget(BaseTarget):
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
         norm = final_norm_name(model)
         copied = shared_copy(model, rotary)
-        ranks = getattr(model, "_tp_size", None) or 1
-        heads = _kv_heads_of(model, ranks)
-        super().__init__(copied.config, copied.lm_head.weight, rotary, backend, heads)
-        self.device, self.ranks = device_of(copied.lm_head), ranks
+        super().__init__(copied.config, copied.lm_head.weight, rotary, backend)
+        self.device = device_of(copied.lm_head)
         offloaded = any(getattr(hook, "offload", False) for hook in hooks_of(model))
         self._one_by_one = Lock() if offloaded else nullcontext()
         self.config._attn_implementation = NAME
@@ -210,7 +188,7 @@ class GenericTarget(BaseTarget):
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
-        self.weight_bytes = sum(map(_local_bytes, weights))
+        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         self.windows = self._pass(self._one_row())[1].windows
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
@@ -288,10 +266,3 @@ class GenericTarget(BaseTarget):
         check_ids(tokens, self.vocab_size)
         with self._one_by_one:
             return self.body.embed_tokens(tokens).to(self.device)
-
-    def numerics(self) -> dict[str, Any]:
-        """See :meth:`BaseTarget.numerics`; over how many ranks, too."""
-        found = super().numerics()
-        if self.ranks > 1:
-            found["how"] = found["how"].replace("own forward", f"own forward over {self.ranks} ranks")
-        return found
