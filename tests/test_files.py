@@ -92,6 +92,5 @@ def test_a_model_larger_than_the_memory_is_refused(
         f"model {folder} needs {needed:,} bytes of memory for its weights, {needed - 1:,} bytes are available"
     )
     assert str(caught.value).startswith(line)
-    assert ("or dtype bfloat16" in str(caught.value)) == (factor == 1)
     monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed, 10**9))
     assert load(folder, dtype=dtype, device="cpu").model is not None

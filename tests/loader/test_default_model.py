@@ -83,7 +83,7 @@ def test_a_wrong_file(
 def test_disk_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left, as where it is interrupted."""
     monkeypatch.setattr(default_model, "NEEDED_BYTES", 1 << 60)
-    with pytest.raises(RunError, match="no space left"):
+    with pytest.raises(InputError, match="No space left"):
         ensure(cache)
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"] and names(cache / "smollm2-135m") == []
 

@@ -324,6 +324,13 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
     assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
 
 
+def test_a_file_without_merges_is_refused() -> None:
+    fields = tokenizer_fields(trained("gpt-2"))
+    fields["tokenizer.ggml.merges"] = None
+    with pytest.raises(InputError, match="lacks tokenizer.ggml.merges; valid: a file with its tokenizer"):
+        built(fields)
+
+
 # ---- files ----------------------------------------------------------------------------------------------
 
 
@@ -386,7 +393,6 @@ def refused(path: Path, **options: Any) -> str:
             {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
             "has the RoPE scaling 'longrope'",
         ),
-        ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges; valid: a file with its tokenizer"),
         ({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'; valid: gpt2, llama"),
         (
             {"tokenizer.ggml.pre": None},

@@ -47,6 +47,10 @@ class Hub(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         if path == "/":
             return self._send(200, b"")
+        if path.startswith(f"/api/models/{NAME}/tree"):
+            tree = [{"type": "file", "path": name, "size": len(data)} for name, data in self.files.items()]
+            tree = [{**one, "oid": hashlib.sha1(self.files[str(one["path"])]).hexdigest()} for one in tree]
+            return self._send(200, json.dumps(tree).encode(), Content_Type="application/json")
         if path.startswith(f"/api/models/{NAME}"):
             entries = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
             info = {"id": NAME, "sha": COMMIT, "siblings": entries, "private": False, "tags": []}

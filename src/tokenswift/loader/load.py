@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import CRITICAL
@@ -154,50 +154,54 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
     if (path := gguf_in(source)) is not None:
         return Loaded(*_load_gguf(name, path, how, place), name)
     with quiet_transformers():
-        config = _config(name, source)
-        tokenizer = _tokenizer(name, source)
+        config, tokenizer = load_config(name, source), load_tokenizer(name, source)
         check_count(name, source, config)
-        needed, others = _needed(source, config, how)
-        check_memory(name, needed, place, others)
+        check_memory(name, _needed(source, config, how), place)
         model = _model(name, source, config, how, place)
     return Loaded(model, tokenizer, name)
 
 
-def load_tokenizer(name: str, source: Path) -> Any:
-    """The tokenizer of :func:`load` alone."""
-    if (path := gguf_in(source)) is not None:
-        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
-    with quiet_transformers():
-        return _tokenizer(name, source)
+def load_config(name: str, folder: Path) -> Any:
+    """transformers' config of files in its format.
 
-
-def load_config(name: str, source: Path) -> Any:
-    """The config of :func:`load` alone, of files in transformers' format."""
-    with quiet_transformers():
-        return _config(name, source)
-
-
-def _config(name: str, source: Path) -> Any:
+    Raises:
+        InputError: it cannot be used, or is no causal language model's.
+    """
     from transformers import AutoConfig
 
     try:
-        read_config(name, source / "config.json")
-        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        read_config(name, folder / "config.json")
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except InputError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own
         raise InputError(
             f"model {name}: its config.json cannot be used ({line_of(error)}); {SUPPORTED}"
         ) from error
-    architectures = getattr(config, "architectures", None) or []
-    if architectures and not (
-        isinstance(architectures, list) and any(str(each).endswith(CAUSAL) for each in architectures)
-    ):
+    named = getattr(config, "architectures", None) or [CAUSAL[0]]
+    if not (isinstance(named, list) and any(str(each).endswith(CAUSAL) for each in named)):
         raise InputError(
-            f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
-            f"{SUPPORTED}"
+            f"model {name} is not a causal language model (its architectures are {shown(named)}); {SUPPORTED}"
         )
     return config
+
+
+def load_tokenizer(name: str, source: Path) -> Any:
+    """transformers' tokenizer of what `find.locate` has found.
+
+    Raises:
+        InputError: there is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    if (path := gguf_in(source)) is not None:
+        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
+    if not any((source / file).is_file() for file in TOKENIZER_FILES):
+        raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
+    check_small_files(name, source)
+    with quiet_transformers(), refused_as(f"model {name}: its tokenizer cannot be loaded"):
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
 
 
 def check_count(name: str, folder: Path, config: Any) -> None:
@@ -232,50 +236,45 @@ def numbers_of(name: str, config: Any) -> int:
     return sum(part.numel() for part in model.parameters())
 
 
-def _tokenizer(name: str, folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-        raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
-    check_small_files(name, folder)
-    with refused_as(f"model {name}: its tokenizer cannot be loaded"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _needed(folder: Path, config: Any, how: LoadConfig) -> tuple[int, list[tuple[str, int]]]:
-    """What :func:`check_memory` is given for the files of a folder: bytes, and ways to need less."""
+def _needed(folder: Path, config: Any, how: LoadConfig) -> int:
+    """Bytes that the weights of a folder take in memory."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
     stored = getattr(config, "dtype", None)
-    kind = how.floats or stored
-    scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
-    needed = int(sum(sizes[file] for file in weights) * scale)
-    return needed, [("dtype bfloat16", needed // 2)] if kind == torch.float32 else []
+    scale = how.floats.itemsize / stored.itemsize if how.floats and isinstance(stored, torch.dtype) else 1.0
+    return int(sum(sizes[file] for file in weights) * scale)
 
 
-def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str, int]] = ()) -> None:
+def check_memory(name: str, needed: int, place: str) -> None:
     """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
     process without a word.
 
     Args:
         needed: bytes.
         place: from :func:`check_place`.
-        others: ways to load it in less, and their bytes.
     Raises:
-        InputError: they do not fit; the line names the ways that do.
+        InputError: they do not fit.
     """
     memory = memory_of(torch.device(place))
     if memory is not None and needed > memory.free:
-        raise InputError(no_room(name, needed, memory.free, others))
+        raise InputError(
+            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
+            "available; valid: a smaller model, or weights of fewer bits (dtype bfloat16, weights q4_0)"
+        )
 
 
-def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:
-    """In one line that a model's weights do not fit, and what would; arguments as of :func:`check_memory`."""
-    fitting = [f"{way} ({nbytes:,} bytes)" for way, nbytes in others if nbytes < min(needed, free)]
-    return (
-        f"model {name} needs {needed:,} bytes of memory for its weights, {free:,} bytes are available; "
-        f"valid: {', or '.join(['a smaller model', *fitting])}"
-    )
+@contextmanager
+def fitting(name: str, place: object) -> Iterator[None]:
+    """Inside the block, memory that runs out is a failure in one line.
+
+    Raises:
+        RunError: the model does not fit.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        line = f"model {name} does not fit into the memory of device {place}; valid: a smaller model"
+        raise RunError(f"{line}; nothing was kept") from error
 
 
 def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -> Any:
@@ -283,17 +282,17 @@ def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -
 
     options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=how.floats or "auto",
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        line = f"model {name} does not fit into the memory of device {device}; valid: a smaller model"
-        raise RunError(f"{line}; nothing was kept") from error
+        with fitting(name, device):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=how.floats or "auto",
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
+    except RunError:
+        raise
     except Exception as error:  # safetensors, transformers and torch each raise their own here
         raise InputError(
             f"model {name}: its weights cannot be loaded ({line_of(error)}); the files may be incomplete"
@@ -400,7 +399,7 @@ def _load_gguf(name: str, path: Path, how: LoadConfig, place: str) -> tuple[Any,
     model = model_of(found.config, found.weights.get, found.weights.dtype).to(place)
     found.weights.rest()
     model.name_or_path = model.config._name_or_path = str(path)
-    return model, wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
+    return model, wrapped(found.tokenizer)
 
 
 #: types that a checkpoint's weights are computed with

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import shown
@@ -276,8 +277,12 @@ def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Ten
     elif kind == "llama3":
         found = _llama3(found, rope)
     elif kind == "yarn":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        given: Any = SimpleNamespace(rope_parameters=rope, head_dim=width, hidden_size=width)
+        given.num_attention_heads, given.standardize_rope_params = 1, lambda: None
         try:
-            found, factor = _yarn(powers, width, rope)
+            found, factor = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
         except ArithmeticError as error:  # a theta of 1, or turns beyond floats
             raise InputError(
                 f"the model's rope_parameters cannot be used ({error}); valid: those of a working checkpoint"
@@ -299,33 +304,3 @@ def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     share = (trained / length - low) / (high - low)
     mixed = (1 - share) * divided / factor + share * divided
     return torch.where(~fast & ~slow, mixed, divided)
-
-
-def _yarn(powers: Tensor, width: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """YaRN's, and its factor of cosines and sines (Peng et al. 2023, sections 3.2 to 3.4).
-
-    Args:
-        powers: theta to the power of each pair's place, (d / 2,) float32.
-    """
-    import torch
-
-    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
-
-    def spread(weight: float = 1) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    def place(turns: float) -> float:
-        """The pair that turns so often within the trained positions."""
-        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
-
-    attention, fast, slow = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
-    if attention is None:
-        attention = float(spread(fast) / spread(slow)) if fast and slow else spread()
-    first, last = place(rope.get("beta_fast") or 32), place(rope.get("beta_slow") or 1)
-    if rope.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
-    last += 0.001 if first == last else 0
-    ramp = torch.clamp((torch.arange(width // 2, dtype=torch.float32) - first) / (last - first), 0, 1)
-    kept = 1 - ramp
-    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, float(attention)
