@@ -155,9 +155,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     ],
     "runs": [("none", "no such folder"), ("--json full .", "--json full")],
     "models": [
-        ("lost", "action is 'lost'; valid: list"),
-        ("show", "action is 'show' without a name; valid: show NAME"),
-        ("list full", "action is 'list' with a name; valid: list alone"),
+        ("list full", "action is 'list'; valid: show"),
         ("show ./none", "model is './none': no such folder"),
     ],
     "report": [("full", "full"), ("none", "none")],
