@@ -151,9 +151,8 @@ class LLM(AbstractContextManager["LLM"]):
     @property
     def model(self) -> Any:
         """The transformers model, loaded at the first use of this where the weights came straight from its
-        files, or its weights unpacked again. Either way they take twice the memory from then on."""
+        files, which then take twice the memory."""
         with self.resources.lock:
-            self.target.give_back()
             return self.source.model
 
     @property

@@ -125,7 +125,6 @@ class FromModel(Source):
         model: a causal LM.
         tokenizer: its tokenizer, or None.
         scaling: a wish for YaRN.
-        take: its weights may be taken (nobody else has it).
         backend: what computes, if the model is on its device; otherwise the usual one.
     """
 
@@ -134,7 +133,6 @@ class FromModel(Source):
         model: Any,
         tokenizer: Any,
         scaling: RopeScaling | None,
-        take: bool,
         backend: Backend | None = None,
     ) -> None:
         check_model(model)
@@ -142,10 +140,10 @@ class FromModel(Source):
         self.name = getattr(model, "name_or_path", "")
         self._identity = identity_of(model)
         self.host = host_of(model)
-        self.scaling, self._take, self._backend = scaling, take, backend
+        self.scaling, self._backend = scaling, backend
 
     def _made(self, on_progress: OnProgress | None) -> Target:
-        how = (self.scaling, self._take, on_progress, self._backend, _is_placed(self.model))
+        how = (self.scaling, on_progress, self._backend, _is_placed(self.model))
         return make_target(self.model, *how)
 
 
@@ -297,7 +295,7 @@ def open_model(
             "weights",
         )
     loaded = load_located(name, folder, how, place)
-    return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, backend=backend)
+    return FromModel(loaded.model, loaded.tokenizer, how.scaling, backend)
 
 
 def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
@@ -314,8 +312,8 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
     if getattr(model, "_tp_size", None):
         raise InputError("the model is spread over ranks; valid: a model of one process, with a device_map")
     if _is_placed(model):
-        return FromModel(model, tokenizer, how.scaling, take=False)
+        return FromModel(model, tokenizer, how.scaling)
     device = model.lm_head.weight.device
     check_backend(how.backend, str(device))
     computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
-    return FromModel(model, tokenizer, how.scaling, take=False, backend=computes)
+    return FromModel(model, tokenizer, how.scaling, computes)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenswift.files import line_of, weight_map
 from tokenswift.kernels.formats import FORMATS, Stored
@@ -80,16 +80,8 @@ class Weights:
         """A tensor, or a weight as a file holds it; None: the model has none of that name."""
         raise NotImplementedError
 
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """Told when a weight is packed: it may go; ``restore`` makes it again."""
-
     def rest(self) -> None:
         """Told between layers: memory that nobody needs may go, such as what was read of a file."""
-
-    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
-        """Told when everything is packed; the modules whose weights were taken, and what makes them again."""
-        self.rest()
-        return []
 
 
 class StoredWeights(Weights):
@@ -112,18 +104,17 @@ class StoredWeights(Weights):
 
 
 class ModuleWeights(Weights):
-    """Weights of a loaded transformers model.
+    """Weights of a loaded transformers model, which stays as it is.
 
     Args:
         model: for which `decoder.fits`.
         layout: of it.
-        take: replace its weights by empty ones as they are packed, so that they exist once.
     """
 
-    def __init__(self, model: Any, layout: Layout, take: bool) -> None:
-        self.layout, self.copies = layout, not take
-        self._model, self._take = model, take
-        self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []
+    copies = True
+
+    def __init__(self, model: Any, layout: Layout) -> None:
+        self.layout, self._model = layout, model
 
     def get(self, name: str) -> Tensor | None:
         """See :class:`Weights`."""
@@ -132,26 +123,6 @@ class ModuleWeights(Weights):
         except AttributeError:
             return None
         return None if found is None else found.detach()
-
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """See :class:`Weights`."""
-        if not self._take:
-            return
-        module = attrgetter(name.removesuffix(".weight"))(self._model)
-        empty = module.weight.new_empty(0)
-        module.weight = nn.Parameter(empty, requires_grad=False)
-        self._taken.append((module, restore))
-        if name == HEAD and self.layout.tied:
-            embedding = self._model.model.embed_tokens
-            embedding.weight = nn.Parameter(empty, requires_grad=False)
-            self._taken.append((embedding, lambda: module.weight))
-
-    def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
-        """See :class:`Weights`."""
-        if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
-            for parameter in self._model.parameters():
-                parameter.data = parameter.data.clone()
-        return self._taken
 
 
 class FileWeights(StoredWeights):

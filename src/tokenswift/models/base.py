@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.interfaces import FeatureStore, KVCache, Pass, Segment
@@ -64,7 +64,6 @@ class BaseTarget(ABC):
         self.weight_bytes = self.copied_bytes = 0
         self.windows: list[int | None] = [None] * self.layers
         self._rows: tuple[Tensor, Any] | None = None
-        self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have passes give the states that enter these layers from now on; see :attr:`taps`.
@@ -143,13 +142,6 @@ class BaseTarget(ABC):
                 f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
                 f"or more with rope_scaling yarn"
             )
-
-    def give_back(self) -> None:
-        """Restore the weights of the model that were taken; from then on they exist twice."""
-        for module, restore in self._taken:
-            weight = restore()
-            module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
-        self._taken = []
 
     @torch.inference_mode()
     def forward(

@@ -71,12 +71,10 @@ class NativeTarget(BaseTarget):
     """A model ready for tree passes.
 
     Args:
-        source: a transformers causal LM for which :func:`fits`, or the weights of a model's files.
+        source: a transformers causal LM for which :func:`fits`, which stays as it is (what is copied is
+            :attr:`copied_bytes`), or the weights of a model's files.
         backend: what computes; weights go to its device.
         rotary: its positions.
-        take: replace the model's own weights by empty ones as they are packed, so that they exist once;
-            :meth:`give_back` restores them. Otherwise the model is left alone and the packed copies cost
-            :attr:`copied_bytes`.
         on_progress: told of the stage "pack", in layers.
     """
 
@@ -88,7 +86,6 @@ class NativeTarget(BaseTarget):
         source: Any,
         backend: Backend,
         rotary: Rotary,
-        take: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
         files: bool = not isinstance(source, nn.Module)
@@ -96,7 +93,7 @@ class NativeTarget(BaseTarget):
             self._weights: Weights = source
         else:
             head, embedded = attrgetter(HEAD, EMBEDDING)(source)
-            self._weights = ModuleWeights(source, layout_of(source.config, head is embedded), take)
+            self._weights = ModuleWeights(source, layout_of(source.config, head is embedded))
         self.layout = layout = self._weights.layout
         dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
         sizes = torch.empty(1, 1, dtype=dtype, device=backend.device).expand(
@@ -121,10 +118,10 @@ class NativeTarget(BaseTarget):
             if isinstance(embedding, Stored):
                 self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
-                self._embedding = embedding.to(self.device, copy=files or take)
-        self._taken = self._weights.done()
+                self._embedding = embedding.to(self.device, copy=files)
+        self._weights.rest()
         del self._weights, self._arena, self._unreleased
-        if files or take:
+        if files:
             release_free_memory()
         sizes = (self.layers, self.hidden_size, layout.intermediate_size)
         heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
@@ -165,13 +162,9 @@ class NativeTarget(BaseTarget):
         """Weights with the same input as the kernels read them, one below the other; counts what they take
         beside the model's own."""
         parts = [self._weight(name) for name in names]
-        packed, at = self.backend.pack(parts, self.dtype, self._arena), 0
+        packed = self.backend.pack(parts, self.dtype, self._arena)
         if self._weights.copies and (packed.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
-        for name, part in zip(names, parts, strict=True):
-            rows = slice(at, at + len(part))
-            self._weights.packed(name, lambda rows=rows: packed.unpack()[rows].contiguous())
-            at += len(part)
         return packed
 
     def _layer(self, number: int) -> LayerWeights:

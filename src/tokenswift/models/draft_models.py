@@ -60,7 +60,7 @@ class DraftModels:
             loaded = load(name, dtype=dtype, device=str(self._target.device))
         except InputError as error:
             raise InputError(re.sub("^model", "draft_model", str(error))) from error
-        return self._checked(self._made_of(loaded.model, name, take=True), loaded.tokenizer, name)
+        return self._checked(self._made_of(loaded.model, name), loaded.tokenizer, name)
 
     def _take(self, model: Any) -> Target:
         try:
@@ -71,7 +71,7 @@ class DraftModels:
             ) from error
         target = self._target
         name = type(model).__name__
-        made = self._checked(self._made_of(model, name, take=False), None, name)
+        made = self._checked(self._made_of(model, name), None, name)
         if (made.device, made.dtype) != (target.device, target.dtype):
             raise InputError(
                 f"draft_model is {made.dtype} on {made.device}; valid: as the target, "
@@ -80,10 +80,10 @@ class DraftModels:
         self._lent.append(model)  # while it lives, no other object has its id
         return made
 
-    def _made_of(self, model: Any, name: str, take: bool) -> Target:
+    def _made_of(self, model: Any, name: str) -> Target:
         """A target over a draft model; what is wrong with it is said of the draft model of that name."""
         try:
-            return make_target(model, take=take, backend=self._target.backend)
+            return make_target(model, backend=self._target.backend)
         except InputError as error:
             text = re.sub(rf"^model {re.escape(type(model).__name__)}", "", str(error))
             raise InputError(f"draft_model {name}{text}") from error

@@ -97,7 +97,6 @@ def check_model(model: Any) -> None:
 def make_target(
     model: Any,
     scaling: RopeScaling | None = None,
-    take: bool = False,
     on_progress: OnProgress | None = None,
     backend: Backend | None = None,
     spread: bool = False,
@@ -105,8 +104,7 @@ def make_target(
     """A target over a loaded causal LM.
 
     Args:
-        model: from transformers. It stays as it is, unless
-        take: its weights may be replaced by packed ones (a model that nobody else uses).
+        model: from transformers. It stays as it is.
         scaling: a wish for YaRN.
         on_progress: told of the stage "pack" (weights made ready for the kernels, in layers).
         backend: what computes, if the model is on its device; otherwise the usual one.
@@ -132,11 +130,10 @@ def make_target(
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     if backend.decodes and not spread and fits(model, backend.switches):
-        target: Target = NativeTarget(model, backend, rotary, take, on_progress)
+        target: Target = NativeTarget(model, backend, rotary, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
             return target
-        target.give_back()
         logger.warning(
             "the native decoder differs from %s by %.1e; transformers' own forward is used", name, far
         )
