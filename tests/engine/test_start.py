@@ -125,7 +125,7 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
 def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
     folder = save(hidden_act="gelu")  # not the native decoder's
     assert isinstance(LLM(folder, device="cpu", heads="none").source, FromModel)
-    for more in ({"unheard": 1}, {"bos_token_id": [1]}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+    for more in ({"unheard": 1}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
         folder = save()
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | more))
