@@ -43,6 +43,10 @@ def opened(path: Path) -> LLM:
         ({"hidden_size": 0}, "x: hidden_size is 0; valid: an integer from 1 to 262,144"),
         ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is infinite; valid: a number above 0, at most 1"),
         (
+            {"eos_token_id": [2, "x"]},
+            "x: eos_token_id is [2, 'x']; valid: a token id, or a list of them",
+        ),
+        (
             {"num_attention_heads": 6, "num_key_value_heads": 4},
             "x: num_key_value_heads is 4; valid: a divisor of 6, the number of heads",
         ),

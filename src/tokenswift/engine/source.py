@@ -125,7 +125,7 @@ class FromModel(Source):
         model: a causal LM.
         tokenizer: its tokenizer, or None.
         scaling: a wish for YaRN.
-        backend: what computes, if the model is on its device; otherwise the usual one.
+        backend: what computes.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FromModel(Source):
         model: Any,
         tokenizer: Any,
         scaling: RopeScaling | None,
-        backend: Backend | None = None,
+        backend: Backend,
     ) -> None:
         check_model(model)
         self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
@@ -143,8 +143,7 @@ class FromModel(Source):
         self.scaling, self._backend = scaling, backend
 
     def _made(self, on_progress: OnProgress | None) -> Target:
-        how = (self.scaling, on_progress, self._backend, _is_placed(self.model))
-        return make_target(self.model, *how)
+        return make_target(self.model, self.scaling, on_progress, self._backend)
 
 
 class FromFiles(Source):
@@ -257,11 +256,6 @@ class FromFiles(Source):
         return super().named_sampling() if "model" in self.__dict__ else dict(self._files.sampling)
 
 
-def _is_placed(model: Any) -> bool:
-    """Whether a model's weights lie in several places, with accelerate's hooks."""
-    return any(hasattr(module, "_hf_hook") for module in model.modules())
-
-
 def open_model(
     model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
 ) -> Source:
@@ -311,9 +305,9 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
         raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
     if getattr(model, "_tp_size", None):
         raise InputError("the model is spread over ranks; valid: a model of one process, with a device_map")
-    if _is_placed(model):
-        return FromModel(model, tokenizer, how.scaling)
-    device = model.lm_head.weight.device
+    from tokenswift.models.generic import device_of
+
+    device = device_of(model.lm_head)
     check_backend(how.backend, str(device))
     computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
     return FromModel(model, tokenizer, how.scaling, computes)

@@ -499,7 +499,7 @@ def config_of(file: GgufFile) -> NativeConfig:
         InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
     said, numbers = file.metadata, _numbers(file)
-    window, hidden, width = (numbers.get(name) for name in ("sliding_window", "hidden_size", "head_dim"))
+    window, hidden, width = numbers.get("sliding_window"), numbers["hidden_size"], numbers["head_dim"]
     kind = ARCHITECTURES[architecture(file)]
     kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if window else kind
     family = FAMILIES[kind]

@@ -86,11 +86,6 @@ def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
     return weight.at(places)
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """Relative distance of two samples of one size; 0 for equal ones."""
-    return float((one - other).norm() / one.norm().clamp_min(1e-9))
-
-
 @dataclass(frozen=True, slots=True)
 class BaseIdentity:
     """The identity of a base model.
@@ -108,12 +103,11 @@ class BaseIdentity:
 
     def distance(self, other: BaseIdentity) -> float:
         """Relative distance of the two samples; infinite when the shapes differ."""
-        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
-            return float("inf")
-        if self.sample.shape != other.sample.shape:
-            return float("inf")
+        mine, theirs = ((b.hidden_size, b.vocab_size, b.sample.shape) for b in (self, other))
+        if mine != theirs:
+            return math.inf
         parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
-        return max(distance(a, b) for a, b in parts)
+        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
 
 
 def base_of(model: Any, name: str | None = None) -> BaseIdentity:
@@ -227,9 +221,7 @@ def config_digest(config: Any) -> str:
         rope.pop("type", None)
         others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
         layout = layout_of(config)
-        usual = {
-            field.name: field.default for field in fields(layout)
-        }  # what is said in later versions alone
+        usual = {field.name: field.default for field in fields(layout)}  # said in later versions alone
         sizes = {name: value for name, value in asdict(layout).items() if value != usual[name]}
         said = {"layout": sizes, "rope": rope, "others": others}
     else:

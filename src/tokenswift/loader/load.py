@@ -58,7 +58,7 @@ from tokenswift.loader.gguf import (
 from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, read, refused_as, wrapped
+from tokenswift.loader.tokenizer import gguf_tokenizer, read, refused_as, wrapped
 from tokenswift.loader.weights import INDEX, FileWeights, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
@@ -415,7 +415,7 @@ class Opened:
         folder: where the files are: a folder, or a GGUF file.
         config, layout, rotary: of the model.
         weights: by name.
-        tokenizer: None where transformers' own has to be loaded.
+        tokenizer: a `PlainTokenizer`; None where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
         stamps: size and time of each file.
@@ -427,7 +427,7 @@ class Opened:
     layout: Layout
     rotary: Rotary
     weights: FileWeights | GgufWeights
-    tokenizer: PlainTokenizer | None
+    tokenizer: Any
     ends: frozenset[int]
     sampling: dict[str, Any]
     stamps: tuple[tuple[str, int, int], ...]

@@ -159,14 +159,6 @@ def check_stated_once(said: Mapping[str, Any], where: str) -> None:
         )
 
 
-def needed_factor(limit: int, tokens: int) -> float:
-    """The smallest power of two that makes ``limit`` positions hold ``tokens`` tokens."""
-    factor = 1.0
-    while limit * factor < tokens:
-        factor *= 2
-    return factor
-
-
 def context_limit(config: Any) -> int | None:
     """The number of positions that a transformers config allows, its own scaling included; None: no limit."""
     limit = getattr(config, "max_position_embeddings", None)
@@ -199,7 +191,8 @@ def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
     limit = getattr(config, "max_position_embeddings", None)
     if scaling is None or limit is None:
         return config
-    factor = scaling.factor or needed_factor(context_limit(config) or limit, STATED_POSITIONS)
+    least = max(1.0, STATED_POSITIONS / (context_limit(config) or limit))
+    factor = scaling.factor or 2.0 ** math.ceil(math.log2(least))
     if factor == 1:
         return config
     parameters = dict(getattr(config, "rope_parameters", None) or {})

@@ -99,7 +99,6 @@ def make_target(
     scaling: RopeScaling | None = None,
     on_progress: OnProgress | None = None,
     backend: Backend | None = None,
-    spread: bool = False,
 ) -> Target:
     """A target over a loaded causal LM.
 
@@ -108,11 +107,10 @@ def make_target(
         scaling: a wish for YaRN.
         on_progress: told of the stage "pack" (weights made ready for the kernels, in layers).
         backend: what computes, if the model is on its device; otherwise the usual one.
-        spread: its weights may lie in several places, so that its own forward has to run it.
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
-    from tokenswift.models.generic import GenericTarget, device_of, shared_copy
+    from tokenswift.models.generic import GenericTarget, device_of, hooks_of, shared_copy
 
     check_model(model)
     name = type(model).__name__
@@ -129,6 +127,7 @@ def make_target(
         raise InputError(f"model {name}: its own forward fails ({line_of(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
+    spread = any(True for _ in hooks_of(model))  # over several devices
     if backend.decodes and not spread and fits(model, backend.switches):
         target: Target = NativeTarget(model, backend, rotary, on_progress)
         far = distance(target, cases, expected)
