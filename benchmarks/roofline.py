@@ -21,7 +21,7 @@ from benchmarks.clock import times
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kv.full import large_empty
 from tokenswift.loader.config import head_width
-from tokenswift.loader.find import gguf_in, locate_config
+from tokenswift.loader.find import gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import load_config, numbers_of
 
@@ -113,12 +113,12 @@ def read_seconds(sizes: Sizes, card: Card, prompt: int) -> float:
 
 
 def sizes_of(name: str, dtype: str) -> Sizes:
-    """The sizes of a model on a card, from its config.json or the header of its GGUF file alone.
+    """The sizes of a model on a card, from its config.json or the header of its GGUF file; it is fetched.
 
     Raises:
         InputError: there is no such model, or its config makes none.
     """
-    source = locate_config(name)
+    source = locate(name)
     path = gguf_in(source)
     config: Any = load_config(name, source) if path is None else config_of(GgufFile(path))
     full = config if path is None else config.of_transformers()

@@ -154,10 +154,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("full --threads 5000", "--threads is 5000; valid: 1 to "),
     ],
     "runs": [("none", "no such folder"), ("--json full .", "--json full")],
-    "models": [
-        ("list full", "action is 'list'; valid: show"),
-        ("show ./none", "model is './none': no such folder"),
-    ],
     "report": [("full", "full"), ("none", "none")],
     "text": [("none", "none"), ("full", "full")],
     "demo": [
@@ -220,8 +216,8 @@ def test_one_line_and_nothing_touched(cli: Call, place: Path, command: str, argv
     before = seen(place)
     done = cli(command, *argv.split())
     assert done.code == 2 and done.out == "", done
-    line = done.error if command in ("models", "audit") else done.err
-    assert done.err.count("\n") == 1 or command == "models", done.err
+    line = done.error if command == "audit" else done.err
+    assert done.err.count("\n") == 1, done.err
     assert all(part in line for part in words.split(" … ")), line
     assert seen(place) == before
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

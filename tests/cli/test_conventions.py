@@ -101,11 +101,10 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     made = record(cli, "hello", "--model", tiny)
     assert made["prompt_tokens"] == 5
-    shown = cli("models", "show", tiny, "--json", "-").out
-    assert json.loads(shown)["model"] == str(tiny)
-    assert cli("models", "show", tiny, "--json").out == shown
-    done = cli("models", "show", tiny, "--json", "s.json")
-    assert not done.out.startswith("{") and Path("s.json").read_text() == shown
+    argv = ("generate", "hello", "--model", tiny, *SHORT)
+    assert json.loads(cli(*argv, "--json").out)["token_ids"] == made["token_ids"]
+    done = cli(*argv, "--json", "s.json")
+    assert not done.out.startswith("{") and json.loads(Path("s.json").read_text())["prompt_tokens"] == 5
 
 
 # ---- words ------------------------------------------------------------------------------------------------
@@ -115,8 +114,8 @@ def test_out_of_memory_is_one_line(cli: Call, monkeypatch: pytest.MonkeyPatch) -
     def run(args: object) -> int:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10^15 bytes\nat line 3")
 
-    monkeypatch.setattr("tokenswift.cli.models.run", run)
-    assert cli("models", "show", "x").err == "error: out of memory\n"
+    monkeypatch.setattr("tokenswift.cli.runs.list_runs", run)
+    assert cli("runs").err == "error: out of memory\n"
 
 
 def test_the_command_alone_says_how_to_begin(cli: Call) -> None:

@@ -42,7 +42,7 @@ def test_ctrl_c_during_imports(module: str) -> None:
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    done = run("tokenswift.cli.main", "ignored", "models", "--help")
+    done = run("tokenswift.cli.main", "ignored", "runs", "--help")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
 
 

@@ -24,7 +24,7 @@ from tokenswift.cli.terminal import LogHandler, reason, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
 
-COMMANDS = "generate chat serve resume runs models text plan report demo audit bench train".split()
+COMMANDS = "generate chat serve resume runs text plan report demo audit bench train".split()
 #: commands that another's module has
 MODULES: dict[str, str] = dict.fromkeys(("resume", "text", "report"), "runs")
 

@@ -126,35 +126,12 @@ def locate(name: str) -> Path:
     Raises:
         InputError: neither an alias, nor a folder with a config.json, nor a hub's model that can be fetched.
     """
-    return _at_hand(name) or fetch(name)
-
-
-def locate_config(name: str) -> Path:
-    """:func:`locate` for who needs a config alone: weights of the hub are not fetched.
-
-    Raises:
-        InputError: as of :func:`locate`; or it is a GGUF file of the hub that is not here.
-    """
-    from huggingface_hub import hf_hub_download
-
-    if (found := _at_hand(name)) is not None:
-        return found
-    if GGUF_FILE.fullmatch(name):
-        if (found := cached(name)) is not None:
-            return found
-        raise InputError(f"model is {name!r}, which is not in the cache; valid: a GGUF file that is here")
-    with _explained(name):
-        return Path(hf_hub_download(name, "config.json")).parent
-
-
-def _at_hand(name: str) -> Path | None:
-    """What :func:`locate` finds without the hub; None of a hub's model."""
     check_name(name)
     if name in ALIASES:
         found = default_model.ensure(cache_dir())
         return default_model.draft_file() if name == default_model.DRAFT else found
     path = Path(name).expanduser()
-    return path if path.is_dir() or path.is_file() else None
+    return path if path.is_dir() or path.is_file() else fetch(name)
 
 
 TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
