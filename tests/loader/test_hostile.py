@@ -41,6 +41,7 @@ def opened(path: Path) -> LLM:
     ("said", "line"),
     [
         ({"hidden_size": 0}, "x: hidden_size is 0; valid: an integer from 1 to 262,144"),
+        ({"max_window_layers": None}, "x: max_window_layers is None; valid: an integer from 0 to 1,048,576"),
         ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is infinite; valid: a number above 0, at most 1"),
         (
             {"eos_token_id": [2, "x"]},

@@ -10,6 +10,8 @@ from typing import Any
 from tokenswift.loader.gguf import ARRAY, NUMBERS, TEXT, GgufFile
 
 U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
+#: kinds of values by their types in Python, those of lists where they differ
+ITEMS: dict[type, int] = {str: TEXT, int: I32, float: F32, bool: BOOL, list: ARRAY}
 
 
 @dataclass
@@ -68,10 +70,8 @@ class Draft:
         file, content = GgufFile(path), path.read_bytes()
         values: list[tuple[str | bytes, Value]] = []
         for key, value in file.metadata.items():
-            item = 0
-            if file.kinds[key] == ARRAY:
-                item = {str: TEXT, int: I32, float: F32}[type(value[0])]
-            values.append((key, Value(file.kinds[key], value, item)))
+            item = ITEMS[type(value[0])] if isinstance(value, list) else 0
+            values.append((key, Value({**ITEMS, int: U32}[type(value)], value, item)))
         tensors: list[tuple[str, Tensor]] = []
         for name, entry in file.tensors.items():
             data = content[entry.start : entry.start + entry.nbytes]

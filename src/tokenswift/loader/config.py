@@ -82,6 +82,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": _whole(1, 1 << 14),
     "max_position_embeddings": LENGTH,
     "rms_norm_eps": _number("a number above 0, at most 1", gt=0, le=1),
+    "max_window_layers": _whole(0, 1 << 20),
     "no_rope_layer_interval": _whole(1, MOST_LAYERS),
     **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar"), POSITIVE),
 }
@@ -90,7 +91,6 @@ OTHERS: dict[str, Any] = {
     "num_key_value_heads": _whole(1, 1 << 14),
     "head_dim": _whole(2, MOST_WIDTH),
     "sliding_window": _whole(0, 1 << 40),
-    "max_window_layers": _whole(0, 1 << 20),
     "num_labels": _whole(0, 1 << 16),
     "tie_word_embeddings": SWITCH,
     "attention_bias": SWITCH,

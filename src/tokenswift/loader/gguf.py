@@ -96,7 +96,6 @@ class GgufFile:
     Attributes:
         parts: its files.
         metadata: its values by key; numbers and texts, and lists of them.
-        kinds: the numbers of their types.
         tensors: its tensors by name.
     """
 
@@ -104,7 +103,7 @@ class GgufFile:
         self.path, self.parts = path, [path]
         self._maps: dict[int, mmap.mmap] = {}
         first = self._read(0)
-        self.metadata, self.kinds, self.tensors = first.metadata, first.kinds, first.tensors
+        self.metadata, self.tensors = first.metadata, first.tensors
         count = self.metadata.get("split.count", 0)
         if count in (0, 1):
             return
@@ -175,13 +174,11 @@ class _Reader:
         if tensors > MOST_TENSORS or values > MOST_KEYS:
             raise ValueError(f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}")
         self.metadata: dict[str, Any] = {}
-        self.kinds: dict[str, int] = {}
         for _ in range(values):
             key = self._text(MOST_NAME)
             if key in self.metadata:
                 raise ValueError(f"it has the key {shown(key)} twice")
-            self.kinds[key] = self._number("I")
-            self.metadata[key] = self._value(self.kinds[key])
+            self.metadata[key] = self._value(self._number("I"))
         found = [self._tensor() for _ in range(tensors)]
         aligned = self.metadata.get("general.alignment", ALIGNMENT)
         if type(aligned) is not int or aligned < 8 or aligned & (aligned - 1):
