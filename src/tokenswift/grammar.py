@@ -141,60 +141,42 @@ class Grammar:
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "then", "else", "items", "prefixItems", "contains")
 _SCHEMAS += ("additionalProperties",)
-#: those that describe the same object
-_COMPOSING = ("allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas")
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema, changed in place, whose objects have no members that it does not list, unless it says
-    so. Objects that are described in several places, as by ``allOf``, are left as they are."""
-    found: dict[str, dict[str, Any]] = {}
-    left = [("#", schema)]
-    while left:
-        place, one = left.pop()
-        if isinstance(one, dict):
-            found[place] = one
-            left += _inner(place, one, _BY_NAME + _SCHEMAS)
-    parts: set[str] = set()
-    names = [name for place, one in found.items() if _is_composed(one) for name in _parts(place, one)]
-    while names:
-        place = names.pop()
-        if place not in parts and place in found:
-            parts.add(place)
-            names += _parts(place, found[place])
-    for place, one in found.items():
+    so. One that describes members of some object in several places, as by ``allOf``, is left as it is."""
+    found = list(_schemas(schema))
+    if any(map(_is_composed, found)):
+        return schema
+    for one in found:
         listed, needed = one.get("properties"), one.get("required", [])
-        says = _is_composed(one) or one.keys() & {"additionalProperties", "unevaluatedProperties"}
-        if isinstance(listed, dict) and place not in parts and not says:
-            if isinstance(needed, list) and all(isinstance(name, str) and name in listed for name in needed):
+        says = one.keys() & {"additionalProperties", "unevaluatedProperties"}
+        if isinstance(listed, dict) and isinstance(needed, list) and not says:
+            if all(isinstance(name, str) and name in listed for name in needed):
                 one["additionalProperties"] = False
     return schema
 
 
 def _is_composed(schema: dict[str, Any]) -> bool:
-    """Whether members of an object are described in several places."""
     several = ("properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas")
-    places = [key for key in several if key in schema]
     every = schema.get("allOf")
-    return len(places) + (len(every) if isinstance(every, list) else 0) > 1
+    return sum(key in schema for key in several) + (len(every) if isinstance(every, list) else 0) > 1
 
 
-def _parts(place: str, schema: dict[str, Any]) -> list[str]:
-    """Pointers to the schemas that describe the same object."""
-    same = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
-    return same + [inner for inner, _ in _inner(place, schema, _COMPOSING)]
-
-
-def _inner(place: str, schema: dict[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The schemas in a schema, with their pointers."""
-    for key in keys:
-        value = schema.get(key)
-        if isinstance(value, list) or (isinstance(value, dict) and key in _BY_NAME):
-            named = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, one in named:
-                yield f"{place}/{key}/{str(name).replace('~', '~0').replace('/', '~1')}", one
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and those in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key in _BY_NAME + _SCHEMAS:
+        inner = schema.get(key)
+        if isinstance(inner, dict):
+            parts: Any = inner.values() if key in _BY_NAME else [inner]
         else:
-            yield f"{place}/{key}", value
+            parts = inner if isinstance(inner, list) else ()
+        for part in parts:
+            yield from _schemas(part)
 
 
 _RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)

@@ -12,7 +12,7 @@ import torch
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, Logprob, SamplingParams
-from tokenswift.sampling.choice import recent_scores
+from tokenswift.sampling.choice import processed, repetition_penalty
 
 PROMPT, NEW, TOP = [5, 9, 5, 9, 30, 5, 9], 60, 4
 TREE: dict[str, Any] = {"tree": (3, 3), "draft": "partial", "budget": 24}
@@ -28,6 +28,13 @@ PARAMS = {
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM.from_model(tiny_model("llama"), heads=random_heads("linear", 48, VOCAB))
+
+
+def recent_scores(logits: torch.Tensor, recent: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Processed scores of rows that each have a text of their own; ``recent``: its end."""
+    if params.window:
+        logits = repetition_penalty(logits, recent[:, -params.window :], params.repetition_penalty)
+    return processed(logits, params)
 
 
 def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]:

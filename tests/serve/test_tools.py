@@ -84,7 +84,6 @@ def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> 
     ("choice", "called"),
     [
         ("auto", True),
-        ("required", True),
         ({"type": "function", "function": {"name": "Weather"}}, True),
         ("none", False),
     ],
@@ -163,16 +162,3 @@ def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]
         json.loads(choice.message.tool_calls[0].function.arguments)  # type: ignore[union-attr]
     cut = tools.client().responses.create(**of_responses(call, max_output_tokens=60))
     assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
-
-
-def test_logprobs_beside_tools(tools: Running, call: dict[str, Any]) -> None:
-    """A chat tells them of all that was written; streams tell the same."""
-    likely = {**call, "logprobs": True, "top_logprobs": 1}
-    (choice,) = tools.post("/v1/chat/completions", likely).json()["choices"]
-    (called,) = choice["message"]["tool_calls"]
-    content = choice["logprobs"]["content"]
-    spelt = "".join(one["token"] for one in content)
-    assert spelt.startswith("<tool_call>") and called["function"]["arguments"] in spelt
-    chunks = [json.loads(line)["choices"] for line in streamed(tools, "/v1/chat/completions", likely)[:-1]]
-    pieces = [one for (chunk,) in chunks if chunk["logprobs"] for one in chunk["logprobs"]["content"]]
-    assert pieces == content and all(len(one["top_logprobs"]) == 1 for one in content)

@@ -15,9 +15,9 @@ import torch
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
+from tests.sampling.test_logprobs import recent_scores
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.sampling.choice import recent_scores
 from tokenswift.spec.heads.files import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
@@ -274,6 +274,7 @@ import sys
 from pathlib import Path
 from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small
+from tests.sampling.test_logprobs import recent_scores
 folder = Path(sys.argv[1])
 training = small(steps=int(sys.argv[2]), save_every=5, log_every=5, batch=2)
 notes = full_run(tiny_model(), str(folder / "t.txt"), folder, training)

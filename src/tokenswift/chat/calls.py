@@ -12,18 +12,21 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from tokenswift.chat.parser import Delta, Parser
 from tokenswift.chat.tools import MOST, PLAIN, Family, Tool, Tools, family_of, template_of
 from tokenswift.checks import shown
+from tokenswift.config import SamplingParams
+from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import joined
 from tokenswift.sampling.masks import faults, special_tokens
 from tokenswift.types import Generation, InputError
 
 logger = logging.getLogger("tokenswift")
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
-IDENTIFIER = 128  # characters of a call's id or name
 #: where a chat template knows no tools
 TOLD = """You can call functions. As JSON, they are:
 {tools}
@@ -55,6 +58,25 @@ def conversation(
     return _in_words(made, tools), None
 
 
+class _Function(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    arguments: str | dict[str, Any]
+
+
+class _Call(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    function: _Function
+
+    def form(self) -> dict[str, Any]:
+        """The call for a template, its arguments as the object that they mean, or else as text."""
+        arguments = self.function.arguments
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                found = json.loads(arguments or "{}")
+                arguments = found if isinstance(found, dict) else arguments
+        return ToolCall(self.id, self.function.name, arguments).form  # type: ignore[arg-type]
+
+
 def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dict[str, Any]:
     """A message for the template; ``called``: ids of calls with names, to which its own are added."""
     if not isinstance(message, Mapping):
@@ -63,12 +85,15 @@ def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dic
     made = {**message, **({"content": joined(message["content"])} if "content" in message else {})}
     calls = made.pop("tool_calls", None)
     if calls:
-        if not isinstance(calls, list | tuple) or len(calls) > MOST or made.get("role") != "assistant":
-            valid = f"a list of up to {MOST} calls, of an assistant's message"
-            raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name)
-        known = [_call(call, f"{where}.tool_calls[{j}]", name) for j, call in enumerate(calls)]
-        called |= {call["id"]: call["function"]["name"] for call in known}
-        made |= {"content": made.get("content") or "", "tool_calls": known}
+        try:
+            if len(calls) > MOST or made.get("role") != "assistant":
+                raise ValueError
+            known = msgspec.convert(calls, list[_Call])
+        except (TypeError, ValueError) as error:  # msgspec's, too
+            valid = f"up to {MOST} calls of an assistant's message, such as {CALL}"
+            raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name) from error
+        called |= {call.id: call.function.name for call in known}
+        made |= {"content": made.get("content") or "", "tool_calls": [call.form() for call in known]}
     if made.get("role") == "tool":
         answered = made.get("tool_call_id")
         if not isinstance(answered, str) or answered not in called:
@@ -76,22 +101,6 @@ def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dic
             raise InputError(f"{where}.tool_call_id is {shown(answered)}; valid: {valid}", name)
         made["name"] = called[answered]
     return made
-
-
-def _call(call: Any, where: str, name: str) -> dict[str, Any]:
-    """A call, its arguments as the object that they mean, or as text where they mean none."""
-    given = call if isinstance(call, Mapping) else {}
-    function = given.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    texts, arguments = (given.get("id"), function.get("name")), function.get("arguments")
-    fits = all(isinstance(text, str) and 0 < len(text) <= IDENTIFIER for text in texts)
-    if not fits or not isinstance(arguments, str | Mapping):
-        raise InputError(f"{where} is {shown(call)}; valid: a call such as {CALL}", name)
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(arguments or "{}")
-            arguments = found if isinstance(found, dict) else arguments
-    return {"id": texts[0], "type": "function", "function": {"name": texts[1], "arguments": arguments}}
 
 
 def _in_words(messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> list[dict[str, Any]]:
@@ -117,86 +126,6 @@ def _told(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---- what an answer holds -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What an answer holds.
-
-    Attributes:
-        text: beside calls.
-        calls: names and arguments; the last ones may be cut.
-        thought: before the text.
-    """
-
-    text: str
-    calls: tuple[tuple[str, str], ...] = ()
-    thought: str = ""
-
-
-def gathered(deltas: Iterable[Delta]) -> Said:
-    """The pieces of an answer, put together."""
-    spoken, calls = {"text": "", "thought": ""}, list[tuple[str, str]]()
-    for kind, text, _ in deltas:
-        if kind in spoken:
-            spoken[kind] += text
-        elif kind == "call":
-            calls.append((text, ""))
-        elif kind == "arguments":
-            calls[-1] = (calls[-1][0], calls[-1][1] + text)
-    return Said(spoken["text"], tuple(calls), spoken["thought"])
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Tools, how a model writes calls of them, and whether it thinks before.
-
-    Attributes:
-        tools: what may be called; None: nothing.
-        family: the form.
-        special: the vocabulary's special tokens.
-        thought: of `tools.thought_of`.
-    """
-
-    tools: Tools | None
-    family: Family
-    special: tuple[str, ...] = ()
-    thought: str = ""
-
-    def parser(self) -> Parser:
-        """A parser of one answer."""
-        tools = self.tools
-        if tools is None:
-            return Parser(None, thought=self.thought)
-        return Parser(self.family, [tool.name for tool in tools.known], tools.parallel, self.thought)
-
-    def read(self, text: str) -> Said:
-        """What a finished answer holds."""
-        parser = self.parser()
-        return gathered([*parser.push(text), *parser.finish()])
-
-    def grammar(self, schema: str | None = None) -> str:
-        """What an answer is held to that may call ``tools``, in llguidance's form of Lark. A tool whose
-        schema crashes llguidance, or takes it too long, is held to any object.
-
-        Args:
-            schema: JSON schema of an answer that calls nothing; None: any text.
-        """
-        tools: Any = self.tools
-        known = list[Tool]()
-        wrong = faults([json.dumps(tool.bound) for tool in tools.known])
-        for tool, why in zip(tools.known, wrong, strict=True):
-            if why:
-                logger.warning("the parameters of the tool %r are not enforced: %s", tool.name, why)
-            known.append(replace(tool, parameters={"type": "object"}) if why else tool)
-        return self.family.grammar(replace(tools, known=tuple(known)), self.special, schema)
-
-
-def calls_of(tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls | None:
-    """What an answer may hold beside text, in the form of a model; None: nothing."""
-    if tools is None and not thought:
-        return None
-    return Calls(tools, family_of(tokenizer), tuple(special_tokens(tokenizer)), thought)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +155,112 @@ def call_id(answer: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What an answer holds.
+
+    Attributes:
+        text: beside calls.
+        calls: names and arguments; the last ones may be cut.
+        thought: before the text.
+    """
+
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    thought: str = ""
+
+    def tool_calls(self, answer: str) -> tuple[ToolCall, ...]:
+        """The calls, with ids that tell them from those of other answers."""
+        return tuple(ToolCall(call_id(answer, i), *call) for i, call in enumerate(self.calls))
+
+
+def gathered(deltas: Iterable[Delta]) -> Said:
+    """The pieces of an answer, put together."""
+    spoken, calls = {"text": "", "thought": ""}, list[tuple[str, str]]()
+    for kind, text, _ in deltas:
+        if kind in spoken:
+            spoken[kind] += text
+        elif kind == "call":
+            calls.append((text, ""))
+        elif kind == "arguments":
+            calls[-1] = (calls[-1][0], calls[-1][1] + text)
+    return Said(spoken["text"], tuple(calls), spoken["thought"])
+
+
+def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+    """An answer as a message of its conversation."""
+    made: dict[str, Any] = {"role": "assistant", "content": text}
+    made |= {"reasoning_content": thought} if thought else {}
+    return made | ({"tool_calls": [call.form for call in calls]} if calls else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What an answer may hold beside text: calls of tools, in a family's form, and a thought before.
+
+    Attributes:
+        tools: what may be called; None: nothing.
+        family: the form.
+        special: the vocabulary's special tokens.
+        thought: of `tools.thought_of`.
+    """
+
+    tools: Tools | None = None
+    family: Family = PLAIN
+    special: tuple[str, ...] = ()
+    thought: str = ""
+
+    @classmethod
+    def of(cls, tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls:
+        """In the form of a model."""
+        return cls(tools, family_of(tokenizer), tuple(special_tokens(tokenizer)), thought)
+
+    def parser(self) -> Parser:
+        """A parser of one answer."""
+        tools = self.tools
+        if tools is None:
+            return Parser(None, thought=self.thought)
+        return Parser(self.family, [tool.name for tool in tools.known], tools.parallel, self.thought)
+
+    def read(self, text: str) -> Said:
+        """What a finished answer holds."""
+        parser = self.parser()
+        return gathered([*parser.push(text), *parser.finish()])
+
+    def bound(self, sampling: SamplingParams) -> SamplingParams:
+        """A sampling under which every call of an answer is valid, and the model may think before what it is
+        held to.
+
+        Raises:
+            InputError: calls do not go with its grammar.
+        """
+        given = sampling.grammar
+        if self.tools is None and not self.thought:
+            return sampling
+        if self.tools is not None:
+            if given is not None and given.kind != "json_schema":
+                text = f"a grammar ({given.kind}) is given beside tools; valid: one of the two"
+                raise InputError(text, "tools")
+            given = Grammar.lark(self.grammar(None if given is None else given.text))
+        return replace(sampling, grammar=None if given is None else replace(given, thought=self.thought))
+
+    def grammar(self, schema: str | None = None) -> str:
+        """What an answer is held to that may call ``tools``, in llguidance's form of Lark. A tool whose
+        schema llguidance does not compile is held to any object.
+
+        Args:
+            schema: JSON schema of an answer that calls nothing; None: any text.
+        """
+        tools: Any = self.tools
+        known = list[Tool]()
+        wrong = faults([json.dumps(tool.bound) for tool in tools.known])
+        for tool, why in zip(tools.known, wrong, strict=True):
+            if why:
+                logger.warning("the parameters of the tool %r are not enforced: %s", tool.name, why)
+            known.append(replace(tool, parameters={"type": "object"}) if why else tool)
+        return self.family.grammar(replace(tools, known=tuple(known)), self.special, schema)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The result of ``LLM.chat``.
 
@@ -251,9 +286,4 @@ class Reply:
     def message(self) -> dict[str, Any]:
         """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result follows
         it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
-        made: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning:
-            made["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            made["tool_calls"] = [call.form for call in self.tool_calls]
-        return made
+        return message_of(self.text, self.tool_calls, self.reasoning)

@@ -45,21 +45,17 @@ def run(args: argparse.Namespace) -> int:
         check_folder("--run-dir", settings.run_dir)
     options.check_model_options(args)
 
-    from tokenswift.serve.settings import bound, loading
+    from tokenswift.serve.settings import bound
     from tokenswift.serve.store import Store
 
-    with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
-        store = Store(settings.run_dir)
-        try:
-            with loading(taken):
-                llm = options.load_model(args)
-                from tokenswift.serve.server import make_server
+    # what cannot be had is said before the model is loaded
+    with closing(bound(settings)) as taken, closing(Store(settings.run_dir)) as store:
+        llm = options.load_model(args)
+        from tokenswift.serve.server import make_server
 
-                llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
-            server = make_server(llm, settings, taken, store)
-            server.listen(lambda address: logger.info("listening on %s", address))
-        finally:
-            store.close()
+        llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
+        server = make_server(llm, settings, taken, store)
+        server.listen(lambda address: logger.info("listening on %s", address))
     left = server.answers.left
     they = "1 answer is kept; it goes" if left == 1 else f"{left} answers are kept; they go"
     kept = f"{they} on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""

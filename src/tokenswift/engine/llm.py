@@ -5,29 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from tokenswift import words
-from tokenswift.chat.calls import Reply
-from tokenswift.chat.tools import tools_of
+from tokenswift.chat.calls import Calls, Reply, conversation
+from tokenswift.chat.tools import Tools, thought_of, tools_of
 from tokenswift.checks import named_arguments
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.engine.chat import chat_request, reply_of, request_of_ids
+from tokenswift.engine.journal import asked_of
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import (
-    INSTEAD,
-    Request,
-    check_callback,
-)
+from tokenswift.engine.request import INSTEAD, Request, check_callback
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.source import Source, open_model, wrap_model
-from tokenswift.loader.prompts import Prompt, has_template, prompt_ids, several_ids
+from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.heads.modules import Heads
@@ -302,8 +299,48 @@ class LLM(AbstractContextManager["LLM"]):
         The others are `generate`'s. Raises as it does.
         """
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
-        request, calls = chat_request(self, messages, asked, *args, **options)
-        return reply_of(self.start(request).finish(on_step), request, calls)
+        request, calls = self.chat_request(messages, asked, *args, **options)
+        made = self.start(request).finish(on_step)
+        said = calls.read(made.text)
+        key = f"{request.prompt} {made.token_ids}"  # the same run has the same ids, another turn others
+        return Reply(said.text, said.tool_calls(key), made, said.thought)
+
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools | None,
+        *how: Any,
+        name: str = "messages",
+        **options: Any,
+    ) -> tuple[Request, Calls]:
+        """What a chat asks for, and how its answer is read.
+
+        Args:
+            messages: the conversation.
+            tools: that may be called.
+            how, options: arguments of `generate`, from ``max_new_tokens`` on.
+            name: of the messages, in errors.
+        Raises:
+            InputError: naming what is wrong.
+        """
+        if not is_chat(messages):
+            valid = "[{'role': 'user', 'content': 'Hello'}]"
+            raise InputError(f"messages is not a list of messages; valid: {valid}")
+        template, codec = options.get("template_options"), self.source.codec
+        told, forms = conversation(messages, tools, codec, name)
+        ids = self.encode(told, forms, template)
+        calls = Calls.of(tools, codec, thought_of(codec, ids))
+        made = self.request(messages, ids, *how, **options)
+        asked = asked_of(messages, tools, template)
+        return replace(made, sampling=calls.bound(made.sampling), asked=asked), calls
+
+    def request(
+        self, prompt: Prompt, ids: list[int], max_new_tokens: int | None = None, *how: Any, **options: Any
+    ) -> Request:
+        """The request of a prompt that has these ids: as long, and sampled, as is usual for the prompt."""
+        if max_new_tokens is None:
+            max_new_tokens = default_length(self.target, is_chat(prompt), len(ids))
+        return Request.of(ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options)
 
     def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
         """The steps of a request that was made before, as `stream` gives them.
@@ -355,7 +392,7 @@ class LLM(AbstractContextManager["LLM"]):
         template = options.get("template_options")
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size, template)
         pairs = zip(prompts, ids, strict=True)
-        requests = [request_of_ids(self, prompt, own, *how, **options) for prompt, own in pairs]
+        requests = [self.request(prompt, own, *how, **options) for prompt, own in pairs]
         if requests:
             TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
         return requests

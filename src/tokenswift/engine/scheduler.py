@@ -1,8 +1,8 @@
 """Many texts of one model: they join and leave between steps, and share each verify pass.
 
-One thread does all the work: a step of every text under way (`step.step`), and in the same pass a part of
-a prompt that waits to be read. A part makes a step about two and a half times as long, so that nobody waits
-long while another's long prompt is read. Each text is what it would be alone; strategies, samplers, journals
+One thread does all the work: a step of every text under way (`step.step`), and after it a part of a prompt
+that waits to be read, which takes about one and a half steps' time, so that nobody waits long while another's
+long prompt is read. Each text is what it would be alone; strategies, samplers, journals
 and failures are its own. How many run concurrently follows from the memory that their caches need; the
 others wait in order.
 """
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -33,13 +33,10 @@ from tokenswift.types import Generation, InputError, RunError, Step, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
-BARE = 16  # every so many steps nothing is read: by those is known what a step takes without
 DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
-READ = 1.5  # steps' time that a part of a prompt may add to a step
-FIRST, MORE = 4, 1.1  # rows of the first part that is read beside texts under way, and by what they grow
-FEW, MUCH_MORE = 64, 2.0  # the same of parts that are read alone
-FEWER = 0.7  # what the next part's rows are at least, times the last one's
-PART = 0.5  # seconds that a part of a prompt may take for which no text waits
+READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
+PART = 0.5  # seconds that it takes where none does: whoever comes, or cancels, does not wait long
+FEWEST = 4  # rows of a part
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 #: a step; None: the text has ended; an exception: it has failed
@@ -173,28 +170,6 @@ class Ticket:
             logger.warning("a callback failed at the end of its text (%s)", fault)
 
 
-class Pace:
-    """How many rows of a prompt are read at a time, by what the last ones took.
-
-    Args:
-        rows: of the first part.
-        most: rows of a part at most.
-        more: what the next part's rows are at most, times the last one's.
-
-    Attributes:
-        rows: of the next part.
-    """
-
-    def __init__(self, rows: int, most: int, more: float) -> None:
-        self.rows, self._most, self._more, self._exact = min(rows, most), most, more, float(rows)
-
-    def took(self, seconds: float, wanted: float) -> None:
-        """A part took so long, where ``wanted`` seconds would be right."""
-        fit = wanted / max(seconds, 1e-9)
-        self._exact = min(max(1.0, self._exact * min(max(fit, FEWER), self._more)), float(self._most))
-        self.rows = int(self._exact)
-
-
 class QueueFull(InputError):
     """As many requests wait as may wait."""
 
@@ -257,9 +232,7 @@ class Scheduler:
         self._is_closed = False
         self._figures = Figures()
         self._turn = 0
-        most: int = llm.target.prefill_chunk
-        self._beside, self._alone = Pace(FIRST, most, MORE), Pace(FEW, most, MUCH_MORE)
-        self._bare = 0.0  # running mean of the seconds of a step in which nothing is read; 0: there was none
+        self._seconds = self._speed = 0.0  # running means: of a step, and of rows that are read in a second
         self._pass = 0.0  # seconds of the last verify pass
         self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
@@ -377,11 +350,10 @@ class Scheduler:
         try:
             while self._waits():
                 self._admit()
-                part = self._next() if self._reading else None
                 if self._running:
-                    self._step(part)
-                elif part is not None:
-                    self._read(part)
+                    self._step()
+                if self._reading:
+                    self._read()
         except BaseException as error:  # a fault of this class: nobody is to wait for ever
             with self._wake:
                 self._is_closed = True  # from here on nothing is submitted
@@ -453,71 +425,39 @@ class Scheduler:
             self._prefixes.shrink(room)
         return room >= 0
 
-    def _next(self) -> Ticket | None:
-        """Whose prompt is read on: in turns the text that came first and the one with the least left, so that
-        neither a long one nor short ones keep the others waiting. None: it is no time to read."""
+    def _read(self) -> None:
+        """Read a part of a prompt: in turns of the text that came first and of the one with the least left,
+        so that neither a long one nor short ones keep the others waiting."""
         self._turn += 1
-        if self._running and self._turn % BARE == 0:
-            return None
-        ticket = (
-            min(self._reading, key=lambda one: one.sequence.unread)
-            if self._turn % 2 == 0
-            else self._reading[0]
-        )
+        least = min(self._reading, key=lambda one: one.sequence.unread)
+        ticket = self._reading[0] if self._turn % 2 else least
+        most: int = self._llm.target.prefill_chunk
+        rows = int(self._speed * (READ * self._seconds if self._running else PART))
         try:
             ticket.sequence.begin()
-        except BaseException as error:
-            self._leave(ticket, "failed", error)
-            return None
-        return ticket
-
-    def _read(self, ticket: Ticket, rows: int | None = None) -> None:
-        """Read a part of a prompt in passes of its own."""
-        sequence, begun = ticket.sequence, perf_counter()
-        try:
-            before = sequence.unread
-            left = sequence.read(rows or self._alone.rows)
+            before, begun = ticket.sequence.unread, perf_counter()
+            left = ticket.sequence.read(max(FEWEST, min(rows, most)))
         except BaseException as error:
             self._fail(ticket, error)
             return
-        if rows is None and left:
-            self._alone.took(perf_counter() - begun, PART)  # whoever comes, or cancels, does not wait long
-        self._has_read(ticket, before - left, left)
-
-    def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
-        self._count(read=rows)
+        if left:
+            speed = (before - left) / max(perf_counter() - begun, 1e-9)
+            self._speed = (self._speed + speed) / 2 if self._speed else speed
+        self._count(read=before - left)
         if not left:
             with self._wake:
                 self._reading.remove(ticket)
                 self._running.append(ticket)
 
-    def _step(self, reader: Ticket | None) -> None:
-        """A step of every text under way, and a part of the reader's prompt."""
-        begun = perf_counter()
-        tickets = list(self._running)
+    def _step(self) -> None:
+        """A step of every text under way."""
+        begun, tickets = perf_counter(), list(self._running)
         sequences = [ticket.sequence for ticket in tickets]
-        chunk = None
-        if reader is not None:
-            if self._llm.target.prefill_keeps_bits and reader.sequence.unread:
-                chunk = reader.sequence.chunk(self._beside.rows)
-            else:  # nothing, or in the passes that it would have alone
-                self._read(reader, 1)
-        for ticket, made in zip(tickets, step(sequences, chunk), strict=True):
+        for ticket, made in zip(tickets, step(sequences), strict=True):
             self._take(ticket, made)
-        figures = self._figures
-        figures.rows = sum(sequence.rows for sequence in sequences)
+        self._figures.rows = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
-        if chunk is not None and reader is not None:
-            figures.rows += chunk.rows
-            try:
-                self._has_read(reader, chunk.rows, reader.sequence.took(chunk))
-            except BaseException as error:
-                self._fail(reader, error)
-        seconds = perf_counter() - begun
-        if reader is None:
-            self._bare = self._bare + _SLOW * (seconds - self._bare) if self._bare else seconds
-        elif chunk is not None and self._bare:
-            self._beside.took(seconds - self._bare, READ * self._bare)
+        self._seconds += _SLOW * (perf_counter() - begun - self._seconds)
 
     def _take(self, ticket: Ticket, made: Step | Exception) -> None:
         """A text's part of a step; it may be the last one."""
@@ -552,13 +492,9 @@ class Scheduler:
         """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
         sequence, result = ticket.sequence, None
         try:
-            try:
-                if error is not None:
-                    error = sequence.explained(error)
-                else:
-                    result = sequence.result()
-            finally:
-                sequence.close()
+            with closing(sequence):
+                result = None if error is not None else sequence.result()
+                error = None if error is None else sequence.explained(error)
         except BaseException as fault:
             how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from tokenswift.config import SamplingParams
-from tokenswift.engine.chat import request_of_ids
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.engine.journal import kept_prompt, open_journal
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
-from tokenswift.engine.step import PrefillChunk, decode, prefill
+from tokenswift.engine.step import decode, prefill
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
@@ -204,26 +203,6 @@ class Sequence(TokenSequence):
         if not left:
             self._start()
         return left
-
-    def chunk(self, rows: int) -> PrefillChunk:
-        """The same part, to be read in the pass of others; `took` has to follow."""
-        self.begin()
-        return PrefillChunk(self, min(rows, self.unread))
-
-    def took(self, chunk: PrefillChunk) -> int:
-        """A part was read; returns what is left.
-
-        Raises:
-            Exception: what kept it from being read.
-        """
-        if chunk.error is not None:
-            raise chunk.error
-        if self.request.on_progress is not None:
-            known = len(self.tokens) - 1
-            self.request.on_progress("prompt", known - self.unread, known)
-        if not self.unread:
-            self._start()
-        return self.unread
 
     def _start(self) -> None:
         """The strategy's own reading of the prompt, before the first step."""
@@ -421,4 +400,4 @@ class Prefilled(Prefixes):
 
     def stream(self, *args: Any, **options: Any) -> Stream:
         """``LLM.stream`` without its prompt, from a fork."""
-        return self._llm.start(request_of_ids(self._llm, self._prompt, self.tokens, *args, **options), self)
+        return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from torch import Tensor
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kv.full import to_device
 from tokenswift.kv.select import OBSERVED
-from tokenswift.metrics import PREFILL
 from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.spec.strategy import ALONE, BatchLoad, TokenSequence
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
@@ -33,15 +31,14 @@ T = TypeVar("T")
 
 
 @torch.inference_mode()
-def step(sequences: Sequence[TokenSequence], chunk: PrefillChunk | None = None) -> list[Step | Exception]:
+def step(sequences: Sequence[TokenSequence]) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
-    exception. A chunk of another text's prompt may be read in the same pass, where its rows keep their
-    bits beside others (`BaseTarget.prefill_keeps_bits`).
+    exception.
 
     A step's times are those of its own text; the verify pass counts in full for every text in it.
     """
-    trees = _propose(sequences, chunk)
-    passes = _forward(sequences, trees, chunk)
+    trees = _propose(sequences)
+    passes = _forward(sequences, trees)
     return [
         found if isinstance(found, Exception) else _tried(_accept_and_commit, sequence, tree, *found)
         for sequence, tree, found in zip(sequences, trees, passes, strict=True)
@@ -68,10 +65,9 @@ def _tried(function: Callable[..., T], *args: Any) -> T | Exception:
 # ---- propose --------------------------------------------------------------------------------------
 
 
-def _propose(sequences: Sequence[TokenSequence], chunk: PrefillChunk | None) -> list[DraftTree | Exception]:
+def _propose(sequences: Sequence[TokenSequence]) -> list[DraftTree | Exception]:
     """The tree of each text, which is told what the step holds besides."""
-    alone, rows = len(sequences) == 1 and chunk is None, sum(one.rows for one in sequences)
-    rows += 0 if chunk is None else chunk.rows
+    alone, rows = len(sequences) == 1, sum(one.rows for one in sequences)
     tokens, ms = sum(one.mean_tokens for one in sequences), sum(one.mean_ms for one in sequences)
     trees = []
     for one in sequences:
@@ -94,52 +90,34 @@ def _draft(sequence: TokenSequence) -> DraftTree:
 
 
 def _forward(
-    sequences: Sequence[TokenSequence], trees: Sequence[DraftTree | Exception], chunk: PrefillChunk | None
+    sequences: Sequence[TokenSequence], trees: Sequence[DraftTree | Exception]
 ) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V); without a tree what kept it away."""
     drafted = [(s, tree) for s, tree in zip(sequences, trees, strict=True) if isinstance(tree, DraftTree)]
-    together = len(drafted) + (chunk is not None)
     passes: list[tuple[Pass, Tensor] | Exception] = []
-    shared = together > 1 and (chunk.sequence if chunk else sequences[0]).model.equal_bits
-    if shared:
+    if len(drafted) > 1 and sequences[0].model.equal_bits:
         try:
-            passes += _pass(drafted, chunk)
+            passes += _pass(drafted)
         except Exception as error:  # one of them is to blame, and is found by passes of their own
-            logger.warning("a pass of %d sequences failed (%s); each is retried alone", together, error)
-            shared = False
-    if not shared:
+            logger.warning("a pass of %d sequences failed (%s); each is retried alone", len(drafted), error)
+    if not passes:
         passes = [_tried(lambda one: _pass([one])[0], each) for each in drafted]
-        if chunk is not None and isinstance(error := _tried(_pass, [], chunk), Exception):
-            chunk.error = error
     found = iter(passes)
     return [tree if isinstance(tree, Exception) else next(found) for tree in trees]
 
 
-def _pass(
-    drafted: Sequence[tuple[TokenSequence, DraftTree]], chunk: PrefillChunk | None = None
-) -> list[tuple[Pass, Tensor]]:
-    """One pass over trees, with their logits, and over a chunk of another text's prompt, which alone is
-    committed."""
-    model = (chunk.sequence if chunk else drafted[0][0]).model
-    segments: list[Segment] = []
-    logits: Sequence[Tensor] = ()
+def _pass(drafted: Sequence[tuple[TokenSequence, DraftTree]]) -> list[tuple[Pass, Tensor]]:
+    """One pass over trees, with their logits."""
+    model, segments = drafted[0][0].model, list[Segment]()
     with ExitStack() as phases:
         for sequence, tree in drafted:
             phases.enter_context(sequence.meter.phase("verify"))
             positions = torch.tensor(tree.depths) + (len(sequence.tokens) - 1)
             segments.append(Segment(torch.tensor(tree.tokens), positions, sequence.cache, tree.parents))
-        if chunk is not None:
-            phases.enter_context(chunk.sequence.meter.phase(PREFILL))
-            segments.append(chunk.segment())
         passes = model.forward_all(segments)
-        made = passes[: len(drafted)]
-        if made:
-            hidden = [each.hidden for each in made]
-            rows = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
-            logits = rows.split([len(tree) for _, tree in drafted])
-    if chunk is not None:
-        chunk.take(passes[-1])
-    return list(zip(made, logits, strict=True))
+        hidden = [each.hidden for each in passes]
+        rows = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+    return list(zip(passes, rows.split([len(tree) for _, tree in drafted]), strict=True))
 
 
 # ---- accept and commit ----------------------------------------------------------------------------
@@ -275,35 +253,3 @@ def _set_newest(sequence: TokenSequence, newest: Pass, at: int) -> None:
         queries = [torch.cat(layers, dim=1)[:, -OBSERVED:] for layers in pairs]
         newest = Pass(torch.cat([before.hidden, newest.hidden])[-OBSERVED:], queries)
     sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
-
-
-@dataclass(slots=True)
-class PrefillChunk:
-    """A part of a prompt that is read in the pass of other texts' step: its rows cost what rows cost there,
-    without a pass of their own.
-
-    Attributes:
-        sequence: whose prompt it is.
-        rows: of the part, at least one.
-        error: what went wrong; the others' step goes on.
-    """
-
-    sequence: TokenSequence
-    rows: int
-    error: Exception | None = None
-
-    def segment(self) -> Segment:
-        """The part's rows, as a chain."""
-        tokens, at = self.sequence.tokens, self.sequence.cache.length
-        rows = torch.tensor(tokens[at : at + self.rows])
-        return Segment(rows, torch.arange(at, at + self.rows), self.sequence.cache)
-
-    def take(self, result: Pass) -> None:
-        """Commit the part, once its pass has succeeded for all; what fails here is the part's own."""
-        at = self.sequence.cache.length
-        try:
-            with self.sequence.meter.phase(PREFILL):
-                _commit(self.sequence, result, tuple(range(self.rows)))
-                _set_newest(self.sequence, result, at)
-        except Exception as error:
-            self.error = error

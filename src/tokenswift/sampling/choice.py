@@ -121,21 +121,6 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
     return scores
 
 
-def recent_scores(
-    logits: Float[Tensor, "n V"], recent: Int[Tensor, "n L"], params: SamplingParams
-) -> Float[Tensor, "n V"]:
-    """Processed scores of rows that each have a text of their own.
-
-    Args:
-        logits: one row a text, float32.
-        recent: the end of each text, oldest token first; its last W tokens are penalised.
-    """
-    ids = recent[:, -params.window :] if params.window else recent[:, :0]
-    if ids.shape[1]:
-        logits = repetition_penalty(logits, ids, params.repetition_penalty)
-    return processed(logits, params)
-
-
 class Sampler:
     """The target's choice rule.
 

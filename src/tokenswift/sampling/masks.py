@@ -118,13 +118,11 @@ class Grammars:
                 for it.
         """
         ends = tuple(sorted(self._ends()))
-        key = (grammar, ends)
-        text = None if key in self._compiled else self._tried(grammar)  # others need not wait for it
+        key, text = (grammar, ends), self._tried(grammar)  # others need not wait for the trial, which is kept
         with self._lock:
             found = self._compiled.get(key)
             if found is None or found.spoilt:
-                text, tokenizer = text or self._tried(grammar), self._tokenizer(ends)
-                found = self._compiled[key] = Compiled(self._matcher(grammar, text, tokenizer))
+                found = self._compiled[key] = Compiled(self._matcher(grammar, text, self._tokenizer(ends)))
                 if len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
@@ -389,9 +387,9 @@ def faults(schemas: Sequence[str]) -> list[str]:
 
 def _source(grammar: Grammar, special: Collection[str]) -> str:
     """A grammar as llguidance takes it; ``special``: the vocabulary's special tokens."""
-    if not grammar.thought:
-        return _bare_source(grammar)
     text = _bare_source(grammar)
+    if not grammar.thought:
+        return text
     made = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
     made["grammars"][0]["name"] = "answer"
     opening = OPEN if OPEN in special else f'"{OPEN}"'

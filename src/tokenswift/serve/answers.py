@@ -14,22 +14,21 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import msgspec
 
-from tokenswift.chat.calls import Calls, ToolCall, call_id, calls_of
-from tokenswift.chat.tools import PLAIN, thought_of
+from tokenswift.chat.calls import Calls, call_id, message_of
+from tokenswift.chat.tools import thought_of
 from tokenswift.checks import shown
 from tokenswift.engine.detokenize import token_bytes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused, fault_of
-from tokenswift.serve.guard import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.store import Record, Store
@@ -56,7 +55,6 @@ class Part:
         logprobs: of each token, where they are asked for: its id, its place in the text, and what is told.
         tail: text that the end released.
         reason: why it ended, "" before.
-        over: no token comes any more, for now: it ended, failed or was stopped.
     """
 
     def __init__(self, index: int, prompt_tokens: int) -> None:
@@ -71,7 +69,7 @@ class Part:
         self.steps: list[tuple[int, float]] = []
         self.logprobs: list[tuple[int, int, Logprob | None]] = []
         self.tail = self.reason = ""
-        self.over, self._released = False, 0
+        self._released = 0
         if state is None:
             return
         self._release(state.text, state.chars)
@@ -80,7 +78,7 @@ class Part:
             times = [0, *(step[5] for step in session)]
             self.steps += [(step[0], step[5] - begun) for step, begun in zip(session, times, strict=False)]
         if state.end is not None:
-            self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
+            self.reason, self.tail = state.end.reason, state.end.tail
 
     def take(self, step: Step) -> None:
         """One more step."""
@@ -125,7 +123,8 @@ class Answer:
         background: it goes on without a reader.
         readers: requests that wait for it now.
         requests: of a new one, until they are handed on.
-        begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
+        begun, running: its texts were, or are, with the scheduler (also an earlier server's). Nothing more
+            comes, for now, where it does not run.
         kept: it has a folder: what is stopped by the server's end goes on with the next one.
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
@@ -145,11 +144,6 @@ class Answer:
         self._news = asyncio.Event()
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more comes, for now."""
-        return all(part.over for part in self.parts)
-
-    @property
     def done(self) -> bool:
         """Whether it is as whole as it gets: finished, failed or cancelled."""
         return self.record.state != "open"
@@ -161,11 +155,7 @@ class Answer:
     def message(self, part: Part) -> dict[str, Any]:
         """A text as a message of a conversation."""
         said = self.calls.read(part.text)
-        made: dict[str, Any] = {"role": "assistant", "content": said.text}
-        if said.calls:
-            calls = enumerate(said.calls)
-            made["tool_calls"] = [ToolCall(self.call_id(part, i), *call).form for i, call in calls]
-        return made | ({"reasoning_content": said.thought} if said.thought else {})
+        return message_of(said.text, said.tool_calls(f"{self.id}/{part.index}"), said.thought)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -188,9 +178,9 @@ class Answer:
         loop = asyncio.get_running_loop()
         newest = loop.time() - STRETCH  # the first one goes out at once
         while True:
-            if 0 < (rest := newest + STRETCH - loop.time()) and not self.over:
+            if 0 < (rest := newest + STRETCH - loop.time()) and self.running:
                 await asyncio.sleep(rest)
-            news, over = self._news, self.over
+            news, over = self._news, not self.running
             for part in self.parts:
                 at, end = places[part.index], len(part.pieces)
                 if at < end:
@@ -207,7 +197,7 @@ class Answer:
 
     async def wait(self) -> None:
         """Until nothing more comes."""
-        while not self.over:
+        while self.running:
             await self._news.wait()
 
 
@@ -219,17 +209,13 @@ class Answers:
         scheduler: an `engine.scheduler.Scheduler` of it.
         settings: the limits.
         store: where answers are kept.
-        measures: counts what happens.
 
     Attributes:
         known: answers in memory, by id, the one asked for last at the end.
     """
 
-    def __init__(
-        self, llm: Any, scheduler: Any, settings: Settings, store: Store, measures: Measures
-    ) -> None:
-        self.llm, self.scheduler, self.settings = llm, scheduler, settings
-        self.store, self.measures = store, measures
+    def __init__(self, llm: Any, scheduler: Any, settings: Settings, store: Store) -> None:
+        self.llm, self.scheduler, self.settings, self.store = llm, scheduler, settings, store
         self.known: OrderedDict[str, Answer] = OrderedDict()
         self.closing = False
         self._codec = llm.source.codec
@@ -275,7 +261,6 @@ class Answers:
             answer = self._made(record, KINDS[record.kind][0].model_validate(record.body))
             for part in answer.parts:
                 part.rewind(await asyncio.to_thread(self.store.state, record.id, part.index))
-                part.over = True
         except (KeyError, ValueError) as error:  # pydantic's and ours
             why = " ".join(str(error).split())[:300]
             logger.warning("%s cannot be resumed: %s", record.id, why)
@@ -286,8 +271,7 @@ class Answers:
         return answer
 
     def _made(self, record: Record, body: Body) -> Answer:
-        calls = calls_of(body.tools_asked(), self._codec, record.thought) or Calls(None, PLAIN)
-        return Answer(record, body, calls, self._spell)
+        return Answer(record, body, Calls.of(body.tools_asked(), self._codec, record.thought), self._spell)
 
     async def make(self, kind: str, body: Body, client: str) -> Answer:
         """A new answer to a request. It has a folder unless it tells what no journal holds.
@@ -384,8 +368,7 @@ class Answers:
         """Stop an answer for good."""
         async with answer.lock:  # not while it is begun
             self._stop(answer, CANCELLED)
-            if answer.running:
-                await answer.wait()
+            await answer.wait()
             if not answer.done:
                 await self._settle(answer, "cancelled")
 
@@ -427,8 +410,7 @@ class Answers:
         if answer.running and not answer.stopped:
             answer.stopped = why
             for part in answer.parts:
-                if part.ticket is not None:  # not yet over
-                    part.ticket.cancel()
+                part.ticket.cancel()
 
     async def _forget(self, answer: Answer) -> None:
         self.known.pop(answer.id, None)
@@ -455,12 +437,10 @@ class Answers:
                 return
             answer.stopped, answer.running, answer.begun = "", True, True
             self.known.setdefault(answer.id, answer)  # others may have had it shed meanwhile
-            loop = asyncio.get_running_loop()
             for part, (ticket, state) in zip(answer.parts, tickets, strict=True):
                 part.rewind(state)
-                part.over, part.ticket = False, ticket
-                ticket.on_event(partial(_pass_on, loop, partial(self._take, answer, part)))
-            answer.tell()
+                part.ticket = ticket
+            self._spawn(self._write(answer))
         self._leave(answer)
 
     def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
@@ -490,46 +470,40 @@ class Answers:
             raise
         return made
 
-    def _take(self, answer: Answer, part: Part, event: Step | BaseException | None) -> None:
-        """What the scheduler tells of a text."""
-        if isinstance(event, Step):
-            part.take(event)
-            self.measures.step(event)
-            answer.tell()
-        else:
-            self._spawn(self._end(answer, part, event))
+    async def _write(self, answer: Answer) -> None:
+        """Take the steps of an answer's texts, until they have ended or were stopped."""
+        await asyncio.gather(*(self._take(answer, part) for part in answer.parts))
+        answer.running = False
+        if all(part.reason for part in answer.parts):
+            await self._settle(answer, "done")
+        elif answer.failure:
+            await self._settle(answer, "failed", answer.failure)
+        answer.tell()
 
-    async def _end(self, answer: Answer, part: Part, error: BaseException | None) -> None:
-        """A text has ended: by itself, by an error, or because it was stopped."""
-        if error is None:
+    async def _take(self, answer: Answer, part: Part) -> None:
+        """Take the steps of one text; where it fails, the others of the request are not wanted alone."""
+        try:
+            async for step in part.ticket:
+                part.take(step)
+                answer.tell()
             result = part.ticket.result
             if result.finish_reason != "cancelled":
                 part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
-        elif not answer.stopped:
+        except Exception as error:
+            if answer.stopped:
+                return
             if not isinstance(error, InputError | RunError):
                 logger.error("%s failed", answer.id, exc_info=error)
             if (fault := fault_of(error, answer.body.bad_words)) is not None:
                 answer.status, error = 400, fault
-            answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
-        part.over, part.ticket = True, None
-        if answer.over:
-            answer.running = False
-            if all(part.reason for part in answer.parts):
-                await self._settle(answer, "done")
-            elif answer.failure:
-                await self._settle(answer, "failed", answer.failure)
-        elif answer.failure and not answer.stopped:  # the other texts of the request are not wanted alone
+            answer.failure = " ".join(str(error).split()) or type(error).__name__
             self._stop(answer, GONE)
-        answer.tell()
 
     async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
         """An answer is as whole as it gets. Where the disk says no it stays open there, and the next server
         finds it whole."""
         answer.record.state, answer.record.error = state, error
         answer.over_at = time.time()
-        for part in answer.parts:
-            part.over = True
-        self.measures.answers.labels(answer.record.kind, state).inc()
         answer.tell()
         try:
             if answer.kept:
@@ -548,12 +522,6 @@ class Answers:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, InputError | Refused):
             logger.error("a background task of the server failed", exc_info=error)
-
-
-def _pass_on(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], event: Any) -> None:
-    """From the scheduler's thread to the event loop's."""
-    with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-        loop.call_soon_threadsafe(take, event)
 
 
 def owner_of(key: str) -> str:

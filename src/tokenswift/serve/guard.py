@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import prometheus_client as prometheus
-import psutil
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenswift.checks import shown
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.settings import Settings
-from tokenswift.types import Step
 
-prometheus.disable_created_metrics()
-STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-STEP_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
+PATIENCE = 60.0  # seconds that a client may take to send a body
 #: figures of the scheduler → what they are called and say
 FIGURES = {
     "running": ("running_texts", "Texts being written"),
     "reading": ("reading_texts", "Texts whose prompts are read"),
     "waiting": ("waiting_texts", "Texts that wait for their turn"),
     "rows": ("pass_rows", "Rows of the newest pass"),
+    "steps": ("steps", "Steps of all texts: tokens by steps is the mean acceptance length"),
+    "passes": ("passes", "Verify passes"),
+    "tokens": ("tokens", "New tokens"),
+    "drafted": ("drafted_tokens", "Drafted tokens that were checked"),
+    "accepted": ("accepted_tokens", "Drafted tokens that were accepted"),
+    "read": ("prompt_tokens", "Tokens of prompts that were read"),
+    "reused": ("reused_tokens", "Tokens of prompts that were copied from another prompt's beginning"),
 }
+NOW = ("running", "reading", "waiting", "rows")  # the others count up
 
 
-class Measures:
-    """Counts steps, tokens and answers; asks the scheduler for the rest when it is looked at.
+class Measures(Collector):
+    """Figures for Prometheus: the scheduler's, requests by status, and the process's memory.
 
     Args:
         scheduler: an `engine.scheduler.Scheduler`.
 
     Attributes:
-        answers: counts those that are as whole as they get, by kind and state.
         requests: counts them by status.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._registry = registry = prometheus.CollectorRegistry(auto_describe=True)
+        self._scheduler, self._registry = scheduler, prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter(
+            "tokenswift_requests", "Requests by status", ["status"], registry=self._registry
+        )
+        prometheus.ProcessCollector(namespace="tokenswift", registry=self._registry)
+        self._registry.register(self)
 
-        def counter(name: str, text: str, *labels: str) -> prometheus.Counter:
-            return prometheus.Counter(f"tokenswift_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> prometheus.Histogram:
-            return prometheus.Histogram(f"tokenswift_{name}", text, buckets=buckets, registry=registry)
-
-        self._tokens = counter("tokens", "New tokens")
-        self._drafted = counter("drafted_tokens", "Drafted tokens that were checked")
-        self._accepted = counter("accepted_tokens", "Drafted tokens that were accepted")
-        self._seconds = histogram("step_seconds", "Time of a step of one text", STEP_SECONDS)
-        lengths = "Tokens of a step: the mean is the acceptance length"
-        self._lengths = histogram("step_tokens", lengths, STEP_TOKENS)
-        self.answers = counter("answers", "Answers by end", "kind", "state")
-        self.requests = counter("requests", "Requests by status", "status")
+    def collect(self) -> Iterator[Metric]:
+        """The scheduler's figures as they are now."""
+        figures = self._scheduler.figures()
         for field, (name, text) in FIGURES.items():
-            made = prometheus.Gauge(f"tokenswift_{name}", text, registry=registry)
-            made.set_function(lambda field=field: getattr(scheduler.figures(), field))
-        held = prometheus.Gauge("tokenswift_memory_bytes", "Memory that the process holds", registry=registry)
-        held.set_function(lambda: psutil.Process().memory_info().rss)
-
-    def step(self, step: Step) -> None:
-        """Count a step."""
-        self._tokens.inc(len(step.token_ids))
-        self._drafted.inc(step.drafted)
-        self._accepted.inc(step.accepted)
-        self._seconds.observe(step.seconds)
-        self._lengths.observe(len(step.token_ids))
+            kind = GaugeMetricFamily if field in NOW else CounterMetricFamily
+            yield kind(f"tokenswift_{name}", text, value=getattr(figures, field))
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -110,6 +98,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         begun, status, size, most = time.perf_counter(), 0, 0, self._settings.max_body
+        until: float | None = asyncio.get_running_loop().time() + PATIENCE
 
         async def answer(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -117,8 +106,14 @@ class Guard:
             await send(message)
 
         async def limited() -> MutableMapping[str, Any]:
-            nonlocal size
-            message = await receive()
+            nonlocal size, until
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                text = f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
+                raise HTTPException(408, text, {"connection": "close"}) from None
+            until = until if message.get("more_body") else None  # what is received behind it is the end
             size += len(message.get("body", b""))
             if size > most:
                 raise HTTPException(413, f"the body is longer than {most:,} bytes; valid: a shorter one")

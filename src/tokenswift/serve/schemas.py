@@ -15,16 +15,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from tokenswift.chat.calls import calls_of
-from tokenswift.chat.tools import Tools, thought_of, tools_of
+from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.checks import meant, shown
-from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams, sampling_over
-from tokenswift.engine.chat import bound, encoded
-from tokenswift.engine.journal import asked_of
+from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
-from tokenswift.memory import default_length
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -299,79 +295,63 @@ class Body(BaseModel):
         Raises:
             InputError: naming the field, its value and what is valid.
         """
-        tools, template = self.tools_asked(), self.template_options()
-        prompts = self.prompts(llm.has_chat_template, before)
+        prompts, (grammar, field) = self.prompts(llm.has_chat_template, before), self.grammar()
         if not 1 <= self.choices * len(prompts) <= settings.max_choices:
             given = f"n is {self.choices}, for {counted(len(prompts), 'prompt')}"
             name = "n" if self.choices != 1 else self.asked
             raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", name)
-        stop = [
-            text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if text != ""
-        ]
-        stop += [[token] for token in self.stop_token_ids or ()]
-        how = {name: self.own[name] for name in ("strategy", "on_loop", "logprobs_mode") if name in self.own}
         made: list[Request] = []
         for prompt in prompts:
-            ids = self._ids(llm, prompt, tools, template, settings.max_prompt)
-            sampling = self._sampling(llm, prompt, ids, tools, seed)
-            request = Request(
-                ids,
-                self._new_tokens(llm, settings.max_tokens, len(ids), is_chat(prompt)),
-                sampling=sampling,
-                ignore_eos=self.own.get("ignore_eos") or bool(self.ignore_eos),
-                stop=stop,
-                logprobs=self.likely,
-                asked=asked_of(prompt, tools, template),
-                **how,
+            request = self._request(
+                llm, settings, prompt, {**self._arguments(seed), "response_format": grammar}
             )
+            sampling = request.sampling
+            if sampling.grammar is not None:
+                try:
+                    llm.resources.grammars.masks(sampling.grammar, 0)  # compiled, or refused
+                except InputError as error:
+                    raise InputError(str(error), field) from error
             seeds = range(sampling.seed, sampling.seed + self.choices)
             made += [replace(request, sampling=replace(sampling, seed=each)) for each in seeds]
         return made
 
-    def _ids(self, llm: Any, prompt: Any, tools: Tools | None, template: Any, most: int | None) -> list[int]:
-        """The ids of a prompt; one that is far too long is refused before it is encoded."""
-        limit = llm.target.rotary.limit
-        most = min((size for size in (most, limit and limit - 1) if size), default=None)
+    def _request(self, llm: Any, settings: Settings, prompt: Prompt, how: dict[str, Any]) -> Request:
+        """The request of a prompt; one that is far too long is refused before it is encoded."""
+        limit, tools = llm.target.rotary.limit, self.tools_asked()
+        most = min((size for size in (settings.max_prompt, limit and limit - 1) if size), default=None)
         size = len(str(prompt)) + (0 if tools is None else len(str(tools.forms)))
         if most is not None and size > CHARACTERS * most:
             room = f"{CHARACTERS * most:,}, for {most:,} tokens"
             raise InputError(f"the prompt is {size:,} characters; valid: up to {room}", self.asked)
-        ids = encoded(llm, prompt, tools, self.asked, template)
-        if most is not None and len(ids) > most:
-            raise InputError(f"the prompt is {len(ids):,} tokens; valid: up to {most:,}", self.asked)
-        return ids
-
-    def _new_tokens(self, llm: Any, most: int, size: int, answers: bool) -> int:
-        """How many tokens may follow a prompt of so many, which is answered or gone on from."""
+        if is_chat(prompt):
+            how |= {"name": self.asked, "template_options": self.template_options() or None}
+            request, _ = llm.chat_request(prompt, tools, **how)
+        else:
+            request = replace(llm.request(prompt, llm.encode(prompt), **how), max_new_tokens=TOKENS)
+        size = len(request.prompt)
+        if most is not None and size > most:
+            raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", self.asked)
+        rest = settings.max_tokens if limit is None else min(settings.max_tokens, limit - size)
         field, wanted = self.length()
-        limit = llm.target.rotary.limit
-        rest = most if limit is None else min(most, limit - size)
         if wanted not in (None, -1) and not 1 <= wanted <= rest:
             raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {rest:,}", field)
-        usual = default_length(llm.target, True, size) if answers else TOKENS
-        return min(usual, rest) if wanted is None else rest if wanted == -1 else wanted
+        new = min(request.max_new_tokens, rest) if wanted is None else rest if wanted == -1 else wanted
+        return replace(request, max_new_tokens=new)
 
-    def _sampling(
-        self, llm: Any, prompt: Prompt, ids: list[int], tools: Tools | None, seed: int
-    ) -> SamplingParams:
-        """The sampling of a prompt; its grammar is compiled, or refused."""
+    def _arguments(self, seed: int) -> dict[str, Any]:
+        """Arguments of a generation, but for its prompt and length."""
         given = {name: self.own.get(name, self.given(name)) for name in SAMPLING}
         given["seed"] = seed if given["seed"] in (None, -1) else given["seed"]
         if self.top_k == -1:
             given["top_k"] = 0  # as vLLM has it: all tokens
         if self.top_p == 0:  # the likeliest token alone
             given |= {"top_p": None, "temperature": 0}
-        given = {name: value for name, value in given.items() if value is not None}
-        grammar, field = self.grammar()
-        made = replace(sampling_over(llm.default_sampling(prompt), given), grammar=grammar)
-        thought = thought_of(llm.source.codec, ids) if self.is_chat else ""
-        made = bound(made, calls_of(tools, llm.source.codec, thought))
-        if made.grammar is not None:
-            try:
-                llm.resources.grammars.masks(made.grammar, 0)
-            except InputError as error:
-                raise InputError(str(error), field) from error
-        return made
+        given |= {name: self.own.get(name) for name in ("strategy", "on_loop", "logprobs_mode")}
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        given["stop"] = [*filter(None, stop), *([token] for token in self.stop_token_ids or ())]
+        given["ignore_eos"] = self.own.get("ignore_eos") or bool(self.ignore_eos)
+        given["logprobs"] = self.likely
+        return {name: value for name, value in given.items() if value is not None}
 
     def in_own_words(self, error: InputError) -> InputError:
         """An error of the engine, with the names of fields that a client can set."""

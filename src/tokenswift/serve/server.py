@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,14 +20,13 @@ from tokenswift.serve.guard import Measures
 from tokenswift.serve.settings import Settings, bound
 from tokenswift.serve.store import Store
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 8.0  # seconds until a signal ends the process, whatever it does
 
 logger = logging.getLogger("tokenswift")
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which ends answers before it waits for their connections; signals are ours.
+    """uvicorn's, which ends answers before it waits for their connections.
 
     Args:
         config: of uvicorn.
@@ -47,7 +44,8 @@ class Server(uvicorn.Server):
         host, port = taken.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.number = 0
-        self._over = threading.Event()
+        self._watch = threading.Timer(PATIENCE, self._give_up)
+        self._watch.daemon = True
 
     def listen(self, ready: Callable[[str], None]) -> None:
         """Serve until a signal comes, or `should_exit` is set.
@@ -59,7 +57,7 @@ class Server(uvicorn.Server):
         try:
             asyncio.run(self.serve(sockets=[self._taken]))
         finally:
-            self._over.set()
+            self._watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin, and say so."""
@@ -67,31 +65,17 @@ class Server(uvicorn.Server):
         if self.started:
             self._ready(self.address)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends the server between two steps, after `PATIENCE` or a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        taken = [n for n in SIGNALS if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-        before = {number: signal.signal(number, self._end) for number in taken}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
         if self.number:
-            os._exit(128 + number)
-        self.number, self.should_exit = number, True
-        threading.Thread(target=self._watch, daemon=True).start()
+            os._exit(128 + sig)
+        self.number, self.should_exit = sig, True
+        self._watch.start()
 
-    def _watch(self) -> None:
+    def _give_up(self) -> None:
         """End the process where a step, or a client's prompt, does not let it end by itself."""
-        if not self._over.wait(PATIENCE):
-            logger.error("error: not shut down within %g seconds; a restart resumes what is kept", PATIENCE)
-            os._exit(128 + self.number)
+        logger.error("error: not shut down within %g seconds; a restart resumes what is kept", PATIENCE)
+        os._exit(128 + self.number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the steps, then the connections; one that a client does not let end is cut, and no error."""
@@ -109,8 +93,7 @@ def make_server(
 
     Args:
         llm: the ``LLM``.
-        taken, store: from `settings.bound` and of ``run_dir``, where they were had before the model was
-            loaded.
+        taken, store: from `bound` and of ``run_dir``, where they were had before the model was loaded.
     Raises:
         InputError: an address, a folder or keys that cannot be had.
     """
@@ -118,10 +101,9 @@ def make_server(
     store = store or Store(settings.run_dir)
     taken = taken or bound(settings)
     scheduler = Scheduler(llm, settings.at_once, settings.queue)  # type: ignore[arg-type]
-    measures = Measures(scheduler)
-    answers = Answers(llm, scheduler, settings, store, measures)
+    answers = Answers(llm, scheduler, settings, store)
     config = uvicorn.Config(
-        make_app(answers, settings, keys, measures),
+        make_app(answers, settings, keys, Measures(scheduler)),
         http="h11",
         ws="none",
         loop="asyncio",

@@ -1,4 +1,4 @@
-"""Grammars that are refused, each in one line before anything is decoded, and how they are tried."""
+"""Grammars that are refused, each in one line before anything is decoded; closed objects; GBNF."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tests.conftest import tiny_tokenizer
 from tests.lossless.test_grammar import ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
+from tokenswift.grammar import closed
 from tokenswift.sampling import masks as tried
 from tokenswift.sampling.masks import faults
 
@@ -101,3 +103,110 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
             call()
     with LLM.from_model(byte_model(), None, heads=None) as bare, pytest.raises(InputError, match="tokenizer"):
         bare.generate([5], 5, grammar=regex)
+
+
+# ---- objects have no members that their schema does not list, unless it says so --------------------------
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+class Inner(BaseModel):
+    a: int
+
+
+class Outer(BaseModel):
+    one: Inner
+    many: list[Inner]
+    either: Inner | None = None
+    free: dict[str, int] = {}
+
+
+def follows(schema: Any, text: str) -> bool:
+    """Whether a text is one of a schema's, or of a grammar's."""
+    grammar = Grammar.json_schema(schema) if isinstance(schema, dict) else Grammar.of_format(schema)
+    assert grammar is not None
+    ids = [*ids_of(text), 257]
+    return masks_of(grammar).reach([], ids) == len(ids)
+
+
+def nested(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside"),
+    [
+        (A, "%s"),
+        (nested(A), '{"x": %s}'),
+        (nested({"anyOf": [A, {"type": "null"}]}), '{"x": %s}'),
+        (nested({"allOf": [A]}), '{"x": %s}'),
+        ({**nested({"$ref": "#/$defs/A~1b"}), "$defs": {"A/b": A}}, '{"x": %s}'),
+        (nested({"type": "array", "prefixItems": [A], "items": False}), '{"x": [%s]}'),
+        (Outer, '{"one": %s, "many": []}'),
+        (Outer, '{"one": {"a": 1}, "many": [], "either": %s}'),
+    ],
+)
+def test_no_other_members(schema: Any, inside: str) -> None:
+    assert follows(schema, inside % '{"a": 1}')
+    assert not follows(schema, inside % '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({**A, "additionalProperties": True}, '{"a": 1, "b": 2}'),
+        (Outer, '{"one": {"a": 1}, "many": [], "free": {"b": 2}}'),
+        ({**A, "required": ["a", "b"]}, '{"a": 1, "b": 2}'),
+        ({"allOf": [A, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}, '{"a": 1, "b": 2}'),
+        ({**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"properties": {"b": {}}}}},
+         '{"a": 1, "b": 2}'),
+    ],
+)  # fmt: skip
+def test_what_is_said_otherwise(schema: Any, text: str) -> None:
+    """Open ones, and objects that are described in several places."""
+    assert follows(schema, text)
+
+
+def test_what_is_no_schema_is_left_as_it_is() -> None:
+    odd = {
+        "const": dict(A),
+        "default": {"properties": {}},
+        "properties": [],
+        "anyOf": 3,
+        "items": True,
+        "$ref": 1,
+    }
+    assert closed(json.loads(json.dumps(odd))) == odd
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, {"$ref": "#"}]} for i in range(3000)}
+    assert closed({"$defs": chain, "$ref": "#/$defs/d2999"})["$defs"] == chain
+
+
+# ---- llama.cpp's syntax, and how it is told from Lark's ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (r"root ::= [a\-c]+", "a-c", "b"),
+        (r'root ::= "a\-b\.\/\"\\\\"', 'a-b./"\\\\', "a"),
+        (r"root ::= [\x41-\x43]+", "ABC", "D"),
+        (r'root ::= "\u00e9" [\u00e0-\u00ef]', "éç", "eç"),
+        (r'root ::= "\u0041\n\t\x22"', 'A\n\t"', "A"),
+    ],
+)
+def test_escapes(text: str, good: str, bad: str) -> None:
+    grammar = Grammar.written(text)
+    assert grammar.kind == "gbnf" and follows(grammar, good) and not follows(grammar, bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ('start: "a ::= b"', "a ::= b"),
+        ("// root ::= x\nstart: /[ab]::=/", "a::="),
+        ('%llguidance {}\nstart: A\nA: "::="', "::="),
+    ],
+)
+def test_lark_that_names_the_other_sign(text: str, good: str) -> None:
+    grammar = Grammar.written(text)
+    assert grammar.kind == "lark" and follows(grammar, good)
