@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.lossless.test_strategies import PROMPT, runs
+from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
-from tests.tiny import PLAIN, VOCAB, tiny_model
+from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 
 pytestmark = [
@@ -24,7 +24,7 @@ def full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["linear", "conditioned"])
 def test_token_equality_on_cuda(family: str, kind: str) -> None:
     heads = random_heads(kind, 48, VOCAB).cuda()
@@ -37,10 +37,10 @@ def test_token_equality_on_cuda(family: str, kind: str) -> None:
             assert got.token_ids == plain.token_ids, (params, options)
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_strategy_on_cuda(family: str) -> None:
     llm = LLM.from_model(tiny_model(family).cuda(), heads=random_heads("medusa", 48, VOCAB).cuda())
-    draft = tiny_model(family, seed=1).cuda()
+    draft = draft_for(family).cuda()
     for params in (SamplingParams(greedy=True, penalty_window=20), PAPER):
         plain = llm.generate(PROMPT, 70, "autoregressive", sampling=params, ignore_eos=True)
         for strategy, options in runs(draft):

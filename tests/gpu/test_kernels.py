@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tests.kernels.cuda.cases import batch_of, random, segment, shape_of, tree  # noqa: E402
-from tests.tiny import PLAIN, tiny_model  # noqa: E402
+from tests.tiny import FAMILIES, tiny_model  # noqa: E402
 from tokenswift.interfaces import Segment  # noqa: E402
 from tokenswift.kernels.cuda.backend import CudaBackend  # noqa: E402
 from tokenswift.kernels.cuda.check import fault, kinds, started, unrecorded  # noqa: E402
@@ -102,7 +102,7 @@ def test_one_row_has_its_bits_among_16_and_64(dtype: torch.dtype, before: int) -
         assert torch.equal(run(0, rows, list(range(-1, rows - 1))), alone[:rows])
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_lean_decoder_is_the_models_own_forward(family: str, dtype: torch.dtype) -> None:
     target = make_target(tiny_model(family).to(CUDA, dtype))

@@ -7,12 +7,13 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.int8_cache import IntFullCache
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.structs import SCALES
 from tokenswift.kernels.formats import FORMATS, Format, Stored
 from tokenswift.kernels.weights import Packed
@@ -83,7 +84,7 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     capacity = before + tail + max(SIZES_OF_PASSES)
     text, other, unseen, cache = (kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4))
     for filled in (text, other, unseen):
-        if isinstance(filled, IntFullCache):
+        if isinstance(filled.entries, Pages):
             random_pages(filled, noise)
         else:
             filled.data.copy_(torch.randn(filled.data.shape, generator=noise))
@@ -93,14 +94,10 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         """Rows of the tail (-1: a wrong one) over the text up to row ``first``."""
         start = before + first
         cache.data.copy_(unseen.data)  # what a row must not see
-        copied(cache, text, list(range(start)), list(range(start)))
+        cache.entries.copy(text.entries, list(range(start)), list(range(start)))
         for row, at in zip(rows, range(start, start + len(rows)), strict=True):
-            copied(
-                cache,
-                text if row >= 0 else other,
-                [at],
-                [before + row if row >= 0 else made.randrange(capacity)],
-            )
+            of, slot = (text, before + row) if row >= 0 else (other, made.randrange(capacity))
+            cache.entries.copy(of.entries, [at], [slot])
         cache._length = start
         return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window)
 
@@ -123,23 +120,15 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         tally.compare(f"{case}, in a tree of {len(rows)}", found, alone[[rows[at] for at in right]])
 
 
-def random_pages(cache: IntFullCache, noise: torch.Generator) -> None:
+def random_pages(cache: FullCache, noise: torch.Generator) -> None:
     """Keys and values in int8, with scales."""
-    width = cache.pages.width
-    shape = cache.pages.scales[..., 0, :].shape
-    cache.pages.put_scales(*(0.001 + 0.02 * torch.rand((2, *shape), generator=noise)))
+    pages: Any = cache.entries
+    shape = pages.scales[..., 0, :].shape
+    pages.put_scales(*(0.001 + 0.02 * torch.rand((2, *shape), generator=noise)))
     numbers = cache.data[..., SCALES:]
     whole = torch.randint(-127, 128, numbers.shape, generator=noise)
-    whole[..., : 16 * width] += 128
+    whole[..., : 16 * pages.width] += 128
     numbers.copy_((whole % 256).to(torch.uint8))
-
-
-def copied(to: FullCache, source: FullCache, into: list[int], rows: list[int]) -> None:
-    """Copy entries from cache to cache."""
-    if isinstance(to, IntFullCache) and isinstance(source, IntFullCache):
-        to.pages.copy(source.pages, into, rows)
-    else:
-        to.data[:, :, into] = source.data[:, :, rows]
 
 
 def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[int], list[int]]:

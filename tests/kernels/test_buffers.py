@@ -16,7 +16,7 @@ from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Entries, FullCache
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows
 
@@ -33,7 +33,7 @@ def stored(kernels: CpuBackend, rows: int, columns: int, form: Any = Q8_0) -> Pa
 
 
 def cache(dtype: torch.dtype = torch.float32) -> FullCache:
-    made = FullCache(1, 2, 8, 40, dtype, CPU)
+    made = FullCache(Entries(1, 2, 8, 40, dtype, CPU))
     made.data.copy_(random(*made.data.shape))
     made._length = 30
     return made

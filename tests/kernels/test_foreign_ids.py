@@ -18,7 +18,7 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Entries, FullCache
 from tokenswift.models.target import make_target
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows, Subset
@@ -93,7 +93,7 @@ def test_rows_that_cannot_run_are_refused_in_c(kernels: CpuBackend, monkeypatch:
     """Python's own check left out."""
     monkeypatch.setattr(structs, "check_rows", lambda *args: None)
     assert base.check_rows is not structs.check_rows
-    cache = FullCache(1, 2, 8, 40, torch.float32, CPU)
+    cache = FullCache(Entries(1, 2, 8, 40, torch.float32, CPU))
     cache.data.zero_()
     cache._length = 38
     message = re.escape("the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from tests.kernels.rows import random_pages
 from tests.tiny import tiny_model
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.int8_cache import IntFullCache
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.structs import SCALES
+from tokenswift.kv.full import FullCache
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
@@ -37,10 +39,11 @@ def kernels() -> CpuBackend:
     return made
 
 
-def numbers(cache: IntFullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def numbers(cache: FullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K, count)."""
-    data, width = cache.data[0], cache.pages.width
-    key_scales, _, inverses = cache.pages.scales[0].unbind(-2)
+    pages: Any = cache.entries
+    data, width = cache.data[0], pages.width
+    key_scales, _, inverses = pages.scales[0].unbind(-2)
     value_scales, behind = 1 / inverses, SCALES + 16 * width
     keys = data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double() - 128
     filled = -(-width // 16) * 16
@@ -57,7 +60,7 @@ def weights_of(x: Tensor) -> Tensor:
     return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * 2**turns
 
 
-def expected(cache: IntFullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:
+def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:
     """Rows of a chain by the specification, chunk by chunk."""
     heads, rows, _ = query.shape
     total = before + rows
@@ -91,7 +94,7 @@ def test_attention_is_the_specification(
 ) -> None:
     noise = torch.Generator().manual_seed(before)
     cache = kernels().new_cache(1, kv_heads, width, before + rows + 20, torch.int8)
-    assert isinstance(cache, IntFullCache)
+    assert isinstance(cache.entries, Pages)
     random_pages(cache, noise)
     cache._length = before
     query = torch.randn(kv_heads * group, rows, width, generator=noise)
@@ -110,7 +113,7 @@ def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
     target.forward(tokens, torch.arange(40), floats)
     target.take_keys(torch.int8, "kv_cache_dtype")
     whole = target.new_cache(64)
-    assert isinstance(whole, IntFullCache)
+    assert isinstance(whole.entries, Pages)
     target.forward(tokens, torch.arange(40), whole)
     floats.commit(tuple(range(40)))
     whole.commit(tuple(range(40)))
@@ -127,13 +130,13 @@ def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
 def test_what_is_no_number_is_seen(what: str) -> None:
     noise = torch.Generator().manual_seed(3)
     cache = kernels().new_cache(1, 1, 16, 64, torch.int8)
-    assert isinstance(cache, IntFullCache)
+    assert isinstance(cache.entries, Pages)
     random_pages(cache, noise)
     cache._length = 30
     query = torch.randn(2, 2, 16, generator=noise)
     if what == "query":
         query[0, 1, 5] = math.inf
     else:
-        cache.pages.scales[..., 0 if what == "key" else 1, 7] = math.nan
+        cache.entries.scales[..., 0 if what == "key" else 1, 7] = math.nan
     found = kernels().attend(query, 0, cache, None, 0.25, 0)
     assert found[1, 0].isnan().all()

@@ -14,7 +14,7 @@ from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import PANEL
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Entries, FullCache
 from tokenswift.loader.rope import cos_sin
 from tokenswift.models import target as targets
 
@@ -27,7 +27,7 @@ def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def _cache(kv_heads: int, width: int, before: int, rows: int, dtype: torch.dtype) -> FullCache:
-    cache = FullCache(1, kv_heads, width, before + rows, dtype, CPU)
+    cache = FullCache(Entries(1, kv_heads, width, before + rows, dtype, CPU))
     cache.data.copy_(_random(*cache.data.shape, seed=2))
     cache._length = before
     return cache

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Entries, FullCache
 from tokenswift.kv.select import POLICIES, select
 from tokenswift.kv.sparse import SparseCache
 
@@ -24,7 +24,7 @@ def _fill(cache: FullCache, count: int, mark: float = 0.0) -> None:
 
 
 def _full(length: int, capacity: int = 64) -> FullCache:
-    cache = FullCache(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU)
+    cache = FullCache(Entries(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU))
     _fill(cache, length)
     cache.commit(tuple(range(length)))
     return cache
@@ -66,7 +66,7 @@ def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
 
 
 def _random_full(length: int, capacity: int = 64) -> FullCache:
-    cache = FullCache(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU)
+    cache = FullCache(Entries(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU))
     cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(3)))
     cache._length = length
     return cache

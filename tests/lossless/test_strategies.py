@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.default_model import default_llm, prompt_of
+from tests.families import rare
 from tests.lossless import toy
 from tests.lossless.test_tokens import random_heads, same
 from tests.stats import chi_square
@@ -46,17 +47,22 @@ def runs(draft: Any) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+def draft_for(family: str) -> Any:
+    """A draft model with one set of angles."""
+    return tiny_model("llama" if family in ("olmo3", "gemma3") else family, seed=1)
+
+
 BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows
 
 
 @pytest.mark.parametrize(
     "family",
-    [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    [name if name in ("llama", "gemma3") else rare(name) for name in FAMILIES],
 )
 def test_tiny_models_of_every_family(family: str) -> None:
     """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the seeds."""
     llm = llm_of(family)
-    draft = tiny_model("llama" if family in ("olmo3", "gemma3") else family, seed=1)  # with one set of angles
+    draft = draft_for(family)
     longest: dict[str, float] = {}
     new = 150 if family in BASIC else 60
     for seed in (0, 1):

@@ -22,6 +22,7 @@ SETTINGS = {
     "nothing": SamplingParams(min_p=0.0, repetition_penalty=1.0),
     "hot": SamplingParams(min_p=0.0, temperature=1.5, repetition_penalty=1.1, penalty_window=7),
     "top-k": SamplingParams(min_p=0.0, top_k=20, temperature=0.7, penalty_window=30),
+    "few": SamplingParams(min_p=0.0, top_k=5, temperature=1.5),
     "top-p": SamplingParams(min_p=0.0, top_p=0.9, penalty_window=5),
     "all but nothing of top-p": SamplingParams(min_p=0.0, top_p=1 - 1e-9, penalty_window=5),
     "narrow top-p": SamplingParams(min_p=0.02, top_p=0.2, repetition_penalty=1.0),

@@ -280,7 +280,7 @@ def open_model(
     backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, backend.kind)
-        if files is not None and (backend.switches or files.layout.plain):
+        if files is not None:
             return FromFiles(files, how, backend)
     if how.weights != WEIGHTS[0]:
         raise InputError(

@@ -26,7 +26,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.weights import STORED_IN, LayerWeights, Packed, Shape
-from tokenswift.kv.full import Arena, FullCache
+from tokenswift.kv.full import Arena, Entries, FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker
@@ -113,7 +113,6 @@ class Backend(ABC):
             Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
             model wrote is decoded again where a text goes on.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
-        switches: whether such layers may differ from Llama's (`config.Layout.plain`).
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
@@ -128,7 +127,6 @@ class Backend(ABC):
     equal_bits = False
     prefill_keeps_bits = True
     decodes = True
-    switches = True
     fused = False
     formats: tuple[str, ...] = ()
     prefers_int8 = False
@@ -184,7 +182,7 @@ class Backend(ABC):
         self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
     ) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included; ``dtype``: its own."""
-        return FullCache(layers, kv_heads, width, capacity, dtype, self.device)
+        return FullCache(Entries(layers, kv_heads, width, capacity, dtype, self.device))
 
     def has_int8_keys(self, width: int) -> bool:
         """Whether keys and values of heads of a width may be int8."""

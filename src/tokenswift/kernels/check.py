@@ -71,7 +71,7 @@ class Case:
             )
             for layer in range(LAYERS)
         ]
-        self.keys = FullCache(LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL, dtype, backend.device)
+        self.keys = backend.new_cache(LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL, dtype)
         self.keys.data.copy_(random(*self.keys.data.shape))
         self.keys.commit(tuple(range(BEFORE)))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)

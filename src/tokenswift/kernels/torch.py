@@ -142,7 +142,7 @@ class TorchBackend(Backend):
         if softcap is None and sinks is None:
             out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
         else:
-            out = _capped(packed, key, value, bias, scale, softcap, sinks)
+            out = capped(packed, key, value, bias, scale, softcap, sinks)
         return out.reshape(heads, rows, width).transpose(0, 1).to(kind)
 
     def linear(
@@ -165,7 +165,7 @@ class TorchBackend(Backend):
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
 
-def _capped(
+def capped(
     query: Float[Tensor, "1 K m d"],
     key: Float[Tensor, "1 K L d"],
     value: Float[Tensor, "1 K L d"],

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache
@@ -21,35 +22,87 @@ _SLAB = 1 << 26  # bytes that an arena takes at a time
 _LINE = 64  # bytes of a cache line
 
 
-class FullCache(KVCache):
-    """Keys and values of every committed token, and scratch room for the pass under way.
-
-    One tensor of shape (2 · layers, K, capacity, d) holds everything: layer l's keys at index 2l,
-    its values at 2l + 1. A pass writes its n entries behind the committed ones; ``commit`` moves the
-    accepted ones into place, and whatever is not committed is overwritten by the next pass.
+class Entries:
+    """Memory of a cache: keys and values of the tokens in its slots.
 
     Args:
-        layers, kv_heads, head_dim: shape of the model's cache.
-        capacity: tokens that fit, scratch room included.
-        dtype, device: of the stored entries.
-    """
+        layers, kv_heads, width: L, K and d.
+        capacity: slots.
+        dtype, device: of the numbers.
 
-    ordered = True  # entry i is position i
+    Attributes:
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
+    """
 
     def __init__(
         self,
         layers: int,
         kv_heads: int,
-        head_dim: int,
+        width: int,
         capacity: int,
         dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device | str,
     ) -> None:
-        self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self.layers, self.capacity = layers, capacity
+        self.data = large_empty(2 * layers, kv_heads, capacity, width, dtype=dtype, device=device)
+
+    def like(self, capacity: int) -> Entries:
+        """Others, of another capacity."""
+        _, kv_heads, _, width = self.data.shape
+        return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
+
+    def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
+        """Copy entries of all layers and heads to slots ``into``, one after the other.
+
+        Args:
+            source: where they are; may be this one.
+            rows: their slots there, or those of each layer and head.
+        """
+        to, device = to_device(into, self.data.device), self.data.device
+        if not isinstance(rows, Tensor):
+            self.data.index_copy_(2, to, source.data.index_select(2, to_device(rows, device)))
+            return
+        _, kv_heads, capacity, width = source.data.shape
+        first = torch.arange(kv_heads, device=device)[:, None] * capacity  # rows before a head's
+        for layer, places in enumerate(rows.view(self.layers, kv_heads, -1)):
+            for part in (2 * layer, 2 * layer + 1):
+                entries = source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
+                self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
+
+    def copy_first(self, source: Any, length: int) -> None:
+        """Copy the first ``length`` entries."""
+        self.data[:, :, :length] = source.data[:, :, :length]
+
+    def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
+        """Keys of slots as numbers."""
+        return self.data[0::2][layers, :, start:end]
+
+    def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
+        """Write keys of slots from ``start`` on."""
+        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
+
+    def fill_random(self) -> None:
+        """Random entries in all slots, for measuring."""
+        self.data.normal_()
+
+
+class FullCache(KVCache):
+    """Keys and values of every committed token, and scratch room for the pass under way.
+
+    A pass writes its n entries behind the committed ones; ``commit`` moves the accepted ones into place, and
+    whatever is not committed is overwritten by the next pass.
+
+    Args:
+        entries: room for as many tokens as fit, scratch room included.
+        length: of the entries that are there.
+    """
+
+    ordered = True  # entry i is position i
+
+    def __init__(self, entries: Entries, length: int = 0) -> None:
+        self.entries, self.data, self._length = entries, entries.data, length
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self.layers = layers
-        self.capacity = capacity
-        self._length = 0
+        self.layers, self.capacity = entries.layers, entries.capacity
 
     @property
     def length(self) -> int:
@@ -69,7 +122,8 @@ class FullCache(KVCache):
         while kept < len(nodes) and nodes[kept] == kept:
             kept += 1
         if kept < len(nodes):
-            self._move_rows(start + kept, [node - kept for node in nodes[kept:]])
+            into = range(start + kept, start + len(nodes))
+            self.entries.copy(self.entries, into, [start + node for node in nodes[kept:]])
         self._length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
@@ -85,7 +139,7 @@ class FullCache(KVCache):
 
     def fill_random(self) -> None:
         """Random entries in all slots, for measuring."""
-        self.data.normal_()
+        self.entries.fill_random()
 
     def fork(self, capacity: int, length: int | None = None) -> FullCache:
         """A copy of the committed entries with room of its own; neither sees what the other does next.
@@ -99,24 +153,13 @@ class FullCache(KVCache):
             raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
         if capacity < length:
             raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
-        return self._copy(capacity, length)
-
-    def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
-        """Move entries ``start + nodes[i]`` to ``start + i``, for rising nodes."""
-        rows = to_device(nodes, self.data.device) + start
-        self.data[:, :, start : start + len(nodes)] = self.data.index_select(2, rows)
-
-    def _copy(self, capacity: int, length: int) -> FullCache:
-        """A cache of so much room with the first ``length`` entries."""
-        layers2, kv_heads, _, width = self.data.shape
-        made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
-        made.data[:, :, :length] = self.data[:, :, :length]
-        made._length = length
-        return made
+        made = self.entries.like(capacity)
+        made.copy_first(self.entries, length)
+        return FullCache(made, length)
 
     def keys(self, layer: int) -> Tensor:
-        """Committed keys of a layer, (K, T, d)."""
-        return self.data[2 * layer, :, : self._length]
+        """Committed keys of a layer as numbers, (K, T, d)."""
+        return self.entries.keys(slice(layer, layer + 1), 0, self._length)[0]
 
 
 # ---- memory -----------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class SparseCache(KVCache):
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
-        self._make(like, budget + scratch)
+        self.entries = like.entries.like(budget + scratch)
+        self.data = self.entries.data.zero_()  # what nobody wrote are numbers, too
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         #: position in the text of every slot, (layers, K, B)
         shape = (like.layers, like.data.shape[1], budget)
@@ -46,12 +47,6 @@ class SparseCache(KVCache):
         self.replaced = 0  # slots that newer tokens have taken since the last selection
         self.selections = 0
         self._next = sinks  # of the slots after the sinks, the next one to replace
-
-    def _make(self, like: FullCache, rows: int) -> None:
-        """Room for entries as a full cache has them."""
-        layers2, kv_heads, _, width = like.data.shape
-        shape = (layers2, kv_heads, rows, width)
-        self.data = torch.empty(shape, dtype=like.data.dtype, device=like.data.device)
 
     @property
     def length(self) -> int:
@@ -91,7 +86,7 @@ class SparseCache(KVCache):
         self.filled = chosen[0].shape[1]
         for layer, places in enumerate(chosen):
             self.positions[layer, :, : self.filled] = places
-        self._copy_chosen(full, chosen)
+        self.entries.copy(full.entries, range(self.filled), torch.cat(chosen))
         self.drafted = self.replaced = 0
         self._next = self.sinks
         self.selections += 1
@@ -114,36 +109,13 @@ class SparseCache(KVCache):
         kept = [*range(free), *range(max(free, count - ring), count)]
         self.filled += free
         self.replaced += count
-        self._copy(source, slots, [first + at for at in kept])
+        self.entries.copy(source.entries, slots, [first + at for at in kept])
         into, places = to_device(slots, self.data.device), to_device(kept, self.data.device)
         self.positions[:, :, into] = places + start
 
-    def _copy(self, source: FullCache | SparseCache, into: list[int], rows: list[int]) -> None:
-        """Copy entries of all layers and heads to slots."""
-        device = self.data.device
-        self.data[:, :, to_device(into, device)] = source.data[:, :, to_device(rows, device)]
-
-    def _copy_chosen(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
-        """Copy entries of each layer and head to the first slots."""
-        kv_heads, capacity, width = full.data.shape[1:]
-        first = torch.arange(kv_heads, device=self.data.device)[:, None] * capacity  # rows before a head's
-        for layer, places in enumerate(chosen):
-            rows, count = (places + first).flatten(), places.shape[1]
-            for part in (2 * layer, 2 * layer + 1):
-                entries = full.data[part].flatten(0, 1).index_select(0, rows)
-                self.data[part, :, :count] = entries.view(kv_heads, count, width)
-
-    def _keys(self, start: int, end: int) -> Float[Tensor, "L K n d"]:
-        """Keys of slots."""
-        return self.data[0::2, :, start:end]
-
-    def _put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
-        """Write keys of slots from ``start`` on."""
-        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
-
     def first_keys(self) -> Float[Tensor, "L K S d"]:
         """The sinks' keys as they are now, for `turn_sinks`."""
-        return self._keys(0, self.sinks).clone()
+        return self.entries.keys(slice(None), 0, self.sinks).clone()
 
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
         """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
@@ -152,14 +124,15 @@ class SparseCache(KVCache):
             frequencies: the model's rotary frequencies, (d / 2,).
             origin: the sinks' keys as first written, (layers, K, S, d).
         """
-        self._put_keys(0, _turned(origin, by, frequencies))
+        self.entries.put_keys(0, _turned(origin, by, frequencies))
 
     def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
         """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
 
         Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
         """
-        self._put_keys(self.sinks, _turned(self._keys(self.sinks, self.filled), by, frequencies))
+        keys = self.entries.keys(slice(None), self.sinks, self.filled)
+        self.entries.put_keys(self.sinks, _turned(keys, by, frequencies))
 
 
 def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.checks import shown
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
-from tokenswift.loader.families import BEFORE, FAMILIES, FULL, SILU, SLIDING, Family
+from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
 from tokenswift.loader.rope import check_stated_once
 from tokenswift.types import InputError
 
@@ -402,13 +402,6 @@ class Layout:
     def family(self) -> Family:
         """What sets it apart from Llama's."""
         return FAMILIES[self.model_type]
-
-    @property
-    def plain(self) -> bool:
-        """Whether its layers are as Llama's, but for windows, biases and norms of heads."""
-        family, scaled = self.family, self.residual != 1 or self.score_cap
-        same = (family.norms, family.activation) == (BEFORE, SILU) and family.head_norms != "projection"
-        return same and not scaled and not self.ropes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that every such decoder has."""

@@ -43,9 +43,9 @@ PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 RELEASED = 1 << 25
 
 
-def fits(model: Any, switches: bool = True) -> bool:
+def fits(model: Any) -> bool:
     """Whether the native decoder can run a transformers causal LM: it is as its config says, by plain layers
-    of one type; ``switches``: whether they may differ from Llama's."""
+    of one type."""
     config, head = model.config, model.lm_head
     if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
         return False
@@ -55,8 +55,7 @@ def fits(model: Any, switches: bool = True) -> bool:
     norms = [getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None]
     turns = [tensor for name, tensor in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
     return (
-        (switches or layout.plain)
-        and activation_of(config) == layout.family.activation
+        activation_of(config) == layout.family.activation
         and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
         and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
         and isinstance(model.model.embed_tokens, nn.Embedding)

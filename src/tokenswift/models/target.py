@@ -128,7 +128,7 @@ def make_target(
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     spread = any(True for _ in hooks_of(model))  # over several devices
-    if backend.decodes and not spread and fits(model, backend.switches):
+    if backend.decodes and not spread and fits(model):
         target: Target = NativeTarget(model, backend, rotary, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
 from tokenswift.interfaces import Segment
@@ -14,7 +15,7 @@ from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
 from tokenswift.kernels.cuda.products import Product
 from tokenswift.kernels.torch import TorchBackend, turned
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Entries, FullCache
 
 CPU = torch.device("cpu")
 TORCH = TorchBackend()
@@ -42,7 +43,7 @@ def segment(
     ordered: bool = True,
 ) -> Segment:
     """Rows over a cache of random keys and values, their own among them."""
-    cache = FullCache(layers, kv_heads, width, before + rows, dtype, CPU)
+    cache = FullCache(Entries(layers, kv_heads, width, before + rows, dtype, CPU))
     cache.data.copy_(random(*cache.data.shape, seed=seed))
     cache.commit(tuple(range(before)))
     cache.ordered = ordered
@@ -73,15 +74,25 @@ class Rows:
     """What `launch.Kernels` computes, each row by itself."""
 
     def norm(
-        self, states: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, more: Tensor | None = None
+        self,
+        states: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        dtype: torch.dtype,
+        more: Tensor | None = None,
+        behind: Tensor | None = None,
+        factor: float = 1.0,
     ) -> Tensor:
         if more is not None:
-            states += more
+            states += factor * (more if behind is None else self.norm(more, behind, eps, torch.float32))
+        if weight is None:
+            return states.to(dtype)
         return torch.cat([TORCH.norm(row, weight, eps, dtype) for row in states.split(1)])
 
-    def gated(self, both: Tensor, dtype: torch.dtype) -> Tensor:
+    def gated(self, both: Tensor, dtype: torch.dtype, gelu: bool = False) -> Tensor:
         gate, up = both.chunk(2, dim=1)
-        return torch.cat([silu(row) for row in gate.split(1)]).mul(up).to(dtype)
+        made = [gelu_of(row, approximate="tanh") if gelu else silu(row) for row in gate.split(1)]
+        return torch.cat(made).mul(up).to(dtype)
 
     def append(
         self,
@@ -95,10 +106,11 @@ class Rows:
     ) -> Tensor:
         heads = mixed.view(len(mixed), -1, shape.width).transpose(0, 1)
         query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
-        if layer.query_norm is not None and layer.key_norm is not None:
+        if layer.query_norm is not None and layer.key_norm is not None and not shape.whole_norms:
             query = self.norm(query.flatten(0, 1), layer.query_norm, shape.eps, torch.float32).view_as(query)
             key = self.norm(key.flatten(0, 1), layer.key_norm, shape.eps, torch.float32).view_as(key)
-        query, key = turned(query, cos, sin), turned(key, cos, sin)
+        if layer.rope >= 0:
+            query, key = turned(query, cos, sin), turned(key, cos, sin)
         for segment, rows in zip(batch.segments, batch.rows(), strict=True):
             cache = segment.cache
             assert batch.rows_at[rows, 3].tolist() == [
@@ -120,7 +132,8 @@ class Rows:
                 slots = torch.cat([torch.arange(before), before + path])[oldest:]
                 keys, values = (data[2 * layer + part, :, slots].float() for part in (0, 1))
                 grouped = query[row].float().view(shape.kv_heads, -1, shape.width)
-                weights = (grouped @ keys.mT * shape.scale).softmax(-1)
+                scores = grouped @ keys.mT * shape.scale
+                weights = (shape.cap * (scores / shape.cap).tanh() if shape.cap else scores).softmax(-1)
                 made[row] = (weights @ values).flatten(0, 1).to(made.dtype)
         return made
 
@@ -135,5 +148,5 @@ def standing(library: Product = product) -> CudaBackend:
 def by_torch(text: Segment, query: Tensor, shape: Shape, window: int = 0) -> Tensor:
     """Attention of one text's rows (n, H, d) by the torch backend."""
     window = window if text.cache.ordered else 0
-    how: Any = (0, text.cache, text.parents, shape.scale, window)
+    how: Any = (0, text.cache, text.parents, shape.scale, window, shape.cap or None)
     return TORCH.attend(query.transpose(0, 1), *how)

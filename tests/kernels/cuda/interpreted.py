@@ -7,11 +7,13 @@ most 256 products, and the weights of values sum to 1, so 2e-5 holds; a key too 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
 from tests.kernels.cuda.bounds import in_bounds as in_bounds
@@ -50,6 +52,8 @@ TEXTS = [
 def test_attention(before: int, rows: int, reach: int | None, window: int) -> None:
     parents = None if reach is None else tree(rows, reach)
     text, shape = segment(before, rows, parents, 1, 16), shape_of(3, 1, 16)
+    if before == 700:
+        shape = replace(shape, cap=0.7)
     query = random(rows, 3, 16, seed=1)
     found = KERNELS.attend(batch_of([text], shape), query, 0, shape, window)
     torch.testing.assert_close(found, by_torch(text, query, shape, window), **NEAR_ENOUGH)
@@ -138,6 +142,7 @@ def test_queries_are_turned_and_keys_and_values_appended(norms: bool, width: int
     heads, kv_heads, rows = 3, 2, 4
     text, shape = segment(5, rows, [-1, 0, 0, 1], kv_heads, width, layers=2), shape_of(heads, kv_heads, width)
     layer = layer_of(heads, kv_heads, width, 8, 8, norms)
+    layer.rope = -1 if width == 12 else 0
     before, mixed = text.cache.data.clone(), random(rows, (heads + 2 * kv_heads) * width, seed=3)
     angles = random(rows, width // 2, seed=4)
     query = KERNELS.append(batch_of([text], shape), mixed, angles.cos(), angles.sin(), 1, layer, shape)
@@ -148,7 +153,7 @@ def test_queries_are_turned_and_keys_and_values_appended(norms: bool, width: int
             *(TORCH.norm(x, w, 1e-5, torch.float32) for x, w in zip(parts[:2], pair, strict=True)),
             parts[2],
         ]
-    expected = [turned(part, angles.cos(), angles.sin()) for part in parts[:2]]
+    expected = [turned(part, angles.cos(), angles.sin()) if layer.rope == 0 else part for part in parts[:2]]
     torch.testing.assert_close(query.transpose(0, 1), expected[0], rtol=1e-6, atol=2e-6)
     torch.testing.assert_close(text.cache.data[2, :, 5:], expected[1], rtol=1e-6, atol=2e-6)
     assert torch.equal(text.cache.data[3, :, 5:], parts[2])
@@ -166,21 +171,33 @@ def test_norm_adds_what_a_block_gave(width: int) -> None:
         torch.testing.assert_close(
             found, TORCH.norm(made, weight, 1e-5, torch.bfloat16), rtol=2**-7, atol=1e-6
         )
+    made = states.clone()
+    assert torch.equal(KERNELS.norm(made, None, 1e-5, torch.float32, more, weight, 0.3), made)
+    added = 0.3 * TORCH.norm(more, weight, 1e-5, torch.float32)
+    torch.testing.assert_close(made, states + added, rtol=1e-6, atol=1e-6)
 
 
 def test_gated() -> None:
     both = 4 * random(3, 2 * 1100)
     gate, up = both.chunk(2, dim=1)
-    torch.testing.assert_close(KERNELS.gated(both, torch.float32), silu(gate) * up, rtol=1e-6, atol=1e-6)
+    for gelu, gates in ((False, silu(gate)), (True, gelu_of(gate.double(), approximate="tanh"))):
+        found = KERNELS.gated(both, torch.float32, gelu)
+        torch.testing.assert_close(found, (gates * up).float(), rtol=1e-6, atol=1e-6)
 
 
-def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow() -> None:
+@pytest.mark.parametrize("switched", [False, True])
+def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(switched: bool) -> None:
     """A layer with all kernels: the states, queries and features of torch; and one graph's buffers for a text
     of three lengths and for two texts, byte by byte as passes that are not recorded."""
     backend = CudaBackend(CPU, KERNELS, library)
     eager = CudaBackend(CPU, KERNELS, library)
     eager.records = False
     shape, layer = shape_of(3, 1, 16), layer_of(3, 1, 16, 64, 96, True)
+    if switched:
+        shape = replace(shape, cap=2.0, residual=0.7, gelu=True, whole_norms=True)
+        norms = {"query_norm": random(48, seed=3), "key_norm": random(16, seed=4)}
+        behind = {"out_norm": random(64, seed=5), "down_norm": random(64, seed=6)}
+        layer = replace(layer, mlp_norm=None, rope=1, window=9, **norms, **behind)
     for each in (backend, eager):
         for weight in layer.packed():
             each.pack(weight.data)
@@ -192,7 +209,7 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
             batch: Any = each.batch(texts, shape)
             count = len(parents) + 1
             rows = len(batch.tokens)
-            states, angles = (random(16, size, seed=size)[:rows] for size in (64, 8))
+            states, angles = random(16, 64)[:rows], random(2, 16, 8)[:, :rows]
             taps = Taps((0, 1), states.new_empty(2, rows, 64))
             queries = each.layers(body, states, angles.cos(), angles.sin(), batch, True, taps)
             found.append((states[:count], torch.cat(queries, 2), taps.states[:, :count]))

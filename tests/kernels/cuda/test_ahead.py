@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from tests.kernels.cuda.cases import batch_of, segment, shape_of, tree  # noqa: 
 from tokenswift.kernels.weights import LayerWeights, Packed  # noqa: E402
 
 
-def attention(card: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> Any:
-    ahead, shape = Ahead(card), shape_of(heads, kv_heads, width, dtype)
+def attention(card: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, cap: float = 0.0) -> Any:
+    ahead, shape = Ahead(card), replace(shape_of(heads, kv_heads, width, dtype), cap=cap)
     text = segment(300, 5, tree(5, 2), kv_heads, width, dtype)
     ahead.attend(batch_of([text], shape), torch.empty(5, heads, width, dtype=dtype), 0, shape, 0)
     return ahead.made["attend"][0]
@@ -30,8 +31,12 @@ def test_attention(card: int) -> None:
     attend = attention(card, 32, 8, 128, torch.bfloat16)
     code = attend.asm["ptx"]
     assert "cp.async.cg" in code and ("wgmma" if card == 90 else "mma.sync") in code
-    for width, dtype in ((80, torch.float16), (256, torch.float32)):
-        assert attention(card, 14, 2, width, dtype).metadata.shared <= ROOM[card] << 10
+    for width, dtype, cap in (
+        (80, torch.float16, 0.0),
+        (256, torch.float32, 0.0),
+        (256, torch.bfloat16, 50.0),
+    ):
+        assert attention(card, 14, 2, width, dtype, cap).metadata.shared <= ROOM[card] << 10
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -41,16 +46,18 @@ def test_rows_of_states(card: int) -> None:
     weight, states = torch.ones(576), torch.zeros(2, 576)
     ahead.norm(states, weight, 1e-5, dtype)
     ahead.norm(states, weight, 1e-5, dtype, states)
+    ahead.norm(states, None, 1e-5, dtype, states, weight, 0.5)
     ahead.gated(states, dtype)
+    ahead.gated(states, dtype, True)
     mixed, cos = torch.zeros(2, (heads + 4) * width), torch.zeros(2, width // 2)
-    for norm in (None, weight[:width]):
+    for norm, rope in ((None, 0), (weight[:width], 0), (None, -1)):
         none: Any = Packed(torch.zeros(2, 2))
-        layer = LayerWeights(none, none, none, none, None, weight, query_norm=norm, key_norm=norm)
+        layer = LayerWeights(none, none, none, none, None, weight, query_norm=norm, key_norm=norm, rope=rope)
         ahead.append(batch_of([text], shape), mixed, cos, cos, 0, layer, shape)
     assert {name: len(found) for name, found in ahead.made.items()} == {
-        "add_norm": 2,
-        "gated": 1,
-        "turn_append": 2,
+        "add_norm": 3,
+        "gated": 2,
+        "turn_append": 3,
     }
 
 

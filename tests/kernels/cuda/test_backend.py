@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.families import rare
 from tests.kernels.cuda.cases import Rows, product, standing
-from tests.lossless.test_strategies import PROMPT, runs
+from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import PAPER, random_heads
-from tests.tiny import PLAIN, VOCAB, tiny_model
+from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
@@ -34,7 +35,7 @@ from tokenswift.types import InputError
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -> None:
     """A prompt that is read at once, a few rows, and a tree; windows included."""
     model = tiny_model(family)
@@ -52,13 +53,13 @@ def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -
     assert float((found[0] - found[1]).norm() / found[1].norm()) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama", *(rare(name) for name in ("qwen3", *SWITCHED))])
 def test_every_strategy_writes_what_plain_decoding_writes(backend: CudaBackend, family: str) -> None:
     llm = LLM.from_model(tiny_model(family), heads=random_heads("medusa", 48, VOCAB))
     assert llm.target.backend is backend and isinstance(llm.target, NativeTarget)
     params = PAPER
     plain = llm.generate(PROMPT, 20, "autoregressive", sampling=params, ignore_eos=True)
-    for strategy, options in runs(tiny_model(family, seed=1)):
+    for strategy, options in runs(draft_for(family)):
         got = llm.generate(PROMPT, 20, strategy, options, params, ignore_eos=True)
         assert got.token_ids == plain.token_ids, (strategy, options)
     assert llm.generate(PROMPT, 20, sampling=params, ignore_eos=True).token_ids == plain.token_ids
@@ -202,7 +203,8 @@ def test_a_layer_is_ten_launches_and_nothing_is_waited_for(
     with Waits() as waits:
         target.forward_all([Segment(numbers, numbers, cache, list(range(-1, rows - 1)))])
     block = ["product", "turn_append", "attend", "merge", "product"]
-    assert ops.started == ["add_norm", *block, "add_norm", "product", "gated", "product"] * target.layers
+    layer = ["add_norm", *block, "add_norm", "product", "gated", "product"]
+    assert ops.started == [*layer * target.layers, "add_norm"]
     assert not waits.seen
 
 

@@ -21,7 +21,7 @@ from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend, Batch, Taps
 from tokenswift.kernels.check import Case, fault
-from tokenswift.kernels.cpu.int8_cache import IntFullCache, IntSparseCache, Pages
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import (
@@ -51,7 +51,6 @@ from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
-from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 
 
@@ -104,16 +103,11 @@ class CpuBackend(Backend):
         """See :meth:`Backend.new_cache`; int8 in pages."""
         if dtype != torch.int8:
             return super().new_cache(layers, kv_heads, width, capacity, dtype)
-        return IntFullCache(Pages(layers, kv_heads, width, capacity, self._lib.ts_copy))
+        return FullCache(Pages(layers, kv_heads, width, capacity, self._lib.ts_copy))
 
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""
         return width % 4 == 0
-
-    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
-        """See :meth:`Backend.partial_cache`."""
-        kind = IntSparseCache if isinstance(full, IntFullCache) else SparseCache
-        return kind(full, budget, sinks, scratch)
 
     def _count(self) -> int:
         """Threads of the next pass."""

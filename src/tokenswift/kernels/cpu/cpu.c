@@ -151,23 +151,16 @@ static void some_heads(void *context, long from, long to, int thread) {
             norm_row((char *)k, F32, k, p->knorm, a->kv_heads * width, p->eps);
         }
         for (long h = 0; h < all; h++) {
-            const float *x = p->qkv + (row * all + h) * width;
-            if (a->type == I8 && h >= a->heads) {
-                const int value = h >= a->heads + a->kv_heads;
-                const long kv = h - a->heads - (value ? a->kv_heads : 0);
-                float y[width];
-                turn((char *)y, F32, x, value ? 0 : knorm, p->eps, value ? 0 : c, s, width);
-                put_entry((char *)a->k + kv * (a->capacity / PAGE) * page_bytes(width), a->before + i, value, y, width);
-                continue;
-            }
-            const long kv = h < a->heads + a->kv_heads ? h - a->heads : h - a->heads - a->kv_heads;
-            const size_t place = (kv * a->capacity + a->before + i) * width * bytes_of(a->type);
-            if (h < a->heads)
-                turn((char *)a->q + (h * a->n + i) * width * bytes_of(qtype), qtype, x, qnorm, p->eps, c, s, width);
-            else if (h < a->heads + a->kv_heads)
-                turn((char *)a->k + place, a->type, x, knorm, p->eps, c, s, width);
-            else
-                turn((char *)a->v + place, a->type, x, 0, p->eps, 0, 0, width);
+            const int part = (h >= a->heads) + (h >= a->heads + a->kv_heads); /* queries, keys, values */
+            const long own = h - (part > 0) * a->heads - (part > 1) * a->kv_heads, slot = a->before + i;
+            const float *x = p->qkv + (row * all + h) * width, *weight = part == 0 ? qnorm : part == 1 ? knorm : 0;
+            char *to = (char *)a->q + (h * a->n + i) * width * bytes_of(qtype);
+            if (part && a->type != I8) to = (char *)(part == 1 ? a->k : a->v) + (own * a->capacity + slot) * width * bytes_of(a->type);
+            float y[width];
+            if (part && a->type == I8) to = (char *)y;
+            turn(to, !part ? qtype : a->type == I8 ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, width);
+            if (part && a->type == I8)
+                put_entry((char *)a->k + own * (a->capacity / PAGE) * page_bytes(width), slot, part == 2, y, width);
         }
     }
 }

@@ -141,10 +141,15 @@ static long best_from(const float *scores, long size, float cut, int32_t *kept, 
     return count;
 }
 
-/* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. */
+/* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. Where many blocks have their
+ * largest score at a cut, so many scores are there at least: it is looked for among those of blocks, if there are more. */
 static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *near, float *sorted) {
+    enum { BLOCK = 64 };
     float depth = 2;
-    while (survivors(scores, size, peak - depth, near) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
+    const long blocks = size / BLOCK;
+    for (long i = 0; i < blocks; i++) sorted[i] = largest(scores + i * BLOCK, BLOCK);
+    const float *from = blocks > 4 * k ? sorted : scores;
+    while (survivors(from, from == sorted ? blocks : size, peak - depth, near) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
     best_from(scores, size, peak - depth, near, sorted);
     return sorted[k - 1];
 }
@@ -223,7 +228,7 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
             return x;
         }
         long count;
-        float cut = r->greedy ? -INFINITY : peak + r->min_p;
+        float cut = !r->greedy ? peak + r->min_p : row->width == 1 && !shares ? peak : -INFINITY;
         if (!r->greedy && (r->top_k || r->top_p < 1)) {
             float at = -INFINITY;
             sorted = sorted ? sorted : malloc((size_t)r->size * 4);

@@ -35,7 +35,12 @@ static void finish(const Attend *a, const float *total, long row, long head) {
         store_left(type, to + c * bytes_of(type), load_left(F32, (char *)(total + c), width - c) / total[width + 1], width - c);
 }
 
-INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1; }
+/* The first chunk of which a row sees a key, and the chunks from there on. */
+INLINE long first_of(const Attend *a, long row) {
+    const long place = a->before + (a->parents ? 0 : row) + 1 - a->window;
+    return a->window && place > 0 ? place / CHUNK : 0;
+}
+INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1 - first_of(a, 0); }
 
 /* Whether the chunks of a row are tasks of their own, merged by a second stage. */
 INLINE int is_split(const Attend *a) { return a->n <= FEW; }
@@ -74,7 +79,7 @@ static void some_chunks(const Segment *s, long from, long to, char *scratch) {
     for (long task = from; task < to; task++) {
         const long head = task / s->chunks, c = task % s->chunks;
         if (held != head) take_queries(a, held = head, 0, a->n, &w);
-        take_chunk(a, c, head, 0, a->n, &w);
+        take_chunk(a, first_of(a, 0) + c, head, 0, a->n, &w);
         for (long r = 0; r < queries; r++) {
             float *at = s->partial + ((head * queries + r) * s->chunks + c) * cell;
             memcpy(at, w.acc + r * width, width * 4);
@@ -92,7 +97,7 @@ static void some_rows(const Segment *s, long from, long to, char *scratch) {
         const long count = a->n - first < s->step ? a->n - first : s->step;
         take_queries(a, head, first, count, &w);
         for (long r = 0; r < count * group; r++) w.total[r * cell + width] = -INFINITY, w.total[r * cell + width + 1] = 0;
-        for (long c = 0; c < s->chunks; c++) {
+        for (long c = first_of(a, first); c < first_of(a, 0) + s->chunks; c++) {
             take_chunk(a, c, head, first, count, &w);
             for (long r = 0; r < count * group; r++)
                 merge(w.total + r * cell, w.acc + r * width, w.max[r], w.sum[r], width);
@@ -152,7 +157,7 @@ static void attention(Segment *segments, long count, char *work, int threads) {
         s->tasks = (is_split(a) ? s->chunks : s->tiles) * a->kv_heads;
         s->merges = is_split(a) ? a->n * a->heads : 0;
         tasks += s->tasks, merges += s->merges;
-        worth += (double)a->n * (a->before + a->n) * a->heads * a->width;
+        worth += (double)a->n * s->chunks * CHUNK * a->heads * a->width;
         merging += (double)s->merges * s->chunks * a->width;
     }
     char *partial = work + threads * all.each;

@@ -1,4 +1,4 @@
-"""Caches of keys and values in int8, in the pages that the compiled kernels read (cpu_int_attention.h).
+"""Keys and values of a cache in int8, in the pages that the compiled kernels read (cpu_int_attention.h).
 
 A head's key or value of a token is a row of integers with one scale. Of each layer and KV head 16
 tokens stand together in a page, so a cache's tensor is (layers, K, pages, bytes of a page). Half
@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, page_bytes
-from tokenswift.kv.full import FullCache, large_empty
-from tokenswift.kv.sparse import SparseCache
+from tokenswift.kv.full import Entries, large_empty
 
 
-class Pages:
+class Pages(Entries):
     """A cache's tensor, and what copies entries between such tensors.
 
     Args:
@@ -32,8 +31,9 @@ class Pages:
     """
 
     def __init__(self, layers: int, kv_heads: int, width: int, capacity: int, copy_entries: Any) -> None:
-        self.width, self.copy_entries = width, copy_entries
         shape = (layers, kv_heads, -(-capacity // PAGE), page_bytes(width))
+        self.layers, self.capacity = layers, shape[2] * PAGE
+        self.width, self.copy_entries = width, copy_entries
         self.data = large_empty(*shape, dtype=torch.uint8)
 
     def like(self, capacity: int) -> Pages:
@@ -50,17 +50,11 @@ class Pages:
         """Write the scales of all keys and values."""
         self.scales.copy_(torch.stack([keys, values.log2(), 1 / values], -2))
 
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit."""
-        return self.data.shape[2] * PAGE
+    def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
+        """See `Entries.copy`.
 
-    def copy(self, source: Pages, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "heads n"]) -> None:
-        """Copy entries of all layers and heads to slots ``into``, one after the other.
-
-        Args:
-            source: where they are; may be this one.
-            rows: their slots there, or those of each layer and head.
+        Raises:
+            ValueError: slots that there are not, or rows of another number.
         """
         heads, own = self.data.shape[0] * self.data.shape[1], isinstance(rows, Tensor)
         to = torch.tensor(into, dtype=torch.int32, device="cpu")
@@ -115,58 +109,8 @@ class Pages:
         # (n, L, K, words, 4): indices that a slice stands between come first
         words[:, :, page, :, place] = whole.to(torch.uint8).unflatten(-1, (-1, 4)).permute(2, 0, 1, 3, 4)
 
-
-class IntFullCache(FullCache):
-    """A `FullCache` in int8.
-
-    Args:
-        pages: room for its entries.
-        length: of the entries that are there.
-    """
-
-    def __init__(self, pages: Pages, length: int = 0) -> None:
-        self.pages, self.data = pages, pages.data
-        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self.layers, self.capacity = len(self.data), pages.capacity
-        self._length = length
-
     def fill_random(self) -> None:
-        """See `FullCache.fill_random`."""
+        """See `Entries.fill_random`."""
         self.data.random_(1, 255)
-        scales = torch.full_like(self.pages.scales[..., 0, :], 0.02)
-        self.pages.put_scales(scales, scales)
-
-    def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
-        self.pages.copy(self.pages, range(start, start + len(nodes)), [start + node for node in nodes])
-
-    def _copy(self, capacity: int, length: int) -> FullCache:
-        pages = self.pages.like(capacity)
-        pages.copy_first(self.pages, length)
-        return IntFullCache(pages, length)
-
-    def keys(self, layer: int) -> Tensor:
-        """Committed keys of a layer as numbers, (K, T, d) float32."""
-        return self.pages.keys(slice(layer, layer + 1), 0, self._length)[0]
-
-
-class IntSparseCache(SparseCache):
-    """A `SparseCache` in int8, of a cache in int8."""
-
-    def _make(self, like: FullCache, rows: int) -> None:
-        if not isinstance(like, IntFullCache):
-            raise TypeError(f"the full cache is a {type(like).__name__}; valid: IntFullCache")
-        self.pages = like.pages.like(rows)
-        self.data = self.pages.data
-        self.data.zero_()  # scales that nobody wrote are numbers, too
-
-    def _copy(self, source: FullCache | SparseCache, into: list[int], rows: list[int]) -> None:
-        self.pages.copy(source.pages, into, rows)  # type: ignore[union-attr]
-
-    def _copy_chosen(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
-        self.pages.copy(full.pages, range(chosen[0].shape[1]), torch.cat(chosen))  # type: ignore[attr-defined]
-
-    def _keys(self, start: int, end: int) -> Float[Tensor, "L K n d"]:
-        return self.pages.keys(slice(None), start, end)
-
-    def _put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
-        self.pages.put_keys(start, keys)
+        scales = torch.full_like(self.scales[..., 0, :], 0.02)
+        self.put_scales(scales, scales)

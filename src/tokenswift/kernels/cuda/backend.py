@@ -25,7 +25,7 @@ from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
 from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that_keep
 from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.torch import TorchBackend, capped
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.full import Arena, to_device
 
@@ -53,7 +53,6 @@ class CudaBackend(TorchBackend):
     """
 
     name = "cuda"
-    switches = False
     prefill_keeps_bits = False
 
     def __init__(
@@ -123,8 +122,8 @@ class CudaBackend(TorchBackend):
         self,
         body: CudaBody,
         states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "n half"],
-        sin: Float[Tensor, "n half"],
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
         batch: CudaBatch,
         keep: bool = True,
         taps: Taps | None = None,
@@ -135,8 +134,9 @@ class CudaBackend(TorchBackend):
         Raises:
             ValueError: states or angles are not of all of the batch's rows, those that fill it up included.
         """
-        if not len(states) == len(cos) == len(sin) == len(batch.tokens):
-            raise ValueError(f"{len(states)} states and {len(cos)} angles are of {len(batch.tokens)} rows")
+        rows, angles = len(batch.tokens), cos.shape[-2]
+        if not len(states) == angles == sin.shape[-2] == rows:
+            raise ValueError(f"{len(states)} states and {angles} angles are of {rows} rows")
         tapped = () if taps is None else taps.layers
 
         def work(numbers: Tensor, states: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -169,25 +169,29 @@ class CudaBackend(TorchBackend):
     ) -> Float[Tensor, "L H n d"]:
         """The queries; the states become those behind the layers."""
         shape, ops, attend = body.shape, self.ops, self._read if batch.reads else self.ops.attend
-        linear, kept, more = partial(self._linear, at_once=batch.reads), list[Tensor](), None
+        cos, sin = (part.view(-1, *part.shape[-2:]) for part in (cos, sin))
+        linear, kept = partial(self._linear, at_once=batch.reads), list[Tensor]()
+        more = behind = None  # what is to be added to the states, and the weight of its norm
         for number, layer in enumerate(body.weights):
-            if layer.norm is None:
-                normed = states  # of a single layer: nothing is to be added yet
-            else:
-                normed = ops.norm(states, layer.norm, shape.eps, shape.weights, more)
+            normed = ops.norm(states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual)
             taps.fill(number, states)
             mixed = linear(normed, layer.qkv, layer.qkv_bias)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
                 mixed += linear(ops.norm(beside, layer.beside_norm, shape.eps, shape.weights), layer.beside)
-            query = ops.append(batch, mixed, cos, sin, number, layer, shape)
+            if shape.whole_norms:
+                parts = mixed.split([shape.heads * shape.width, *[shape.kv_heads * shape.width] * 2], -1)
+                pairs = zip(parts, (layer.query_norm, layer.key_norm, None), strict=True)
+                mixed = torch.cat([ops.norm(x.contiguous(), w, shape.eps, x.dtype) for x, w in pairs], -1)
+            query = ops.append(batch, mixed, cos[layer.rope], sin[layer.rope], number, layer, shape)
             kept = [*kept, query] if keep else [query]
             mixes = attend(batch, query, number, shape, layer.window).flatten(1)
             more = linear(mixes, layer.out, layer.out_bias)
-            normed = ops.norm(states, layer.mlp_norm, shape.eps, shape.weights, more)
+            added = (more, layer.out_norm, shape.residual)
+            normed = ops.norm(states, layer.mlp_norm, shape.eps, shape.weights, *added)
             both = linear(normed, layer.gate_up, layer.gate_up_bias)
-            more = linear(ops.gated(both, shape.weights), layer.down, layer.down_bias)
-        if more is not None:
-            states += more
+            gates = ops.gated(both, shape.weights, shape.gelu)
+            more, behind = linear(gates, layer.down, layer.down_bias), layer.down_norm
+        ops.norm(states, None, shape.eps, shape.weights, more, behind, shape.residual)
         taps.fill(len(body.weights), states)
         return torch.stack(kept).transpose(1, 2)
 
@@ -200,18 +204,23 @@ class CudaBackend(TorchBackend):
         windowed = cache.ordered and 0 < window < end
         start = max(0, before - window + 1) if windowed else 0
         keys, values = (cache.data[2 * layer + part, None, :, start:end] for part in (0, 1))
-        if windowed:
+        masked, mask = windowed or shape.cap > 0, None
+        if masked:
             place = torch.arange(start, end, device=self.device)
-            mask: Any = (place <= place[-count:, None]) & (place > place[-count:, None] - window)
-        else:
-            mask = causal_lower_right(count, end)
-        groups = shape.heads // shape.kv_heads
+            here = place[-count:, None]
+            mask = (place <= here) & (place > here - (window if windowed else end))
+        groups, queries = shape.heads // shape.kv_heads, query.transpose(0, 1)[None]
         # of torch's kernels, flash alone takes fewer heads of keys; it takes neither masks nor float32
-        repeats = groups > 1 and (windowed or query.dtype == torch.float32)
+        repeats = groups > 1 and (masked or query.dtype == torch.float32)
         if repeats:
             keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
-        how = {"attn_mask": mask, "scale": shape.scale, "enable_gqa": groups > 1 and not repeats}
-        made = scaled_dot_product_attention(query.transpose(0, 1)[None], keys, values, **how)
+        if shape.cap and mask is not None:
+            bias = torch.zeros(mask.shape, device=self.device).masked_fill_(~mask, -torch.inf)
+            made = capped(queries, keys, values, bias, shape.scale, shape.cap, None).to(query.dtype)
+        else:
+            how = {"scale": shape.scale, "enable_gqa": groups > 1 and not repeats}
+            seen: Any = causal_lower_right(count, end) if mask is None else mask
+            made = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, **how)
         return made[0].transpose(0, 1)
 
     def linear(

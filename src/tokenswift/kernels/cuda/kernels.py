@@ -21,6 +21,7 @@ from tokenswift.kernels.cuda.plan import TILE as _TILE
 
 CHUNK, NEAR, FAR = tl.constexpr(_CHUNK), tl.constexpr(_NEAR), tl.constexpr(_FAR)
 TILE, FIELDS = tl.constexpr(_TILE), tl.constexpr(_FIELDS)
+LOG2E = tl.constexpr(1.4426950408889634)
 BLOCK = tl.constexpr(32)  # pieces that are merged together
 
 
@@ -28,21 +29,29 @@ BLOCK = tl.constexpr(32)  # pieces that are merged together
 def add_norm(
     states,  # (n, D) float32, in place
     more,  # (n, D) float32
+    behind,  # (D) float32
     weight,  # (D) float32
     out,  # (n, D)
     eps,
+    factor,
     D: tl.constexpr,
     DP: tl.constexpr,  # D, up to a power of two
     ADD: tl.constexpr,
+    BEHIND: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Add ``more`` to a row, and take its RMS norm."""
+    """Add ``more``, or its norm by the weight ``behind``, times a factor to a row, and take its RMS norm."""
     at, d = tl.program_id(0).to(tl.int64) * D, tl.arange(0, DP)
     x = tl.load(states + at + d, mask=d < D, other=0.0)
     if ADD:
-        x += tl.load(more + at + d, mask=d < D, other=0.0)
+        y = tl.load(more + at + d, mask=d < D, other=0.0)
+        if BEHIND:
+            y *= tl.rsqrt(tl.sum(y * y, 0) / D + eps) * tl.load(behind + d, mask=d < D, other=0.0)
+        x += y * factor
         tl.store(states + at + d, x, mask=d < D)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / D + eps) * tl.load(weight + d, mask=d < D, other=0.0)
-    tl.store(out + at + d, y.to(out.dtype.element_ty), mask=d < D)
+    if NORM:
+        x *= tl.rsqrt(tl.sum(x * x, 0) / D + eps) * tl.load(weight + d, mask=d < D, other=0.0)
+    tl.store(out + at + d, x.to(out.dtype.element_ty), mask=d < D)
 
 
 @triton.jit
@@ -51,12 +60,16 @@ def gated(
     out,  # (n, I)
     inner,
     SIZE: tl.constexpr,
+    GELU: tl.constexpr,
 ):
-    """``silu(gate) * up``."""
+    """``silu(gate) * up``; GeLU by its tanh is the gate times a logistic function, too."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     gate = tl.load(both + row * 2 * inner + i, mask=i < inner, other=0.0)
     up = tl.load(both + (row * 2 + 1) * inner + i, mask=i < inner, other=0.0)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    x = gate
+    if GELU:
+        x = 1.59576912 * (gate + 0.044715 * gate * gate * gate)
+    y = gate / (1.0 + tl.exp(-x)) * up
     tl.store(out + row * inner + i, y.to(out.dtype.element_ty), mask=i < inner)
 
 
@@ -77,6 +90,7 @@ def turn_append(
     D: tl.constexpr,
     HALF: tl.constexpr,  # D / 2, up to a power of two
     NORMS: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
     """Norm and turn a head of a row; a key or value goes to the row's slot in its cache."""
     half: tl.constexpr = D // 2
@@ -91,9 +105,10 @@ def turn_append(
             norm = tl.where(head < H, query_norm, key_norm) + d
             x = x * by * tl.load(norm, mask=inside, other=0.0)
             y = y * by * tl.load(norm + half, mask=inside, other=0.0)
-        c = tl.load(cos + row * half + d, mask=inside, other=0.0)
-        s = tl.load(sin + row * half + d, mask=inside, other=0.0)
-        x, y = x * c - y * s, y * c + x * s
+        if TURNS:
+            c = tl.load(cos + row * half + d, mask=inside, other=0.0)
+            s = tl.load(sin + row * half + d, mask=inside, other=0.0)
+            x, y = x * c - y * s, y * c + x * s
     if head < H:
         to = query + (row * H + head) * D + d
         tl.store(to, x.to(query.dtype.element_ty), mask=inside)
@@ -128,7 +143,7 @@ def oldest_of(here, ordered, window):
     return tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
 
 
-@triton.jit(do_not_specialize=["n", "count", "pieces", "own", "deepest", "layer", "window", "scale"])
+@triton.jit(do_not_specialize=["n", "count", "pieces", "own", "deepest", "layer", "window", "scale", "cap"])
 def attend(
     query,  # (n, H, D)
     data,  # where places of caches are counted from
@@ -145,11 +160,13 @@ def attend(
     layer,
     window,
     scale,  # times the logarithm of e to base 2
+    cap,  # of scores, which are a tanh times it
     H: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     M: tl.constexpr,  # queries of a program
+    CAPPED: tl.constexpr,
 ):
     """Attention over one piece: of a block of rows over a piece that lies before all of them, or of one row
     over a piece in which the pass's own keys stand, gathered along the row's path."""
@@ -195,6 +212,8 @@ def attend(
                 keys + slot[None, :] * D + d[:, None], mask=there[None, :] & inside[:, None], other=0.0
             )
             s = tl.dot(q, k, input_precision="ieee") * scale
+            if CAPPED:  # to base 2, as they are
+                s = cap * LOG2E - 2.0 * cap * LOG2E / (tl.exp2(s * (2.0 / cap)) + 1.0)
             seen = (place[None, :] <= here[:, None]) & (place[None, :] >= oldest[:, None])
             s = tl.where(seen, s, -float("inf"))
             best = tl.maximum(peak, tl.max(s, 1))

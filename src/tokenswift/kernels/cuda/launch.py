@@ -41,23 +41,30 @@ class Kernels:
     def norm(
         self,
         states: Float[Tensor, "n D"],
-        weight: Float[Tensor, " D"],
+        weight: Float[Tensor, " D"] | None,
         eps: float,
         dtype: torch.dtype,
         more: Float[Tensor, "n D"] | None = None,
+        behind: Float[Tensor, " D"] | None = None,
+        factor: float = 1.0,
     ) -> Float[Tensor, "n D"]:
-        """RMS norm of float32 rows, to which ``more`` is added first, in place."""
+        """RMS norm of float32 rows (without a weight they as they are), to which ``more`` is added first, in
+        place: times a factor, and itself normed where there is a weight ``behind``."""
         out, (rows, width) = torch.empty_like(states, dtype=dtype), states.shape
-        given: dict[str, Any] = {"states": states, "more": states if more is None else more, "weight": weight}
-        sizes = {"D": width, "DP": power(width), "ADD": more is not None}
-        self.run(kernels.add_norm, (rows,), 8, 1, **given, out=out, eps=eps, **sizes)
+        tensors = {"more": more, "behind": behind, "weight": weight}
+        given: dict[str, Any] = {name: states if one is None else one for name, one in tensors.items()}
+        given |= {"states": states, "out": out, "eps": eps, "factor": factor, "D": width, "DP": power(width)}
+        kinds = {"ADD": more is not None, "BEHIND": behind is not None, "NORM": weight is not None}
+        self.run(kernels.add_norm, (rows,), 8, 1, **given, **kinds)
         return out
 
-    def gated(self, both: Float[Tensor, "n I2"], dtype: torch.dtype) -> Float[Tensor, "n I"]:
-        """``silu(gate) * up`` of float32 rows."""
+    def gated(
+        self, both: Float[Tensor, "n I2"], dtype: torch.dtype, gelu: bool = False
+    ) -> Float[Tensor, "n I"]:
+        """``silu(gate) * up`` of float32 rows, or with GeLU."""
         rows, inner = len(both), both.shape[1] // 2
         out, grid = both.new_empty(rows, inner, dtype=dtype), (rows, -(-inner // 1024))
-        self.run(kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, SIZE=1024)
+        self.run(kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, SIZE=1024, GELU=gelu)
         return out
 
     def append(
@@ -73,7 +80,7 @@ class Kernels:
         """Queries of float32 rows, normed and turned; keys and values go behind those of the rows' caches."""
         rows, heads = len(mixed), shape.heads + 2 * shape.kv_heads
         query = mixed.new_empty(rows, shape.heads, shape.width, dtype=shape.keys)
-        norms = layer.query_norm is not None
+        norms = layer.query_norm is not None and not shape.whole_norms
         self.run(
             kernels.turn_append,
             (rows, heads),
@@ -94,6 +101,7 @@ class Kernels:
             D=shape.width,
             HALF=power(shape.width // 2),
             NORMS=norms,
+            TURNS=layer.rope >= 0,
         )
         return query
 
@@ -128,8 +136,10 @@ class Kernels:
             deepest=form.deepest,
             layer=layer,
             scale=shape.scale * math.log2(math.e),
+            cap=float(shape.cap),
             KV=shape.kv_heads,
             M=queries,
+            CAPPED=shape.cap > 0,
             **given,
         )
         self.run(kernels.merge, (rows, heads), 4, 1, out=out, **given)
