@@ -41,7 +41,7 @@ def test_training_sees_what_drafting_sees(window: int | None) -> None:
     found = eagles.tensors(config)
     del found["embed"], found["lm_head"]
     frozen = FrozenBase(LLM.from_model(base), torch.arange(260))
-    student, depths, m = EagleStudent(config, found, 4), 4, 11
+    student, depths, m = EagleStudent(config, found, 4).eval(), 4, 11
     tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.extra, 96)
     embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
     got = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
@@ -109,6 +109,14 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="belongs to a training of other data or options"):
         trained(llm, parted, depths=2)
 
+    further = job(tmp_path / "d", epochs=0)
+    trained(llm, further, start=whole.out)  # begins where the other one ended
+    assert further.out.read_bytes() == whole.out.read_bytes()
+    wide = eagles.config(llm.model.config, feature_layers=(2, 3, 7))
+    other = eagles.write_gguf(tmp_path / "wide.gguf", wide, eagles.tensors(wide), eagles.ids(wide))
+    with pytest.raises(InputError, match="valid: a drafter of this model by tokenswift train"):
+        trained(llm, job(tmp_path / "e"), start=other)
+
 
 @torch.no_grad()
 def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
@@ -122,7 +130,7 @@ def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
     tokens = torch.randint(0, 256, (20,))
     states = states_of(llm, tokens.tolist(), weights.config.feature_layers)
     frozen = FrozenBase(llm, weights.d2t)
-    student = EagleStudent(weights.config, load_file(here.work / "start.safetensors"), 1)
+    student = EagleStudent(weights.config, load_file(here.work / "start.safetensors"), 1).eval()
     want = student(tokens[None], states[None].float(), frozen)[0] @ frozen.rows[:64].T
     made = EagleModel(weights, llm.target)
     features = states.float().unflatten(1, (3, -1)).transpose(0, 1).contiguous()

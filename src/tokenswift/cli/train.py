@@ -42,6 +42,7 @@ class Drafter(options.Quiet):
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         hidden: width of eagle, a multiple of 64
+        start: eagle: a GGUF file by this command, to train on from
         layers: layers of a draft model
         data: what is learnt from: self (the model's answers to questions, essays, stories, code and tables
             that it is asked for), a text or JSONL file, a folder of them, or pg19
@@ -58,6 +59,7 @@ class Drafter(options.Quiet):
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
     depths: int = option(3, least=1, level=RARE)
     hidden: int = option(768, least=64, level=RARE)
+    start: Path | None = option(None, level=RARE)
     layers: int = option(2, least=1)
     data: str = option("self", "PATH")
     states: list[Path] = option((), "FOLDER", type=Path, nargs="+", level=RARE)
@@ -177,7 +179,7 @@ def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     if args.kind == "eagle":
         from tokenswift.train.eagle import train_eagle
 
-        return partial(train_eagle, depths=args.depths, hidden=args.hidden)
+        return partial(train_eagle, depths=args.depths, hidden=args.hidden, start=args.start)
     from tokenswift.train.heads import train_heads
 
     return partial(train_heads, kind=args.kind, count=args.num_heads, inner=args.inner)

@@ -12,6 +12,8 @@ rows of the target's LM head, those of the tokens in the loss, which are the tok
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -24,7 +26,9 @@ from torch.nn import functional as F
 
 from tokenswift.files import line_of, replacing
 from tokenswift.loader.gguf import straight
-from tokenswift.spec.eagle.files import BASE, FEATURES, FLAGS, NAMES, EagleConfig
+from tokenswift.loader.identity import file_digest
+from tokenswift.loader.weights import unstored
+from tokenswift.spec.eagle.files import BASE, FEATURES, FLAGS, NAMES, EagleConfig, EagleWeights, load_eagle
 from tokenswift.train.loop import Recipe, Report, first_process
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
@@ -33,6 +37,7 @@ from tokenswift.types import InputError, OnProgress, RunError
 HEAD = 64  # width of an attention head
 WINDOW = 512  # newest keys that a row sees
 BLOCK = 32  # numbers of a file's matrix that have a scale in common
+DROPOUT = 0.15  # of what the layer reads: texts are few for its weights
 
 
 def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
@@ -71,7 +76,14 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
 
 
 def train_eagle(
-    llm: Any, job: Job, report: Report, on_progress: OnProgress, *, depths: int = 3, hidden: int = 768
+    llm: Any,
+    job: Job,
+    report: Report,
+    on_progress: OnProgress,
+    *,
+    depths: int = 3,
+    hidden: int = 768,
+    start: Path | None = None,
 ) -> dict[str, Any]:
     """The whole way to a GGUF file; returns notes.
 
@@ -79,21 +91,44 @@ def train_eagle(
         llm, job, report, on_progress: see :class:`Recipe`.
         depths: tokens of a chain that are trained.
         hidden: see :func:`eagle_config`.
+        start: a drafter of this model, which this one's weights and tokens are at first.
     Raises:
-        InputError: an option out of range, too little data, a work folder of another training, or a model
+        InputError: an option out of range, another kind of drafter to start from, too little data, a work folder of another training, or a model
             whose layers are of another kind.
         RunError: the loss is not finite, the disk is full.
     """
-    layers = eagle_config(llm, 1, hidden).feature_layers
-    recipe = Recipe(llm, job, report, on_progress, layers[:-1], eagle=[depths, hidden])
-    config = eagle_config(llm, recipe.frozen.size, hidden)
-    made = recipe.started(lambda: started(config, job.training.seed))
-    student = EagleStudent(config, made, depths)
+    usual = eagle_config(llm, 1, hidden)
+    given = None if start is None else given_drafter(start, llm, usual)
+    about = hidden if start is None else file_digest(start)
+    subset = None if given is None else given.d2t
+    recipe = Recipe(
+        llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=[depths, about]
+    )
+    config = replace(usual, draft_vocab=recipe.frozen.size) if given is None else given.config
+
+    def first() -> dict[str, Tensor]:
+        if given is None:
+            return started(config, job.training.seed)
+        return {name: unstored(weight, torch.float32) for name, weight in given.tensors.items()}
+
+    student = EagleStudent(config, recipe.started(first), depths)
     notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
     notes |= recipe.distil(student)
     if first_process():
         save_eagle(student, recipe, job)
     return notes
+
+
+def given_drafter(file: Path, llm: Any, usual: EagleConfig) -> EagleWeights:
+    """The drafter to start from.
+
+    Raises:
+        InputError: the file is none of this model, or not of the kind that is trained here.
+    """
+    found = load_eagle(file, llm.target.config)
+    if not file.is_file() or found.config.feature_layers != usual.feature_layers or not found.config.narrow:
+        raise InputError(f"start is {str(file)!r}; valid: a drafter of this model by tokenswift train", "start")
+    return found
 
 
 def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
@@ -195,6 +230,7 @@ class EagleStudent(Student):
         config, t = self.config, self.tensors()
         hidden = normed(g, t["hidden_norm"], config.eps)
         x = torch.cat((normed(embeds, t["input_norm"], config.eps), hidden), dim=-1)
+        x = F.dropout(x, DROPOUT, self.training)
         q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in "qkv")
         q, k, v = (rows.unflatten(-1, (-1, config.head_dim)) for rows in (q, k, v))
         if config.qk_norm:

@@ -109,6 +109,7 @@ class Recipe:
         report: takes lines of what is done and found.
         on_progress: told how many tokens have states, and how many steps are done.
         layers: whose entering states are learnt from, beside those before the final norm.
+        subset: tokens that the loss looks at, ascending; None: the most frequent ones.
         about: what else the outcome depends on; a work folder of other values is refused.
 
     Attributes:
@@ -128,6 +129,7 @@ class Recipe:
         report: Report,
         on_progress: OnProgress,
         layers: Sequence[int] = (),
+        subset: Tensor | None = None,
         **about: Any,
     ) -> None:
         self.job, self.report, self.on_progress, self._begun = job, report, on_progress, time.monotonic()
@@ -143,7 +145,7 @@ class Recipe:
             self.stores = [self._gathered(llm, job.data)]
         report(f"hidden states: {sum(store.tokens for store in self.stores):,} tokens")
         self.counts = counts(self.stores, self.base.vocab_size)
-        subset = frequent(self.counts, job.training.loss_vocabulary)
+        subset = frequent(self.counts, job.training.loss_vocabulary) if subset is None else subset
         self._claim([about, subset.tolist()])
         self.frozen = FrozenBase(llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32)
 
@@ -350,6 +352,8 @@ class Training:
     def _advance(self) -> float:
         """One step; its loss."""
         total = torch.zeros((), dtype=torch.float32, device=self.device)
+        # dropout's draws, the same after a resumption
+        torch.manual_seed((self.options.seed + 1) * 1_000_003 + self.step * world_size() + rank())
         for places in picks(len(self.data), self.options, self.step):
             loss = self._loss(default_collate([self.data[i] for i in places])) / self.options.accumulate
             loss.backward()
@@ -375,7 +379,10 @@ class Training:
     def held_out_loss(self) -> float:
         """The loss over up to :data:`HELD_OUT` items spread over what is held out."""
         chosen = range(0, len(self.held_out), -(-len(self.held_out) // HELD_OUT))
-        return sum(float(self._loss(default_collate([self.held_out[i]]))) for i in chosen) / len(chosen)
+        self.objective.eval()
+        found = sum(float(self._loss(default_collate([self.held_out[i]]))) for i in chosen) / len(chosen)
+        self.objective.train()
+        return found
 
     def _row(self, seconds: float) -> str:
         """A row of the log, and what it says in words; about as often as there are checkpoints, with the

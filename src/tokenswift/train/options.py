@@ -36,7 +36,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "epochs": 6,
         "warmup": 50,
         "held_out": 0.06,
-        "beta2": 0.98,
+        "weight_decay": 0.05,
     },
     "draft": {"window": 256},
 }

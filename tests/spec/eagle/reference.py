@@ -70,7 +70,7 @@ class EagleReference:
         self.embedding = tensors.get("embed", embedding.float())
         own = lm_head if weights.d2t is None else lm_head[weights.d2t]
         self.lm_head = tensors.get("lm_head", own.float())
-        self.layer, self.rotary = EagleStudent(weights.config, tensors, 1), weights.config.rotary()
+        self.layer, self.rotary = EagleStudent(weights.config, tensors, 1).eval(), weights.config.rotary()
         self.layer.requires_grad_(False)
         self.window = window or weights.config.window
 

@@ -20,7 +20,7 @@ from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import Arena, FullCache
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
 from tokenswift.models.base import BaseTarget
@@ -114,6 +114,7 @@ class EagleModel:
         self.window = config.default_window
         self.backend: Any = getattr(target.backend, "head", target.backend)
         self._dtype = torch.float32 if target.whole else target.dtype
+        self._arena = Arena()
         self._angles = AngleTable(config.rotary().to(target.device))
         halves = [_halves(self._given[name], config.hidden) for name in "qkv"]
         layer = LayerWeights(
@@ -166,12 +167,12 @@ class EagleModel:
         self.weight_bytes = sum(weight.nbytes for weight in packed)
         self.held_bytes = self.weight_bytes + _nbytes(self._embedding) + _nbytes(self._rows)
         self._wrong, self._said = 0, False
-        del self._given
+        del self._given, self._arena
 
     def _packed(self, *parts: Tensor | Stored) -> Packed:
         """Weights one below the other: quantized ones as they are stored, where all of them are."""
         if all(isinstance(part, Stored) for part in parts) and self.backend.formats:
-            return self.backend.pack(parts, self._dtype)
+            return self.backend.pack(parts, self._dtype, self._arena)
         dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(self.target.device)
         return self.backend.pack_for_drafts(dense, self.target.whole)
 
