@@ -93,17 +93,15 @@ def train_eagle(
         hidden: see :func:`eagle_config`.
         start: a drafter of this model, which this one's weights and tokens are at first.
     Raises:
-        InputError: an option out of range, another kind of drafter to start from, too little data, a work folder of another training, or a model
-            whose layers are of another kind.
+        InputError: an option out of range, another kind of drafter to start from, too little data, a work
+            folder of another training, or a model whose layers are of another kind.
         RunError: the loss is not finite, the disk is full.
     """
     usual = eagle_config(llm, 1, hidden)
     given = None if start is None else given_drafter(start, llm, usual)
     about = hidden if start is None else file_digest(start)
     subset = None if given is None else given.d2t
-    recipe = Recipe(
-        llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=[depths, about]
-    )
+    recipe = Recipe(llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=[depths, about])
     config = replace(usual, draft_vocab=recipe.frozen.size) if given is None else given.config
 
     def first() -> dict[str, Tensor]:
@@ -127,7 +125,8 @@ def given_drafter(file: Path, llm: Any, usual: EagleConfig) -> EagleWeights:
     """
     found = load_eagle(file, llm.target.config)
     if not file.is_file() or found.config.feature_layers != usual.feature_layers or not found.config.narrow:
-        raise InputError(f"start is {str(file)!r}; valid: a drafter of this model by tokenswift train", "start")
+        valid = "a drafter of this model by tokenswift train"
+        raise InputError(f"start is {str(file)!r}; valid: {valid}", "start")
     return found
 
 
