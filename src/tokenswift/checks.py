@@ -44,18 +44,16 @@ def check_number(name: str, value: object, valid: str, ok: bool) -> float:
     return value if isinstance(value, int | float) else number
 
 
-def check_integer(name: str, value: object, least: int, valid: str | None = None) -> int:
+def check_integer(name: str, value: object, least: int, valid: str = "", most: int = LARGEST) -> int:
     """The integer, numpy's and torch's as Python's own.
 
     Raises:
-        InputError: unless ``value`` is an integer from ``least`` to :data:`LARGEST`.
+        InputError: unless ``value`` is an integer from ``least`` to ``most``.
     """
     number = integer_of(value)
-    if number is None or not least <= number <= LARGEST:
-        text = valid or f"an integer of at least {least}"
-        if number is not None and number > LARGEST and "at least" in text:
-            text += ", at most 2^63 - 1"
-        raise InputError(f"{name} is {shown(value)}; valid: {text}", name)
+    if number is None or not least <= number <= most:
+        usual = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
+        raise InputError(f"{name} is {shown(value)}; valid: {valid or f'an integer {usual}'}", name)
     return number
 
 
@@ -142,33 +140,6 @@ def depth_and_size(value: object, most: int) -> tuple[int, int]:
     return depth, count
 
 
-def _check_names(given: Iterable[str], known: list[str], what: str, hints: Mapping[str, str]) -> None:
-    for name in given:
-        if name not in known:
-            more = f"; {hints[name]}" if name in hints else meant(name, known)
-            raise InputError(f"{name!r} is not {what}; valid: {', '.join(known) or 'none'}{more}", name)
-
-
-def named_errors(kind: type[T]) -> type[T]:
-    """A decorator of dataclasses: arguments that no field takes are an :class:`InputError` that lists the
-    fields, where Python has a TypeError."""
-    make: Any = kind.__init__
-    shape = inspect.signature(kind)
-    known = list(shape.parameters)
-
-    @wraps(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        _check_names(kwargs, known, f"a field of {kind.__name__}", {})
-        try:
-            shape.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InputError(f"{kind.__name__}: {error}; valid: {', '.join(known)}, by name") from None
-        make(self, *args, **kwargs)
-
-    kind.__init__ = __init__
-    return kind
-
-
 def named_arguments(hints: Mapping[str, str] | None = None, options: type | None = None) -> Callable[[F], F]:
     """A decorator of functions: keywords that are no arguments are an :class:`InputError` that lists those
     there are, where Python has a TypeError.
@@ -185,7 +156,10 @@ def named_arguments(hints: Mapping[str, str] | None = None, options: type | None
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            _check_names(kwargs, known, "an argument", hints or {})
+            for name in kwargs:
+                if name not in known:
+                    more = f"; {hints[name]}" if name in (hints or {}) else meant(name, known)
+                    raise InputError(f"{name!r} is not an argument; valid: {', '.join(known)}{more}", name)
             return function(*args, **kwargs)
 
         return cast(F, call)
@@ -193,18 +167,17 @@ def named_arguments(hints: Mapping[str, str] | None = None, options: type | None
     return decorated
 
 
+def named_errors(kind: type[T]) -> type[T]:
+    """A decorator of dataclasses, as :func:`named_arguments`."""
+    kind.__init__ = named_arguments()(kind.__init__)  # type: ignore[method-assign]
+    return kind
+
+
 def keep_field(options: object, name: str, value: object) -> None:
     """Set a field of a frozen dataclass while it is made."""
     object.__setattr__(options, name, value)
 
 
-def check_whole(
-    options: object, name: str, least: int, valid: str | None = None, most: int = LARGEST
-) -> None:
+def check_whole(options: object, name: str, least: int, valid: str = "", most: int = LARGEST) -> None:
     """Check an integer field; it becomes Python's own integer."""
-    if valid is None and most < LARGEST:
-        valid = f"an integer from {least} to {most:,}"
-    number = check_integer(name, getattr(options, name), least, valid)
-    if number > most:
-        raise InputError(f"{name} is {shown(number)}; valid: {valid}", name)
-    keep_field(options, name, number)
+    keep_field(options, name, check_integer(name, getattr(options, name), least, valid, most))

@@ -6,12 +6,12 @@ command line makes its options from these fields and from what their docstrings 
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from types import NoneType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from tokenswift import words
@@ -19,9 +19,7 @@ from tokenswift.checks import (
     LARGEST,
     check_choice,
     check_flag,
-    check_number,
     check_text,
-    check_whole,
     finite,
     integer_of,
     keep_field,
@@ -37,7 +35,8 @@ Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token id
 Biases: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]  # by token id; kept as sorted pairs
 MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
 BREAKERS: Texts = ("\n", ":", '"', "*")  # llama.cpp's
-
+MAX_NODES = 4096  # of a tree, its root included
+MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
 API_KEY = "TOKENSWIFT_API_KEY"
 
 
@@ -46,33 +45,56 @@ def environment_key() -> str | None:
     return os.environ.get(API_KEY) or None
 
 
-def check_threads(value: object) -> int:
-    """A number of CPU threads: from 1 to four for each core, and up to 16 on any machine.
+# ---- numbers and words of fields ---------------------------------------------------------------------------
+
+CORES = os.cpu_count() or 1
+THREADS = max(16, 4 * CORES)  # at most
+Rule = tuple[str, str, Callable[[float], bool]]
+#: fields of every class of options that are numbers; what is valid, in words; whether a number is
+RULES: tuple[Rule, ...] = (
+    ("temperature", "0 (greedy decoding), or from 1e-30 to 1e30", lambda t: t == 0 or 1e-30 <= t <= 1e30),
+    ("top_k", "an integer of at least 1, or 0 for all tokens", lambda k: k >= 0),
+    ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
+    ("min_p eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
+    ("repetition_penalty", "at least 1 (1 is off), at most 1e30", lambda r: 1 <= r <= 1e30),
+    ("presence_penalty frequency_penalty", "from -2 to 2 (0 is off)", lambda p: -2 <= p <= 2),
+    ("dry_multiplier", "from 0 (off) to 1e6", lambda m: 0 <= m <= 1e6),
+    ("dry_base", "from 1 to 1e6", lambda b: 1 <= b <= 1e6),
+    ("dry_allowed_length", "an integer from 1 to 4,096", lambda n: 1 <= n <= 4096),
+    ("dry_range", "an integer of at least 1, or -1 for all", lambda n: n == -1 or n > 0),
+    ("seed", "an integer from 0 to 2^63 - 1", lambda n: n >= 0),
+    ("threads", f"1 to {THREADS} (this machine has {CORES} cores)", lambda n: 1 <= n <= THREADS),
+    ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
+    ("ngrams", f"an integer from 0 to {MAX_NODES // 4:,}", lambda n: 0 <= n <= MAX_NODES // 4),  # of 4 tokens
+    ("min_tokens sinks refresh", "an integer of at least 0", lambda n: n >= 0),
+    ("penalty_window ngram_count budget draft_budget chunk", "an integer of at least 1", lambda n: n > 0),
+)
+RULE_OF = {name: rule for names, *rule in RULES for name in names.split()}
+hints_of = cache(get_type_hints)
+
+
+def check_fields(options: object) -> None:
+    """Check the fields of a dataclass whose types list words, are truth values, or that :data:`RULES` has.
+    Numbers become Python's own. None passes where the type has it.
 
     Raises:
-        InputError: another value.
+        InputError: naming the first that is wrong.
     """
-    cores = os.cpu_count() or 1
-    most = max(16, 4 * cores)
-    threads = integer_of(value)
-    if threads is None or not 1 <= threads <= most:
-        valid = f"1 to {most} (this machine has {cores} cores)"
-        raise InputError(f"threads is {shown(value)}; valid: {valid}", "threads")
-    return threads
-
-
-@cache
-def choices_of(kind: type) -> dict[str, tuple[str, ...]]:
-    """Field → the words that it takes, of the fields of a dataclass whose types list some."""
-    hints = get_type_hints(kind).items()
-    parts = [(name, part) for name, hint in hints for part in (hint, *get_args(hint))]
-    return {name: get_args(part) for name, part in parts if get_origin(part) is Literal}
-
-
-def check_choices(options: object) -> None:
-    """Raise :class:`InputError` for a field of a dataclass that holds none of the words that it takes."""
-    for name, choices in choices_of(type(options)).items():
-        check_choice(name, getattr(options, name), choices)
+    for name, hint in hints_of(type(options)).items():
+        value, kinds = getattr(options, name), (hint, *get_args(hint))
+        choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
+        if value is None and NoneType in kinds:
+            continue
+        if choices is not None:
+            check_choice(name, value, choices)
+        elif bool in kinds:
+            keep_field(options, name, check_flag(name, value))
+        elif name in RULE_OF:
+            valid, fits = RULE_OF[name]
+            number = finite(value) if float in kinds else integer_of(value)
+            wrong = number is None or not fits(number) or (int in kinds and number > LARGEST)
+            refuse(wrong, options, name, f"; valid: {valid}")
+            keep_field(options, name, value if isinstance(value, int | float) else number)
 
 
 def refuse(when: bool, options: object, name: str, rest: str) -> None:
@@ -92,13 +114,12 @@ class SamplingParams:
     Attributes:
         temperature: logits are divided by it, from 1e-30 to 1e30; 0 is greedy decoding
         top_k: keep the k likeliest tokens; 0 keeps all
-        top_p: in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all
-        min_p: in [0, 1): drop tokens less likely than this share of the best; 0 keeps all
+        top_p: keep the smallest set of tokens with this probability; in (0, 1], 1 keeps all
+        min_p: drop tokens less likely than this share of the best; in [0, 1), 0 keeps all
         eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off
-        repetition_penalty: from 1 to 1e30: penalty of tokens that are among the newest ones (see
-            penalty_window); 1 is off
+        repetition_penalty: penalty of the newest tokens (see penalty_window), from 1 to 1e30; 1 is off
         penalty_window: newest tokens that penalties look at, at least 1
-        seed: 0 or more: the same seed, the same text, whatever the strategy
+        seed: 0 or more; the same seed gives the same text, whatever the strategy
         greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else is given
         presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the newest ones
             (see penalty_window); 0 is off
@@ -139,31 +160,10 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        about = "0 (greedy decoding), or from 1e-30 to 1e30"
-        for name, valid, fits in (
-            ("temperature", about, lambda t: t == 0 or 1e-30 <= t <= 1e30),
-            ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
-            ("min_p", "in [0, 1)", lambda p: 0 <= p < 1),
-            ("eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
-            ("repetition_penalty", "at least 1 (1 is off), at most 1e30", lambda r: 1 <= r <= 1e30),
-            ("presence_penalty", "from -2 to 2 (0 is off)", lambda p: -2 <= p <= 2),
-            ("frequency_penalty", "from -2 to 2 (0 is off)", lambda p: -2 <= p <= 2),
-            ("dry_multiplier", "from 0 (off) to 1e6", lambda m: 0 <= m <= 1e6),
-            ("dry_base", "from 1 to 1e6", lambda b: 1 <= b <= 1e6),
-        ):
-            value = getattr(self, name)
-            keep_field(self, name, check_number(name, value, valid, fits(finite(value))))
-        check_whole(self, "top_k", 0, "an integer of at least 1, or 0 for all tokens")
-        check_whole(self, "penalty_window", 1)
-        check_whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
-        check_whole(self, "dry_allowed_length", 1, most=4096)
-        check_whole(self, "dry_range", -1, "an integer of at least 1, or -1 for all")
-        refuse(self.dry_range == 0, self, "dry_range", "; valid: an integer of at least 1, or -1 for all")
-        check_whole(self, "min_tokens", 0)
+        check_fields(self)
         for name in ("dry_breakers", "bad_words"):
             keep_field(self, name, check_texts(name, getattr(self, name)))
         keep_field(self, "logit_bias", check_biases(self.logit_bias))
-        keep_field(self, "greedy", check_flag("greedy", self.greedy))
         keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
         if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
             keep_field(self, "greedy", True)
@@ -193,22 +193,21 @@ def check_texts(name: str, value: object) -> tuple[str | tuple[int, ...], ...]:
         InputError: something else, an empty one, or too many or too long ones.
     """
     given = (value,) if isinstance(value, str) else value
-    made: list[str | tuple[int, ...]] = []
-    for one in given if isinstance(given, list | tuple) else (None,):
+    fits = isinstance(given, list | tuple) and len(given) <= MOST_TEXTS
+    made: list[Any] = []
+    for one in given if fits else ():  # type: ignore[union-attr]
         if isinstance(one, list | tuple):
-            ids = [integer_of(token) for token in one]
-            one = tuple(-1 if token is None else token for token in ids)
-            fits = all(0 <= token < 2**31 for token in one)
-        else:
-            fits = isinstance(one, str)
-        if not fits or not 0 < len(one) <= MOST_LETTERS or len(made) == MOST_TEXTS:  # type: ignore[arg-type]
-            raise InputError(
-                f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token ids, of up "
-                f"to {MOST_LETTERS:,} letters or ids, none of them empty",
-                name,
-            )
-        made.append(check_text(name, one) if isinstance(one, str) else one)  # type: ignore[arg-type]
-    return tuple(made)
+            one = tuple(integer_of(token) for token in one)
+            fits &= all(token is not None and 0 <= token < 2**31 for token in one)
+        fits &= isinstance(one, str | tuple) and 0 < len(one) <= MOST_LETTERS
+        made.append(one)
+    if not fits:
+        raise InputError(
+            f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token ids, of up "
+            f"to {MOST_LETTERS:,} letters or ids, none of them empty",
+            name,
+        )
+    return tuple(check_text(name, one) if isinstance(one, str) else one for one in made)
 
 
 def check_biases(value: object) -> tuple[tuple[int, float], ...]:
@@ -220,23 +219,18 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
         InputError: something else, a token twice, or too many.
     """
     pairs = list(value.items()) if isinstance(value, Mapping) else value
-    made: dict[int, float] = {}
-    wrong: object = None  # the entry that is, where it is one
     fits = isinstance(pairs, list | tuple) and len(pairs) <= MOST_BIASES
+    made: dict[int, float] = {}
     for pair in pairs if fits else ():  # type: ignore[union-attr]
         token, bias = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
-        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 11:
-            token = int(token)
-        number = integer_of(token)
-        fits = number is not None and 0 <= number < 2**31 and number not in made
-        if not fits or not -100 <= finite(bias) <= 100:
-            fits, wrong = False, (pair,) if token is None else {token: bias}
-            break
-        made[number] = finite(bias)  # type: ignore[index]
+        known = isinstance(token, str) and re.fullmatch(r"[0-9]{1,10}", token)
+        number = integer_of(int(token) if known else token)
+        fits &= number is not None and 0 <= number < 2**31 and number not in made
+        fits &= -100 <= finite(bias) <= 100
+        made[number or 0] = finite(bias)
     if not fits:
-        given = f"is {shown(value)}" if wrong is None else f"holds {shown(wrong)}"
         raise InputError(
-            f"logit_bias {given}; valid: up to {MOST_BIASES:,} token ids, each once, with a bias "
+            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, each once, with a bias "
             "from -100 to 100, such as {198: -5}",
             "logit_bias",
         )
@@ -258,7 +252,7 @@ NEUTRAL: dict[str, Any] = {
 #: the paper's sampling settings by name, all fields of `SamplingParams` but seed and greedy: of its models
 #: (Table 10) and of the samplers that it compares (Tables 6 and 12); "paper" is `SamplingParams()`
 PRESETS: dict[str, dict[str, Any]] = {
-    name: {**NEUTRAL, "penalty_window": 1024, **given}
+    name: {**NEUTRAL, **given}
     for name, given in {
         "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
         "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
@@ -355,24 +349,19 @@ class RopeScaling:
         return "yarn" if self.factor is None else f"yarn:{self.factor:g}"
 
 
-def parse_rope_scaling(text: str) -> RopeScaling | None:
-    """Read ``"none"`` (→ None), ``"yarn"`` or ``"yarn:FACTOR"``.
+def parse_rope_scaling(text: str | None) -> RopeScaling | None:
+    """Read ``"none"`` (→ None, as None), ``"yarn"`` or ``"yarn:FACTOR"``.
 
     Raises:
         InputError: for anything else, or a factor below 1.
     """
-    if text == "none":
+    if text in ("none", None):
         return None
-    kind, colon, number = text.partition(":")
-    if kind == "yarn" and not colon:
-        return RopeScaling(None)
-    try:
-        factor = float(number)
-    except ValueError:
-        factor = math.nan
-    if kind != "yarn" or not math.isfinite(factor) or factor < 1:
+    found = re.fullmatch(r"yarn(:\d{1,6}(\.\d+)?)?", text) if isinstance(text, str) else None
+    factor = float(found[1][1:]) if found and found[1] else None
+    if found is None or (factor is not None and factor < 1):
         raise InputError(
-            f"rope_scaling is {text!r}; valid: none, yarn, yarn:FACTOR with a factor of at least 1 (yarn:4)",
+            f"rope_scaling is {shown(text)}; valid: none, yarn, or yarn:FACTOR of at least 1, such as yarn:4",
             "rope_scaling",
         )
     return RopeScaling(factor)
@@ -387,7 +376,6 @@ def check_backend(backend: str, device: str) -> None:
         )
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
     """How a model is loaded, and what computes it: the arguments of `LLM`.
@@ -396,7 +384,7 @@ class LoadConfig:
     hardware there is, `loader.load.check_place` looks at.
 
     Attributes:
-        dtype: compute dtype: float32, bfloat16, float16, int8, or auto: the checkpoint's (for quantized
+        dtype: compute dtype: float32, bfloat16, float16, int8 or auto; auto is the checkpoint's (of quantized
             weights int8 on a CPU, bfloat16 on CUDA)
         device: auto (CUDA where there is one), cpu or cuda
         rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
@@ -430,22 +418,18 @@ class LoadConfig:
             value: Any = getattr(self, name)
             if type(value).__module__ == "torch":  # one of its own types or devices
                 keep_field(self, name, str(value).removeprefix("torch."))
-        check_choices(self)
+        check_fields(self)
         devices = ", ".join(words.words(words.Device))
         known = self.device in devices.split(", ") or re.fullmatch(r"cuda:\d+", str(self.device))
         refuse(not known, self, "device", f"; valid: {devices}")
         if self.device != "auto":
             check_backend(str(self.backend), self.device)
-        named = self.rope_scaling is None or isinstance(self.rope_scaling, str)
-        refuse(not named, self, "rope_scaling", "; valid: None, yarn, yarn:4")
-        parse_rope_scaling(self.rope_scaling or "none")
-        if self.threads is not None:
-            keep_field(self, "threads", check_threads(self.threads))
+        parse_rope_scaling(self.rope_scaling)
 
     @property
     def scaling(self) -> RopeScaling | None:
         """The wish for YaRN."""
-        return parse_rope_scaling(self.rope_scaling or "none")
+        return parse_rope_scaling(self.rope_scaling)
 
     @property
     def floats(self) -> Any:
@@ -466,22 +450,6 @@ class LoadConfig:
         import torch
 
         return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
-
-
-MAX_NODES = 4096  # of a tree, its root included
-MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
-#: least and most of the integers that methods take
-RANGES = {
-    "ngrams": (0, MAX_NODES // 4),  # four tokens each
-    "ngram_count": (1, LARGEST),
-    "sinks": (0, LARGEST),
-    "budget": (1, LARGEST),
-    "draft_budget": (1, LARGEST),
-    "gamma": (1, MAX_GAMMA),
-    "inner_gamma": (1, MAX_GAMMA),
-    "chunk": (1, LARGEST),
-    "refresh": (0, LARGEST),
-}
 
 
 class MethodOptions:
@@ -512,26 +480,20 @@ class MethodOptions:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]  # of the dataclasses below
-            if one.name == "tree":
-                check_widths(self)
-            if one.name in RANGES and (one.default is not None or getattr(self, one.name) is not None):
-                least, most = RANGES[one.name]
-                check_whole(self, one.name, least, most=most)
+        check_fields(self)
+        if hasattr(self, "tree"):
+            check_widths(self)
         for name in ("budget", "draft_budget"):
             sinks, size = getattr(self, "sinks", 0), getattr(self, name, None)
             small = size is not None and size <= sinks
             refuse(small, self, name, f"; valid: more than the {sinks} sink tokens")
-        check_choices(self)
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class NoOptions(MethodOptions):
     """Options of a strategy that has none."""
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class AutoOptions(MethodOptions):
     """Options of ``auto``, adaptive drafting; None chooses by device. See `MethodOptions`."""
@@ -547,7 +509,6 @@ class AutoOptions(MethodOptions):
     explain: Any = None
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class TokenSwiftOptions(MethodOptions):
     """Options of ``tokenswift``, the paper's method; the defaults are the paper's. See `MethodOptions`."""
@@ -564,7 +525,6 @@ class TokenSwiftOptions(MethodOptions):
     acceptance: words.Acceptance = "exact"
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class MedusaOptions(MethodOptions):
     """Options of the ``medusa`` strategy. See `MethodOptions`."""
@@ -575,7 +535,6 @@ class MedusaOptions(MethodOptions):
     vocabulary: words.Vocabulary = "frequent"
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class MagicDecOptions(MethodOptions):
     """Options of the ``magicdec`` strategy; without a draft model the target drafts for itself. See
@@ -589,7 +548,6 @@ class MagicDecOptions(MethodOptions):
     candidates: words.Candidates = "coupled"
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class TriForceOptions(MethodOptions):
     """Options of the ``triforce`` strategy. See `MethodOptions`."""
@@ -620,12 +578,6 @@ OPTIONS: dict[str, type] = {
 
 def check_strategy(name: object) -> None:
     """Raise :class:`InputError` unless a strategy has this name."""
-    if isinstance(name, str) and name.lower().startswith("eagle"):
-        raise InputError(
-            f"strategy is {name!r}; valid: auto, with an EAGLE-3 drafter (--eagle PATH, in Python "
-            "LLM(eagle=PATH))",
-            "strategy",
-        )
     check_choice("strategy", name, tuple(OPTIONS))
 
 
@@ -668,11 +620,9 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
     """
     if isinstance(values, kind):
         return values
+    valid = f"a dict of options of strategy {strategy}, or {kind.__name__}(…)"
     if values is not None and not isinstance(values, Mapping):
-        raise InputError(
-            f"strategy_options is {shown(values)}; valid for strategy {strategy}: a dict of its options or "
-            f"{kind.__name__}(…)"
-        )
+        raise InputError(f"strategy_options is {shown(values)}; valid: {valid}")
     known = names_of(strategy)
     name = next((name for name in values or {} if name not in known), None)
     if name is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -30,6 +31,8 @@ from tokenswift.engine.sequence import Sequence, Stream
 from tokenswift.runs import folder as folders
 from tokenswift.types import Step
 
+#: options of the command, for a chat that is made without it
+OPTIONS = argparse.Namespace(system=None, max_new_tokens=10, quiet=True, verbose=False)
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
 
 
@@ -142,7 +145,7 @@ def messages_of(name: str = "c.json") -> list[tuple[str, str]]:
 
 def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) -> None:
     done = talk(
-        b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/save c.txt\n/reset\nHello\n/save d.json\n"
+        b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/save c.txt\n/clear\nHello\n/save d.json\n"
     )
     assert done.code == 0, done
     said = messages_of()
@@ -161,9 +164,9 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
 
 def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
     """The beginning of the conversation is copied, but for the rows that drafting starts from."""
-    known = Prefixes(1 << 30)
-    call = {"strategy": "autoregressive", "sampling": SamplingParams(temperature=0.2)}
-    chats = [Chat(real, 10, quiet=True, prefixes=prefixes, **call) for prefixes in (known, None)]
+    call = {"strategy": "autoregressive"}
+    chats = [Chat(real, SamplingParams(temperature=0.2), OPTIONS, **call) for _ in range(2)]
+    known, chats[1].prefixes = chats[0].prefixes, Prefixes(0)
     read: list[int] = []
     prefill = real.target.prefill
 
@@ -185,23 +188,15 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (
-            b"/nope\n",
-            "/nope is not a command; valid: /system TEXT, /set NAME VALUE, /retry, /undo, /clear, /save",
-        ),
-        (b"/sytem Hi\n", "; did you mean /system?"),
-        (b"/retry\n", "/retry has no answer to replace; valid: after an answer"),
-        (b"/undo\n", "/undo has no answer to take back; valid: after an answer"),
-        (b"/undo 2\n", "/undo is followed by '2'; valid: /undo alone"),
-        (b"/set top-p 2\n", "/set top-p is 2.0; valid: in (0, 1]"),
-        (b"/set seed -1\n", "/set seed is -1; valid: an integer from 0 to 2^63 - 1"),
-        (b"/set max-new-tokens 0\n", "/set max-new-tokens is 0; valid: an integer of at least 1"),
-        (b"/set temperature hot\n", "/set temperature is 'hot'; valid: a number"),
-        (b"/set greedy yes\n", "/set greedy is 'yes'; valid: on, off"),
-        (b"/set top-p\n", "/set top-p has no value; valid: /set top-p X"),
-        (b"/set top_b 1\n", "/set top_b is not a setting; valid: temperature, top-k, top-p, min-p, "),
-        (b"/save\n", "/save has no file; valid: /save FILE"),
-        (b"/save .\n", "/save .: it exists already; valid: a new file"),
+        (b"/sytem Hi\n", "/sytem is not a command; valid: /system TEXT, /set NAME VALUE, "),
+        (b"/undo\n", "there is no answer yet; valid: /retry and /undo after an answer"),
+        (b"/undo 2\n", "'/undo 2' does not fit; valid: /undo"),
+        (b"/set top-p 2\n", "--top-p is 2.0; valid: in (0, 1]"),
+        (b"/set max-new-tokens 0\n", "--max-new-tokens is 0; valid: an integer of at least 1"),
+        (b"/set temperature hot\n", "--temperature is 'hot'; valid: a number"),
+        (b"/set top-p\n", "--top-p: expected one argument"),
+        (b"/set top_b 1\n", "unknown option --top-b; did you mean --top-p?"),
+        (b"/save\n", "'/save' does not fit; valid: /save FILE"),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
         (b"ok\n\xff\n", "line 2 of standard input is not UTF-8"),
         (b"x" * 600 + b"\n", "the conversation has 618 tokens, the model 512 positions; valid: a shorter"),
@@ -219,93 +214,58 @@ def test_no_file_is_replaced_that_the_chat_has_not_made(talk: Callable[..., Outc
     assert len(messages_of("new.json")) == 2 and Path("mine.json").read_text() == "mine"
 
 
-def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
+def test_the_system_text_and_a_setting_are_set_and_shown(talk: Callable[..., Outcome]) -> None:
     lines = (
         b"/system\nHello\n/system Be brief.\nAnd then?\n/save a.json\n/system\n/clear\n/save b.json\n"
-        b'/system ""\n/save d.json\n'
+        b'/system ""\n/save d.json\n/set top-p 0.5\n/set\n'
     )
     done = talk(lines)
     assert done.code == 0, done
     asked = [("user", "Hello"), ("user", "And then?")]
-    assert [pair for pair in messages_of("a.json") if pair[0] != "assistant"] == [
-        ("system", "Be brief."),
-        *asked,
-    ]
+    said = [pair for pair in messages_of("a.json") if pair[0] != "assistant"]
+    assert said == [("system", "Be brief."), *asked]
     assert messages_of("b.json") == [("system", "Be brief.")] and messages_of("d.json") == []
     assert "no system prompt but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
-    assert "the system prompt is set; the conversation continues (/clear begins a new one)\n" in done.err
     assert "1 message written to b.json\n" in done.err and "0 messages written to d.json" in done.err
+    assert [line.split() for line in done.err.splitlines()].count(["top-p", "0.5"]) == 2, done.err
 
 
-def test_a_template_without_system_messages_is_told_with_the_first_message(real: LLM) -> None:
-    chat = Chat(real, 4)
-    refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
-    with pytest.MonkeyPatch.context() as patch:
-        codec = real.source.codec
-        patch.setattr(codec, "chat_template", refuse + codec.chat_template)
-        assert chat.take("/system Be brief.") and chat.take("Hello") and len(chat.turns) == 1
-        told = [{"role": "user", "content": "Be brief.\n\nHello"}]
-        assert real.encode(chat.messages[:-1]) == real.encode(told)
-
-
-def test_retry_writes_another_answer_with_the_next_seed(talk: Callable[..., Outcome]) -> None:
-    done = talk(b"Hello\n/retry\n/save c.json\n", seed=("--seed", "7"))
-    assert done.code == 0 and "another answer, with seed 8\n" in done.err
-    assert [role for role, _ in messages_of()] == ["user", "assistant"]
-    first, second = (talk(b"Hello\n", "--quiet", seed=("--seed", seed)).out for seed in "78")
-    assert first != second and done.out == first + second
-    assert messages_of()[1][1].strip() == second.strip()
-    assert talk(b"Hello\n/save a.json\n/retry\n/save b.json", seed=()).code == 0
-    assert messages_of("a.json")[0] == messages_of("b.json")[0]
-    assert messages_of("a.json")[1] != messages_of("b.json")[1]
-    greedy = talk(b"Hello\n/retry\n", "--greedy")
-    assert "greedy decoding has one answer; /set temperature 0.7 has more" in greedy.err
-
-
-def test_undo_takes_the_last_turn_back(talk: Callable[..., Outcome]) -> None:
-    done = talk(
-        b"Hello\n/save a.json\nAnd?\n/undo\n/save b.json\nAnd then?\n/save c.json\n/undo\n/undo\n/undo\n"
-    )
-    assert done.code == 2 and "/undo has no answer to take back" in done.err, done
-    assert messages_of("a.json") == messages_of("b.json") == messages_of("c.json")[:2]
-    assert "taken back: 'And?' and its answer; 2 messages left\n" in done.err
-    assert "2 messages written to b.json\n" in done.err
-    told = talk(b"/system Be brief.\nHello\n/undo\n").err
-    assert "taken back: 'Hello' and its answer; 0 messages left\n" in told  # the instructions are none
+def test_retry_and_undo(talk: Callable[..., Outcome]) -> None:
+    """Another answer has the next seed; an answer that is taken back is as if it had never been."""
+    lines = b"Hello\n/save a.json\n/retry\n/save b.json\nAnd?\n/undo\n/save c.json\n/undo\n/undo\n"
+    done = talk(lines, seed=("--seed", "7"))
+    assert done.code == 2 and "there is no answer yet" in done.err, done
+    assert "another answer, with seed 8\n" in done.err and "taken back: 'And?' and its answer\n" in done.err
+    first, second = (talk(b"Hello\n", "--quiet", seed=("--seed", seed)).out.strip() for seed in "78")
+    said = [messages_of(f"{name}.json") for name in "abc"]
+    assert [len(one) for one in said] == [2, 2, 2] and said[1] == said[2]
+    assert (said[0][1][1].strip(), said[1][1][1].strip()) == (first, second) and first != second
 
 
 # ---- chat, interrupted ------------------------------------------------------------------------------------
 
 
 class Slow:
-    """An ``LLM`` whose answers a signal interrupts.
+    """An ``LLM`` whose answers Ctrl-C interrupts, twice, after so many steps."""
 
-    Args:
-        when: 0 while it reads the prompt, else after so many steps.
-    """
-
-    def __init__(self, real: LLM, number: int, when: int) -> None:
-        self.real, self.number, self.when = real, number, when
-        self.target, self.encode = real.target, real.encode
+    def __init__(self, real: LLM, when: int) -> None:
+        self.real, self.when, self.target, self.encode = real, when, real.target, real.encode
 
     def start(self, request: Request, prefixes: Any = None) -> Stream:
-        if not self.when:
-            os.kill(os.getpid(), self.number)
-        return Signalled(Sequence(self.real, replace(request, ignore_eos=True)), self.number, self.when)
+        return Signalled(Sequence(self.real, replace(request, ignore_eos=True)), self.when)
 
 
 class Signalled(Stream):
-    """Steps, one of which a signal follows, and a Ctrl-C behind it."""
+    """Steps, one of which Ctrl-C follows, twice."""
 
-    def __init__(self, run: Sequence, number: int, when: int) -> None:
+    def __init__(self, run: Sequence, when: int) -> None:
         super().__init__(run)
-        self.number, self.left = number, when
+        self.left = when
 
     def __next__(self) -> Step:
         step = super().__next__()
         self.left -= 1
-        if not self.left:
-            os.kill(os.getpid(), self.number)
+        for _ in range(2 if not self.left else 0):
             os.kill(os.getpid(), signal.SIGINT)
         return step
 
@@ -317,7 +277,8 @@ def real(chatty: Path) -> Any:
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(real: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = Chat(Slow(real, signal.SIGINT, 3), 40, strategy="autoregressive")
+    options = argparse.Namespace(**{**vars(OPTIONS), "max_new_tokens": 40})
+    chat = Chat(Slow(real, 3), SamplingParams(), options, strategy="autoregressive")
     assert chat.take("Hello")  # two of them: the second is no way out
     shown = capsys.readouterr().out
     question, answer = chat.messages
@@ -335,9 +296,9 @@ def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None
     """Ctrl-J is a line end in a message; the terminal is given back as it was, whatever ends the chat."""
     master, slave = pty.openpty()
     before = termios.tcgetattr(master)
-    argv = ["chat", "--model", str(chatty), "-n", "4", "--history", "none", "--device", "cpu"]
+    argv = ["chat", "--model", str(chatty), "-n", "4", "--device", "cpu"]
     command = [sys.executable, "-m", "tokenswift", *argv]
-    env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "TOKENSWIFT_CACHE": str(tmp_path)}
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env)
     os.close(slave)
     screen, until, ready = b"", time.monotonic() + 100, b"\x1b[?2004h"

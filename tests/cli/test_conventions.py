@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import GenerationConfig
 
 from tests.cli.conftest import Call
-from tests.conftest import tiny_model, tiny_tokenizer
-from tokenswift import LLM, InputError, SamplingParams
+from tokenswift import SamplingParams
 from tokenswift.cli.main import parsed
 from tokenswift.config import CONTINUED, PRESETS, sampling_over, settings_of
 
@@ -36,34 +34,6 @@ def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
     sampled = record(cli, "hello", "--model", tiny)
     assert zero["token_ids"] == greedy["token_ids"] != sampled["token_ids"]
     assert zero["sampling"] == greedy["sampling"]
-
-
-@pytest.fixture
-def with_settings(tmp_path: Path) -> Path:
-    """A tiny model with a generation_config.json that names sampling settings."""
-    model = tiny_model("llama")
-    model.generation_config = GenerationConfig(do_sample=True, temperature=0.5, top_k=7)
-    model.save_pretrained(tmp_path / "own")
-    tiny_tokenizer().save_pretrained(tmp_path / "own")
-    return tmp_path / "own"
-
-
-def test_the_models_own_sampling(cli: Call, with_settings: Path, tiny: Path) -> None:
-    argv = ("generate", "hello", "--model", with_settings, "--sampling", "model", *SHORT, "--json", "j")
-    done = cli(*argv, "--top-k", "3", "--seed", "5")
-    assert done.code == 0
-    assert "generation_config.json: temperature 0.5; the rest is off" in done.err
-    made = json.loads(Path("j").read_text())["sampling"]
-    assert made == {
-        "temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0, "eta_cutoff": 0.0,
-        "repetition_penalty": 1.0, "penalty_window": 1024, "seed": 5, "greedy": False,
-    }  # fmt: skip
-    llm = LLM(with_settings)
-    assert llm.model_sampling(seed=5, top_k=3) == SamplingParams(**made)
-    refused = cli("generate", "hello", "--model", tiny, "--sampling", "model", *SHORT)
-    assert refused.code == 2 and "names no setting of it; valid: default" in refused.err
-    with pytest.raises(InputError, match="names no setting"):
-        LLM(tiny).model_sampling()
 
 
 def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:

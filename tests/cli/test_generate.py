@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tokenswift.cli import demo
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, write_json
 from tokenswift.engine import sequence
@@ -84,7 +85,7 @@ def test_stop(cli: Call, tiny: Path) -> None:
         (
             RuntimeError("odd\nerror"),
             1,
-            "the run failed (RuntimeError: odd error); 3 tokens were written",
+            "the run failed (RuntimeError: odd error); --debug shows where; 3 tokens were written",
         ),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
     ],
@@ -139,24 +140,6 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "r.json"]
 
 
-# ---- progress ---------------------------------------------------------------------------------------------
-
-
-def test_training_is_advised_once_a_model(
-    cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With their price, once there is a speed to reckon with; not where they are not wanted."""
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    argv = ("generate", "hello", "--model", tiny, "--ignore-eos", "--continue")
-    for more in (("-n", "20"), ("--heads", "none"), ("--strategy", "autoregressive")):
-        assert "tokenswift train" not in cli(*argv, *more).err
-    first = cli(*argv)
-    line = first.err.splitlines()[-1]
-    assert f"tokenswift train --model {tiny} (about " in line
-    assert int(line.split("(about ")[1].split(" hours here")[0].replace(",", "")) >= 1
-    assert "tokenswift train" not in cli(*argv).err
-
-
 def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
     """What is named is what runs; a tree without ``--strategy tokenswift`` is an error that names it."""
     model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
@@ -201,12 +184,23 @@ def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
     assert done.out.endswith(f"\nleft in results: {left} (tokens, text and figures of each)\n")
 
 
+def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
+    """A model with few positions, and one that is slow: fewer tokens are read and written."""
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in (demo.READING, 1e-9):
+            patch.setattr(demo, "READING", limit)
+            patch.setattr(demo, "WRITING", limit)
+            done = cli("demo", "--model", tiny, "--out", "out")
+            assert done.code == 0 and "identical: yes" in done.out, done
+            made = json.loads(Path("out/list.auto.json").read_text())
+            sizes = made["prompt_tokens"], len(made["token_ids"])
+            assert sizes == ((128, 128) if limit > 1 else (demo.TRIAL, demo.WARM))
+
+
 @pytest.mark.model
 def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
     argv = ("generate", "The lamp was", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "6")
-    first = cli(*argv, "--json", "a", "--quiet")
-    second = cli(*argv, "--json", "b", "--quiet", "--strategy", "autoregressive")
-    assert (first.code, first.err) == (second.code, second.err) == (0, "")
-    records = [json.loads((tmp_path / "cwd" / name).read_text()) for name in "ab"]
-    assert records[0]["token_ids"] == records[1]["token_ids"]
-    assert records[0]["model"] == "smollm2-135m" and first.out.rstrip("\n") == records[0]["text"].rstrip("\n")
+    done = cli(*argv, "--json", "a", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    record = json.loads((tmp_path / "cwd" / "a").read_text())
+    assert record["model"] == "smollm2-135m" and done.out.rstrip("\n") == record["text"].rstrip("\n")

@@ -124,7 +124,7 @@ def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str)
 @pytest.mark.parametrize(
     "out,words",
     [
-        ("p.jsonl", "--out is 'p.jsonl': it is not a folder"),
+        ("p.jsonl", "--prompts and --out are both p.jsonl; valid: two different files"),
         ("nosuch://x", "nosuch://x cannot be used (Protocol not known"),
     ],
 )

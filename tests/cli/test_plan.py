@@ -55,14 +55,13 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "resident", lambda: 50_000_000)
     run = run_of(llm, 500)
     found = plan(run, False)
-    parts, row, nodes = found["parts"], llm.target.kv_bytes, run.strategy.max_nodes
-    assert parts["full cache"] == (503 + nodes) * row
-    assert parts["partial cache (budget 60)"] == 61 * row
-    assert parts["logits of a step"] == 3 * nodes * 260 * 4
-    assert parts["weights"] + parts["program, libraries, work space"] == 50_000_000
-    assert found["peak"] == sum(parts.values()) and len(parts) == 6
+    parts, row = found["parts"], llm.target.kv_bytes
+    assert (parts["prompt 3 tokens"], parts["max_new_tokens 500"]) == (3 * row, 500 * row)
+    assert parts["budget 60"] == 61 * row
+    assert parts["weights"] + parts["the rest of the program"] == 50_000_000
+    assert found["peak"] == sum(parts.values())
     assert found["seconds"] is None and found["most"] > 500
-    assert "partial cache (budget 60)" not in plan(run_of(llm, 5), False)["parts"]  # never that long
+    assert "budget 60" not in plan(run_of(llm, 5), False)["parts"]  # never that long
 
 
 def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

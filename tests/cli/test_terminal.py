@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import os
 import re
 import subprocess
@@ -15,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model, on_a_terminal
-from tokenswift.cli.output import TextSink
-from tokenswift.cli.terminal import COMMANDING, LogHandler, visible
+from tokenswift.cli.terminal import COMMANDING, visible
 
 LENGTH = ("--max-new-tokens", "120", "--ignore-eos", "--seed", "3")
 NASTY = {
@@ -42,35 +39,32 @@ def roomy(tmp_path: Path) -> Path:
     return chatty_model(tmp_path / "model", 8192)
 
 
-def check(shown: str, raw: str, piped: str) -> None:
-    """What a terminal, a terminal with --raw-output and a pipe got."""
-    assert COMMANDING.search(piped), "the text has nothing to show"
-    assert raw == piped and shown == visible(piped)
-
-
-def three_ways(cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more: Any) -> list[Outcome]:
+def on_a_screen(
+    cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more: Any
+) -> tuple[Outcome, Outcome]:
+    """What a command prints on a terminal, and to a pipe."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Terminal(sys.stdout))
-        terminals = [cli(*argv, **more), cli(*argv, "--raw-output", **more)]
-    found = [*terminals, cli(*argv, **more)]
-    assert [done.code for done in found] == [0, 0, 0], found
-    return found
+        seen = cli(*argv, **more)
+    piped = cli(*argv, **more)
+    assert (seen.code, piped.code) == (0, 0), (seen, piped)
+    return seen, piped
 
 
 def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("generate", "hello", "--raw", "--model", roomy, *LENGTH, "--quiet")
-    check(*(done.out for done in three_ways(cli, monkeypatch, *argv)))
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", Terminal(sys.stdout))
-        done = cli(*argv, "--json", "-")
-    assert not COMMANDING.search(done.out)
-    assert COMMANDING.search(json.loads(done.out)["text"])
+    seen, piped = on_a_screen(cli, monkeypatch, *argv)
+    assert COMMANDING.search(piped.out) and seen.out == visible(piped.out)
+    seen, piped = on_a_screen(cli, monkeypatch, *argv, "--json", "-")
+    assert not COMMANDING.search(seen.out)
+    assert json.loads(seen.out)["text"] == json.loads(piped.out)["text"]
 
 
 def test_chat(cli: Call, roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").write_text("Hello\n")
     argv = ("chat", "--model", roomy, "--max-new-tokens", "120", "--temperature", "1", "--quiet", "-s", "3")
-    check(*(done.out for done in three_ways(cli, monkeypatch, *argv, stdin=tmp_path / "in")))
+    seen, piped = on_a_screen(cli, monkeypatch, *argv, stdin=tmp_path / "in")
+    assert COMMANDING.search(piped.out) and seen.out == visible(piped.out)
 
 
 # ---- progress ---------------------------------------------------------------------------------------------
@@ -159,28 +153,3 @@ def test_a_pipe_that_is_closed(tiny: Path, tmp_path: Path) -> None:
         words = "error: standard output was closed; nothing more was generated; continue with: tokenswift "
         assert process.stderr.read().decode() == f"{words}resume {tmp_path / 'run'}\n"
     assert process.returncode == 1
-
-
-def test_a_log_line_in_the_middle_of_the_text_begins_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logger = logging.getLogger("tokenswift")
-    filters = list(logger.filters)
-    file = (tmp_path / "both").open("w", encoding="utf-8", buffering=1)
-    out = io.TextIOWrapper(os.fdopen(os.dup(file.fileno()), "wb", buffering=0), encoding="utf-8")
-    handler = LogHandler()
-    logger.addHandler(handler)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", file)
-        sink = TextSink(None)
-        sink.write("Once upon")
-        logger.error("a draft was dropped")
-        sink.write(" a time\n")
-        logger.error("again")
-        sink.close()
-    logger.removeHandler(handler)
-    assert logger.filters == filters
-    out.close()
-    file.close()
-    assert (tmp_path / "both").read_text() == "Once upon\na draft was dropped\n a time\nagain\n"

@@ -64,7 +64,7 @@ def test_what_a_generation_refuses(llm: LLM, given: dict[str, Any], words: str) 
         ("dtype", torch.int16, "dtype is 'int16'; valid: auto, float32"),
         ("device", torch.device("meta"), "device is 'meta'; valid: auto, cpu, cuda"),
         ("heads", 4, "heads is 4; valid: auto, none"),
-        ("rope_scaling", {"type": "yarn"}, "rope_scaling is {'type': 'yarn'}; valid: None, yarn"),
+        ("rope_scaling", {"type": "yarn"}, "rope_scaling is {'type': 'yarn'}; valid: none, yarn"),
     ],
 )
 def test_what_loading_refuses(tiny_folder: Any, name: str, value: Any, words: str) -> None:

@@ -161,7 +161,7 @@ WORDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "chat",
         {"logit_bias": {"-1": 1}},
-        "logit_bias holds {'-1': 1}; valid: up to 16,384 token ids, each once",
+        "logit_bias is {'-1': 1}; valid: up to 16,384 token ids, each once",
     ),
     ("chat", {"response_format": WRONG}, "the JSON schema cannot be compiled (Invalid type: any); valid: a "),
     ("response", {"prompt": {"id": "y"}}, f"prompt is not supported; {LACKS}"),

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
     options.check_model_options(args)
-    record = check_record(args.json, options.inputs_of(args))
+    record = check_record(args.json)
     given, text = _strategy_options(args), None
     if args.prompt is not None and (args.prompts is not None or not args.prompt.strip()):
         raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word, without --prompts")
@@ -78,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
 
     prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
-    sampling = options.settled_sampling(args, sampling, llm)
     samplings = {} if sampling.greedy else {"sampling": sampling}
     audited = Audit(
         llm,

@@ -63,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
         text = "\n\n".join(named[name] for name in sorted(named))
     else:
         text = read_named(args.prompt_file, "--prompt-file")
-    record = check_record(args.json, {"--prompt-file": args.prompt_file})
+    record = check_record(args.json)
     with options.load_model(args) as llm:
         from tokenswift.loader.identity import versions
 
         prompts = [prompt(llm, text, context, args) for context in args.contexts]
         heads = llm.resources.heads
         made = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "versions": versions()}
-        made |= {"heads": None if heads is None else heads.kind, "repeats": args.repeats}
-        made |= {"max_new_tokens": args.max_new_tokens}
+        made |= {name: getattr(args, name) for name in ("repeats", "max_new_tokens")}
+        made["heads"] = None if heads is None else heads.kind
         made["contexts"] = [measure(llm, ids, args) for ids in prompts]
     give(record, made, shown(made))
     return 0
@@ -100,19 +100,20 @@ def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any
     neither is always first; what warms them up does not count."""
     logger.info("measuring after %s tokens", f"{len(ids):,}")
     states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
-    sampling, written = SamplingParams(), set[tuple[int, ...]]()
+    written = set[tuple[int, ...]]()
     rates: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for turn in range(1 + args.repeats):
-        for name in list(STRATEGIES)[:: -1 if turn % 2 else 1]:
-            done = states[-1].generate(args.max_new_tokens, STRATEGIES[name], {}, sampling, ignore_eos=True)
+        for name in sorted(STRATEGIES, reverse=turn % 2 == 0):
+            how = {"sampling": SamplingParams(), "ignore_eos": True}
+            done = states[-1].generate(args.max_new_tokens, STRATEGIES[name], **how)
             written.add(tuple(done.token_ids))
             rates[name].append(done.metrics.tokens_per_second)
-    rates = {name: values[1:] for name, values in rates.items()}
+    plain, adaptive = rates["plain"][1:], rates["adaptive"][1:]
     return {
         "context": len(ids),
         "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
-        "tokens_per_second": {name: spread(values) for name, values in rates.items()},
-        "speedup": spread([b / a for a, b in zip(rates["plain"], rates["adaptive"], strict=True)]),
+        "tokens_per_second": {"plain": spread(plain), "adaptive": spread(adaptive)},
+        "speedup": spread([b / a for a, b in zip(plain, adaptive, strict=True)]),
         "identical": len(written) == 1,
     }
 
@@ -124,17 +125,14 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 def shown(made: dict[str, Any]) -> str:
     """A record as a table."""
-    heads = f"{made['heads'] or 'no'} heads"
-    counts = f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
     rows = []
     for one in made["contexts"]:
-        rates = [
-            cell(found) for found in (one["prompt_tokens_per_second"], *one["tokens_per_second"].values())
-        ]
+        rates = [one["prompt_tokens_per_second"], *one["tokens_per_second"].values()]
         same = "yes" if one["identical"] else "no"
-        rows.append([f"{one['context']:,}", *rates, cell(one["speedup"], 2), same])
+        rows.append([f"{one['context']:,}", *map(cell, rates), cell(one["speedup"], 2), same])
     head = ("context", "prompt, tokens/s", "plain, tokens/s", "adaptive, tokens/s", "×", "identical")
-    first = f"{made['model']}: {made['dtype']} on {made['device']}, {heads}; {counts}"
+    first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
+    first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
     return f"{first}\n\n{table(rows, head, right=range(5))}"
 
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tokenswift.checks import check_integer, meant
+from tokenswift.checks import meant
 from tokenswift.types import InputError
 
 RARE = "rare"  # the level of an option that --help-all alone shows
@@ -53,20 +53,25 @@ def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
         try:
             return read(text)
         except (ValueError, KeyError):
-            raise argparse.ArgumentTypeError(f"is {text!r}; valid: {valid}") from None
+            given = text if re.fullmatch("-?[0-9]+", text) else repr(text)
+            raise argparse.ArgumentTypeError(f"is {given}; valid: {valid}") from None
 
     return parse
 
 
+def integer(least: int, valid: str | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer of at least ``least``."""
+
+    def read(text: str) -> int:
+        if int(text) < least:
+            raise ValueError
+        return int(text)
+
+    return reader(read, valid or f"an integer of at least {least}")
+
+
 def _widths(text: str) -> tuple[int, ...]:
-    made = tuple(int(width) for width in text.split(","))
-    if min(made) < 1:
-        raise ValueError
-    return made
-
-
-def _texts(text: str) -> list[str]:
-    return [] if text == "none" else [text]
+    return tuple(int(width) for width in text.split(","))
 
 
 def _biases(text: str) -> list[tuple[int, float]]:
@@ -83,7 +88,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "float": (reader(float, "a number"), "X"),  # its range is checked later, NaN included
     "Path": (Path, "FILE"),
     "tuple[int, ...]": (reader(_widths, "integers of at least 1, such as 1,3,3,3"), "N,N,…"),
-    "Texts": (_texts, "TEXT"),
+    "Texts": (lambda text: [] if text == "none" else [text], "TEXT"),
     "Biases": (reader(_biases, BIASES), "ID=X,…"),
 }
 ADDED = ("Texts", "Biases")  # several of these options add up
@@ -135,35 +140,38 @@ def add_options(
     for one in fields(kind):
         if not only or one.name in only:
             default = defaults.get(one.name, one.default)
-            text = re.sub(r"(?<=\(see )\w+", lambda m: f"--{m[0].replace('_', '-')}", said.get(one.name, ""))
+            text = re.sub(r"(?<=\(see )\w+", lambda m: f"--{dashed(m[0])}", said.get(one.name, ""))
             add_option(to, one, text, default, unset, one.name in rare)
 
 
 def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, rare: bool = False) -> None:
     """One option; its default is added to its text where that says none."""
-    more = {key: value for key, value in one.metadata.items() if key not in ("least", "valid", "help")}
-    names, metavar, place, level = (more.pop(key, None) for key in ("names", "metavar", "place", "level"))
-    usual = f"--{one.name.replace('_', '-')}"
-    names = [SHORT.get(one.name), *(names or ()), usual]
+    own = ("metavar", "names", "place", "level", "least", "valid")
+    metavar, names, place, level, least, valid = (one.metadata.get(name) for name in own)
+    how: dict[str, Any] = {key: value for key, value in one.metadata.items() if key not in own}
     type_name = str(one.type).partition(" | ")[0]
     if type_name == "bool":
-        how: dict[str, Any] = {"action": "store_true"}
+        how["action"] = "store_true"
     else:
-        kind, usual_metavar = KINDS.get(type_name, (str, "NAME"))
-        how = {"type": kind, "metavar": metavar or usual_metavar}
-        if type_name in ADDED:
-            how["action"] = "extend"
+        read, usual = KINDS.get(type_name, (str, "NAME"))
+        read = read if least is None else integer(least, valid)
+        added = {"action": "extend"} if type_name in ADDED else {}
+        how = {"type": read, "metavar": metavar or usual, **added, **how}
         if default not in (MISSING, None, (), []) and "default" not in text:
             text += f"; default: {shown(default)}"
-    how |= {"default": None if unset or default is MISSING else [] if default == () else default, **more}
+    if not place:
+        how |= {"dest": one.name, "required": default is MISSING}
+    called = [one.name] if place else [SHORT.get(one.name), *(names or ()), f"--{dashed(one.name)}"]
+    how["default"] = None if unset or default is MISSING else [] if default == () else default
     text = text.replace("%", "%%")
-    hidden = argparse.SUPPRESS if rare or level else text
-    if place:
-        made = to.add_argument(one.name, **how, help=hidden)
-    else:
-        needed = default is MISSING
-        made = to.add_argument(*filter(None, names), dest=one.name, **how, required=needed, help=hidden)
-    made.text, made.valid = text, (one.metadata.get("least"), one.metadata.get("valid"))
+    brief = "; ".join([text.partition("; ")[0], *re.findall(r"; (default: \S+)$", text)])
+    made = to.add_argument(*filter(None, called), **how, help=argparse.SUPPRESS if rare or level else brief)
+    made.text = text
+
+
+def dashed(name: str) -> str:
+    """A field as an option is called."""
+    return name.replace("_", "-")
 
 
 def shown(default: Any) -> str:
@@ -180,9 +188,6 @@ def long_name(action: argparse.Action) -> str:
 class Format(argparse.HelpFormatter):
     """Options by their short and their first long name, with the placeholder once: ``-s, --seed N``."""
 
-    def __init__(self, prog: str, **kwargs: Any) -> None:
-        super().__init__(prog, max_help_position=30, **kwargs)
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
@@ -194,8 +199,11 @@ class Format(argparse.HelpFormatter):
         return ", ".join([*short, long_name(action)]) + value
 
 
+FORMAT = partial(Format, max_help_position=30)
+
+
 class HelpAll(argparse.Action):
-    """--help-all: the help, with rare options too."""
+    """--help-all: the help with rare options too, and with all of each text, not only its first clause."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         for action in parser._actions:
@@ -208,44 +216,31 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "add_help": False, "formatter_class": Format, **kwargs})
+        super().__init__(**{"allow_abbrev": False, "add_help": False, "formatter_class": FORMAT, **kwargs})
 
     def complete(self) -> None:
         """Add what every command has, and the line of its usage."""
+        places = [one for one in self._actions if not one.option_strings]
+        words = [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in places]
+        self.usage = " ".join([self.prog, "[options]", *words])
         group = self.add_argument_group("help")
         group.add_argument("-h", "--help", action="help", help="show the usual options, and exit")
         group.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, and exit")
         group.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        words = [self.prog, "[options]"]
-        for action in self._actions:
-            if action.option_strings:
-                words += [f"{long_name(action)} {action.metavar}"] if action.required else []
-            else:
-                words.append(f"[{action.metavar}]" if action.nargs in ("?", "*") else str(action.metavar))
-        self.usage = " ".join(words)
         self.set_defaults(parser=self)
 
     @property
     def commands(self) -> dict[str, Parser]:
         """The parsers of the subcommands; none of a command without any."""
-        return next((a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)), {})
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help text; argparse's own would pass over what cannot be written."""
-        print(self.format_help(), end="", file=file or sys.stdout, flush=True)
+        return next((one.choices for one in self._actions if isinstance(one, argparse._SubParsersAction)), {})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; refuses unknown options, with the one that is probably meant, and numbers below the
-        least that they may be."""
+        """As argparse's; refuses unknown options with the one that is probably meant."""
         made, rest = self.parse_known_args(args, namespace)
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if unknown is not None:
-            command = getattr(made, "parser", self)
-            raise InputError(f"unknown option {unknown}{meant(unknown, command._option_string_actions)}")
-        for action in getattr(made, "parser", self)._actions:
-            least, valid = getattr(action, "valid", (None, None))
-            if least is not None and getattr(made, action.dest) is not None:
-                check_integer(long_name(action), getattr(made, action.dest), least, valid)
+            known = getattr(made, "parser", self)._option_string_actions
+            raise InputError(f"unknown option {unknown}{meant(unknown, known)}")
         if rest:
             raise InputError(f"unexpected argument {rest[0]!r}; valid: quotes around a text of several words")
         return made
@@ -260,15 +255,8 @@ class Parser(argparse.ArgumentParser):
     def in_words(self, message: str) -> str:
         """The message with fields written as the options that set them: the one that it begins with, and
         names with an underscore anywhere, but those in a list of a method's options."""
-        options = {
-            name: long_name(action)
-            for action in self._actions
-            if action.option_strings
-            for name in (action.dest, *(word.lstrip("-").replace("-", "_") for word in action.option_strings))
-        }
-        begin = re.match(r"(?!out of )'?(\w+)'?(?=[ :])", message)  # not --out of memory
-        if begin and begin[1] in options:
-            message = options[begin[1]] + message[begin.end() :]
-        if " is not an option of " in message:
-            return message
-        return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda m: options.get(m[0], m[0]), message)
+        options = {action.dest: long_name(action) for action in self._actions if action.option_strings}
+        names = r"^(?!out of )'?\w+'?(?=[ :])"  # not --out of memory
+        if " is not an option of " not in message:
+            names += r"|(?<![\w./-])\w+_\w+(?![\w./-])"
+        return re.sub(names, lambda found: options.get(found[0].strip("'"), found[0]), message)

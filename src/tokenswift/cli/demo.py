@@ -18,24 +18,26 @@ from tokenswift.engine.request import record_of
 from tokenswift.types import Generation, RunError
 
 STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}
-WARM = 8  # tokens that are written before anything is measured
-LIST = 600  # tokens of the list that is continued
+WARM, TRIAL = 8, 64  # tokens that are written, and read, before anything is measured
+LIST, NEW = 600, 384  # tokens of the list that is continued, and of each text, at most
+READING, WRITING = 20, 25  # seconds that a prompt, and each of the four texts, may take
 logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True)
-class Demo(options.Shown):
+class Demo(options.Quiet):
     """What is compared.
 
     Attributes:
         out: folder for the records: autoregressive.json and auto.json of the story,
             list.autoregressive.json and list.auto.json of the list; created if missing
-        max_new_tokens: tokens to write of each text, at least 1
+        max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this machine
+            writes in three minutes
         seed: 0 or more
     """
 
     out: str = option("demo", "DIR")
-    max_new_tokens: int = option(384, least=1)
+    max_new_tokens: int | None = option(None, least=1)
     seed: int = option(0)
 
 
@@ -57,15 +59,17 @@ def run(args: argparse.Namespace) -> int:
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
-    repeating = llm.encode(repeating_list(LIST))[:LIST]
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
+    repeating = llm.encode(repeating_list(LIST))[:LIST]
     texts = {"": ("prose", llm.encode(story), sampling), "list.": ("list", repeating, greedy)}
+    length, new = sizes(llm, repeating)
     rows: list[tuple[str, ...]] = []
     accounts, different = [], []
     for text, (words, ids, how) in texts.items():
+        ids = ids[-length:]
         end = llm.tokenizer.decode(ids)[-60:].partition(" ")[2].replace("\n", " ")
         say(f"\n--- {words}: …{end}\n")
-        results = both(llm, ids, how, args)
+        results = both(llm, ids, how, args, args.max_new_tokens or new)
         folder.mkdir(parents=True, exist_ok=True)
         for name, result in results.items():
             write_json(files[text, name], record_of(llm, result, name, {}, how))
@@ -92,16 +96,28 @@ def repeating_list(length: int) -> str:
     return "".join(lines)
 
 
-def both(llm: Any, ids: list[int], sampling: SamplingParams, args: Any) -> dict[str, Generation]:
+def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
+    """Tokens of a prompt and of a text, so that the model has the positions and all takes three minutes at
+    most. What is tried for it warms both ways of decoding up."""
+    trial = llm.prefill(ids[:TRIAL])
+    for name in (*STRATEGIES, "autoregressive"):
+        rate = trial.generate(WARM, name, ignore_eos=True).metrics.tokens_per_second
+    limit = llm.target.rotary.limit or LIST + NEW
+    length = min(limit // 2, max(TRIAL, int(READING / trial.seconds * TRIAL)))
+    return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
+
+
+def both(
+    llm: Any, ids: list[int], sampling: SamplingParams, args: argparse.Namespace, new: int
+) -> dict[str, Generation]:
     """One text by each strategy, shown as plain decoding writes it."""
     from tokenswift.engine.request import Request
 
-    made = {}
+    made, known = {}, llm.prefill(ids)
     for name in STRATEGIES:
-        request = Request(ids, args.max_new_tokens, name, {}, sampling=sampling, ignore_eos=True)
-        llm.generate(ids[-WARM:], WARM, name, sampling=sampling, ignore_eos=True)
-        sink = TextSink(None, name == "autoregressive", args.raw_output)
-        made[name] = stream(llm, request, sink, args.quiet)
+        request = Request(ids, new, name, {}, sampling=sampling, ignore_eos=True)
+        sink = TextSink(None, name == "autoregressive")
+        made[name] = stream(llm, request, sink, args.quiet, known=known)
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import many, options
-from tokenswift.cli.declare import RARE, Parser, add_options, command, option
+from tokenswift.cli.declare import RARE, Parser, add_options, command, dashed, option
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
     check_folder,
     check_record,
     check_writable,
-    files_of_run,
     summary,
     write_json,
 )
@@ -28,14 +26,16 @@ from tokenswift.config import CONTINUED, CONTINUED_LENGTH
 from tokenswift.engine.request import Request, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
-from tokenswift.types import Generation, InputError
+from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
+    from tokenswift.engine.prefix_cache import Prefixes
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
-MEASURED = 64  # new tokens from which on their speed is worth an estimate
+ASKED = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")  # options that are arguments of a request
+GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.written}
 
 
 @dataclass(frozen=True)
@@ -122,40 +122,34 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     from tokenswift.runs import folder as folders
 
     folder = Path(name).expanduser()
-    if not name or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"run_dir is {name!r}: it is not a folder; valid: a new or an empty folder")
     state = None
+    check_folder("--run-dir", name)
     if folders.has_run(folder):
         contents, state = folders.load(folder)
         folders.check_whole(folder, contents, state)
     else:
         folders.check_new(folder)
-    check_folder("--run-dir", name)
     return folder, state
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
-    """The prompt as given, and what else a request needs; everything that needs no model is checked.
+    """The prompt as given, and the other arguments of a request; everything that needs no model is checked.
     :func:`with_model` makes the request."""
     options.check_chat_options(args)
     return options.prompt_from(args), settings_from(args)
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
-    """What a request needs besides its prompt, as far as it is known without a model."""
-    sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
+    """The arguments of a request besides its prompt, those of its sampling that are given among them."""
     options.check_model_options(args)
-    settings = {
-        "max_new_tokens": args.max_new_tokens,
-        "strategy": args.strategy,
+    settings = {name: getattr(args, name) for name in ASKED} | options.given_sampling(args)
+    settings |= {
         "strategy_options": options.strategy_options_from(args),
-        "sampling": sampling,
-        "ignore_eos": args.ignore_eos,
+        "grammar": grammar_from(args),
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
-        "on_loop": args.on_loop,
         "template_options": dict(args.template_option) or None,
     }
-    Request("", **settings)  # checks them
+    Request.of("", lambda _: CONTINUED, **settings)  # checks them
     return settings
 
 
@@ -163,35 +157,31 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     """What the text has to be like, as far as that is known without a model.
 
     Raises:
-        InputError: several grammars, a file that cannot be read or that holds none, or what does not go with
-            one.
+        InputError: several grammars, or a file that cannot be read or that holds none.
     """
-    made = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.written}
-    given = [name for name in made if getattr(args, name) is not None]
-    if not given:
-        return None
-    names = [f"--{name.replace('_', '-')}" for name in given]
+    given = [name for name in GRAMMARS if getattr(args, name) is not None]
     if len(given) > 1:
-        raise InputError(f"{' and '.join(names)} given; valid: one of them")
-    text = getattr(args, given[0])
-    content = text if given[0] == "regex" else options.read_named(text, names[0])
-    try:
-        return made[given[0]](content)
-    except InputError as error:
-        raise InputError(f"{names[0]} {text}: {error}") from error
+        raise InputError(f"{' and '.join(f'--{dashed(name)}' for name in given)} given; valid: one of them")
+    for name in given:
+        option, text = f"--{dashed(name)}", getattr(args, name)
+        try:
+            return GRAMMARS[name](text if name == "regex" else options.read_named(text, option))
+        except InputError as error:
+            raise InputError(f"{option} {text}: {error}") from error
+    return None
 
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
     """The request, its prompt as the model takes it and its sampling settled; says which way both went."""
     prompt, told = options.shaped(args, llm, prompt)
-    answered = is_chat(prompt)
-    sampling = options.settled_sampling(args, call["sampling"], llm, answered)
-    if answered:  # without a length, one that loops would go on to the last position
-        if args.max_new_tokens is None and args.on_loop == Text.on_loop:
-            call = {**call, "on_loop": "stop"}
-        told += f", {options.sampling_words(sampling)}"
-    logger.info("%s", told)
-    return Request(prompt, **{**call, "sampling": sampling})
+    if is_chat(prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
+        call = {
+            **call,
+            "on_loop": "stop",
+        }  # without a length, one that loops would go on to the last position
+    request = Request.of(prompt, llm.default_sampling, **call)
+    logger.info("%s%s", told, f", {options.sampling_words(request.sampling)}" if is_chat(prompt) else "")
+    return request
 
 
 def run(args: argparse.Namespace) -> int:
@@ -202,11 +192,10 @@ def run(args: argparse.Namespace) -> int:
         options.check_chat_options(args)
         return many.run(args, settings_from(args))
     prompt, call = call_from(args)
-    inputs = options.inputs_of(args) | files_of_run(args.run_dir)
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     output = check_writable("--output", args.output)
-    record = check_record(args.json, inputs, {"--output": args.output, "--explain": args.explain})
+    record = check_record(args.json)
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
@@ -216,35 +205,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_new_tokens is None:
         usual = "limit of an answer" if is_chat(request.prompt) else f"default of {CONTINUED_LENGTH} tokens"
         cut = f"stopped at the {usual}; --max-new-tokens sets another"
-    result = write(args, llm, request, output, record, before, cut)
-    drafted = llm.resources.eagle is not None or request.given.get("draft_model") is not None
-    if args.heads == "auto" and not drafted:
-        advise_heads(llm.name, args.strategy, result)
+    write(args, llm, request, output, record, before, cut)
     return 0
-
-
-def advise_heads(name: str, strategy: str, result: Generation) -> None:
-    """Say, once a model, that a drafter could make it faster, and the hours that training it takes: the model
-    writes the text that it learns from, at about the speed of plain decoding."""
-    if strategy not in ("auto", "tokenswift") or result.heads is not None or len(result.token_ids) < MEASURED:
-        return
-    from tokenswift.loader.find import cache_dir
-    from tokenswift.train.options import DataOptions
-
-    advised = cache_dir() / "advised"
-    with suppress(OSError):  # a cache that cannot be written is no reason to fail, nor to say it again
-        if name in (advised.read_text(encoding="utf-8").splitlines() if advised.exists() else ()):
-            return
-        advised.parent.mkdir(parents=True, exist_ok=True)
-        with advised.open("a", encoding="utf-8") as file:
-            file.write(name + "\n")
-        tokens = DataOptions("self").tokens
-        plain = result.metrics.tokens_per_second / ((result.drafting or {}).get("gain") or 1.0)
-        logger.info(
-            "a drafter trained for this model can make it faster: tokenswift train --model %s (about %s "
-            "hours here, once)",
-            shlex.quote(name), f"{max(1, tokens / plain / 3600):,.0f}",
-        )  # fmt: skip
 
 
 def write(
@@ -255,7 +217,7 @@ def write(
     record: Path | None,
     before: RunState | None = None,
     cut: str | None = None,
-) -> Generation:
+) -> None:
     """Run a request: its text, summary and record go where the options have them.
 
     Args:
@@ -263,28 +225,32 @@ def write(
         before: as of :func:`stream`.
         cut: what is said of an end at the length; None: that it was asked for.
     """
-    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
+    sink = TextSink(output, echo=record != STDOUT)
     result = stream(llm, request, sink, args.quiet, before)
     logger.info("%s", summary(result, args.verbose, cut))
     if record is not None:
         write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
-    return result
 
 
 def stream(
-    llm: Any, request: Request, sink: TextSink, quiet: bool, before: RunState | None = None
+    llm: Any,
+    request: Request,
+    sink: TextSink,
+    quiet: bool,
+    before: RunState | None = None,
+    known: Prefixes | None = None,
 ) -> Generation:
     """Run a request with its text and progress shown.
 
     Args:
         before: the run as it is in its folder, when there is one to go on with.
+        known: what was prefilled already.
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
     go_on = "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
-    tokens = 0 if before is None else len(before.tokens)
+    tokens, live = 0 if before is None else len(before.tokens), sys.stdout.isatty()
     sink.repeat("" if before is None else before.text)
-    most = None if is_chat(request.prompt) else request.max_new_tokens or CONTINUED_LENGTH
 
     def kept() -> str:
         stages.end()
@@ -294,21 +260,20 @@ def stream(
 
     try:
         with Stages(quiet, "starting") as stages, keeping(kept) as signals:
-            with llm.start(replace(request, on_progress=stages)) as steps:
+            with llm.start(replace(request, on_progress=stages), known) as steps:
                 for step in steps:
-                    if not tokens or sys.stdout.isatty():  # where the text itself shows how far it is
+                    if not tokens or live:  # where the text itself shows how far it is
                         stages.end()
                     sink.write(step.text)
                     tokens += len(step.token_ids)
-                    if not sys.stdout.isatty():
-                        stages("generate", tokens, most)
+                    if not live:
+                        stages("generate", tokens, request.max_new_tokens)
                     signals.check()
                 result = steps.result
             sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
             sink.close()
     except BrokenPipeError as error:
-        error.run_dir = request.run_dir  # type: ignore[attr-defined]
-        raise
+        raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error
     finally:
         with suppress(OSError):
             sink.close()

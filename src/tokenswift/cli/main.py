@@ -12,6 +12,7 @@ import argparse
 import logging
 import platform
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 from tokenswift.checks import meant
 from tokenswift.cli.declare import Parser
+from tokenswift.cli.output import check_apart
 from tokenswift.cli.terminal import LogHandler, reason, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
@@ -90,34 +92,35 @@ def main(argv: Sequence[str] | None = None, build: Build = build_parser) -> int:
 
 
 def _main(argv: list[str], is_open: bool, build: Build) -> int:
-    handler = LogHandler()
-    logger = logging.getLogger("tokenswift")
+    handler, logger = LogHandler(), logging.getLogger("tokenswift")
     level = logger.level
     logger.addHandler(handler)
     args = argparse.Namespace(debug="--debug" in argv)
     try:
         args = parsed(argv, build)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
+        check_apart(args)
         if not is_open:
-            return _fail(1, "standard output is closed; nothing was begun", args)
+            raise RunError("standard output is closed; nothing was begun")
         code = args.run(args) or 0
         sys.stdout.flush()
         return code
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
-    except KeyboardInterrupt as error:
-        word, code = getattr(error, "word", "interrupted"), getattr(error, "code", 130)
-        return _fail(code, f"{word}{f'; {error}' if str(error) else ''}", args)
-    except InputError as error:
-        return _fail(2, str(error), args)
-    except BrokenPipeError as error:
-        nothing = "; nothing more was generated" if hasattr(args, "max_new_tokens") else ""
-        run = getattr(error, "run_dir", None)
-        go_on = f"; continue with: tokenswift resume {run}" if run else ""
-        return _fail(1, f"standard output was closed{nothing}{go_on}", args)
-    except Exception as error:  # the last net: one line for the user, the traceback on request
-        known = isinstance(error, RunError | OSError) or reason(error) == "out of memory"
-        return _fail(1, f"{reason(error)}{'' if known else '; --debug shows where'}", args)
+    except (KeyboardInterrupt, Exception) as error:
+        if args.debug:
+            traceback.print_exception(error)
+        if isinstance(error, KeyboardInterrupt):
+            code, line = getattr(error, "code", 130), str(error) or "interrupted"
+        elif isinstance(error, InputError):
+            code, line = 2, str(error)
+        else:
+            code, line = 1, reason(error)
+        line = args.parser.in_words(line) if hasattr(args, "parser") else line
+        with suppress(OSError):  # the terminal may be gone
+            line = " ".join(f"error: {line}".split())
+            print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
+        return code
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -135,25 +138,10 @@ def parsed(argv: list[str], build: Build = build_parser) -> argparse.Namespace:
             text = word.encode("utf-8", "replace").decode()
             raise InputError(f"the argument {text[:80]!r} is not UTF-8; valid: UTF-8 text")
     parser = build(argv)
-    first = argv[0].partition("=")[0] if argv else "--help"
+    first, commands = argv[0].partition("=")[0] if argv else "--help", parser.commands
     if first.startswith("-") and first not in parser._option_string_actions:
-        hint = f"options follow a command, as in {parser.prog} {next(iter(parser.commands))} {first}"
+        hint = f"options follow a command, as in {parser.prog} {next(iter(commands))} {first}"
         raise InputError(f"unknown option {first}; {hint}")
-    if not first.startswith("-") and first not in parser.commands:
-        raise InputError(
-            f"unknown command {first}; valid: {', '.join(parser.commands)}{meant(first, parser.commands)}"
-        )
+    if not first.startswith("-") and first not in commands:
+        raise InputError(f"unknown command {first}; valid: {', '.join(commands)}{meant(first, commands)}")
     return parser.parse_args(argv or ["--help"])
-
-
-def _fail(code: int, message: str, args: argparse.Namespace) -> int:
-    """Say what went wrong, fields by the names of their options; the exit code."""
-    if args.debug and sys.exc_info()[0] is not None:
-        import traceback
-
-        traceback.print_exc()
-    in_words = args.parser.in_words if hasattr(args, "parser") else str
-    line = " ".join(f"error: {in_words(message)}".split())
-    with suppress(OSError):  # the terminal may be gone
-        print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
-    return code

@@ -16,7 +16,6 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import RARE, option, reader
 from tokenswift.cli.output import check_folder, check_record, write_json
 from tokenswift.cli.terminal import Stages, keeping
-from tokenswift.config import SamplingParams
 from tokenswift.engine.request import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
@@ -41,12 +40,13 @@ class Several:
     """Many prompts instead of one.
 
     Attributes:
-        prompts: JSON Lines file of prompts: {"prompt": text to continue} or {"messages": a chat to answer},
-            optionally with an id and settings of its own, such as seed and max_new_tokens; needs --out
+        prompts: JSON Lines file of prompts, with --out; a line is {"prompt": text to continue} or
+            {"messages": a chat to answer}, with an id and settings of its own if wanted, such as seed and
+            max_new_tokens
         out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
             resumes what is missing
-        at_once: sequences written concurrently (with --ray: by each actor), or auto: as many as fit in memory
-            and make it faster
+        at_once: sequences written concurrently, or auto; auto is as many as fit in memory and make it faster;
+            with --ray: by each actor
         ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
             HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
             s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
@@ -117,17 +117,15 @@ def request_of(
     llm: Any,
     one: Asked,
     call: dict[str, Any],
-    usual: dict[bool, SamplingParams],
     folder: Path,
 ) -> Request:
-    """The request of a line: the command's settings, its own over them; ``usual``: of what is answered, and
-    of what is continued."""
+    """The request of a line: the command's settings, its own over them."""
     if is_chat(one.prompt):
         options.check_template(llm, "messages" if args.system is None else "--system")
         if args.raw:
             given = call["template_options"] or {}
             call = {**call, "template_options": {**given, "continue_final_message": True}}
-    return one.request(call, usual[is_chat(one.prompt)], folder)
+    return one.request(call, llm.default_sampling(one.prompt), folder)
 
 
 class Texts:
@@ -193,16 +191,14 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         Interrupted: a signal came; what was written is kept.
     """
     prompts = read(args)
-    record = check_record(args.json, options.inputs_of(args))
+    record = check_record(args.json)
     if args.ray is not None:
         return _on_ray(args, call, prompts, record)
     if is_address(args.out):
         raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
     folder = check_out(args.out)
     llm = options.load_model(args)
-    kinds = {is_chat(one.prompt) for one in prompts}
-    usual = {kind: options.settled_sampling(args, call["sampling"], llm, kind) for kind in kinds}
-    requests = [request_of(args, llm, one, call, usual, folder / one.name) for one in prompts]
+    requests = [request_of(args, llm, one, call, folder / one.name) for one in prompts]
 
     from tokenswift.engine.scheduler import Scheduler, run_all
 
@@ -276,16 +272,12 @@ def _on_ray(args: argparse.Namespace, call: dict[str, Any], prompts: list[Asked]
 
 def _settings(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `distributed.Generator` that the command's options are."""
-    sampling = {"sampling": "model" if args.sampling == "model" else None, **options.given_sampling(args)}
-    if call["sampling"].grammar is not None:
-        sampling["grammar"] = call["sampling"].grammar
     loading = {name: value for name, value in options.loading_of(args).items() if value is not None}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
     loading["eagle"] = _whole(args.eagle)
     if args.threads is not None:
         loading["threads"] = args.threads
-    rest = {name: value for name, value in call.items() if name != "sampling"}
-    return {"model": model, "loading": loading, **rest, **sampling}
+    return {"model": model, "loading": loading, **call}
 
 
 def _whole(name: str) -> str:

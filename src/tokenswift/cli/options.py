@@ -14,28 +14,16 @@ import select
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice
-from tokenswift.cli.declare import RARE, Parser, add_option, add_options, option, reader, shown, texts_of
+from tokenswift import config
+from tokenswift.cli.declare import RARE, Parser, add_option, add_options, dashed, option, reader, texts_of
+from tokenswift.cli.declare import shown as shown_default
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages
-from tokenswift.config import (
-    ADJUSTING,
-    HEAD_KINDS,
-    NEUTRAL,
-    OPTIONS,
-    LoadConfig,
-    MethodOptions,
-    SamplingParams,
-    build_options,
-    check_strategy,
-    preset,
-    sampling_by,
-    sampling_over,
-)
+from tokenswift.config import HEAD_KINDS, NEUTRAL, OPTIONS, LoadConfig, SamplingParams
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
 from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError
@@ -56,10 +44,10 @@ class Model:
     """Which model, and what drafts for it.
 
     Attributes:
-        model: alias, folder or hub id of a transformers checkpoint, a GGUF file, or owner/name:file.gguf of
-            the hub; default: smollm2-135m, downloaded once
-        heads: draft heads: a file, a published checkpoint (folder or hub id), auto (those that ship with the
-            model), none, or a kind that ships: conditioned, linear (the paper's) or medusa
+        model: alias, folder, hub id or GGUF file; a GGUF file of the hub is owner/name:file.gguf; the default
+            is downloaded once; default: smollm2-135m
+        heads: draft heads: a file, folder or hub id, auto or none; auto takes those that ship with the model;
+            conditioned, linear (the paper's) and medusa are kinds that ship
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, shipped, none, or auto (the one
             that tokenswift train made for it)
     """
@@ -70,17 +58,13 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where sampling settings that are not given come from.
+class Preset:
+    """Sampling settings that belong together.
 
     Attributes:
-        sampling: default (continued text has the defaults above; answers take the model's
-            generation_config.json or GGUF file, else temperature 0.7, min-p 0.05 and no penalty) or model
-            (the model's for every text; what it does not name is off)
         preset: the paper's settings by name, such as paper, top-p or qwen2.5-7b; other options override it
     """
 
-    sampling: str = option("default", level=RARE)
     preset: str | None = option(None, level=RARE)
 
 
@@ -108,16 +92,13 @@ class Record(Quiet):
 
 @dataclass(frozen=True)
 class Shown(Quiet):
-    """Verbosity, and how text is shown.
+    """Verbosity of summaries.
 
     Attributes:
         verbose: figures of drafting in the summary: passes, acceptance, sources of drafts
-        raw_output: let control characters and escape sequences in the text reach a terminal; default: they
-            are shown there, as \\u001b and the like (files and pipes get the text as it is)
     """
 
     verbose: bool = option(False, names=("-v",), level=RARE)
-    raw_output: bool = option(False, level=RARE)
 
 
 def add_model_options(parser: Parser, dtype: str = "auto") -> None:
@@ -134,7 +115,7 @@ def add_sampling_options(
     usual: SamplingParams | None = None,
     plain: bool = False,
 ) -> None:
-    """The fields of `config.SamplingParams`, seed included, and where they come from.
+    """The fields of `config.SamplingParams`, seed included, and --preset.
 
     Args:
         texts: over those of the docstrings.
@@ -142,89 +123,53 @@ def add_sampling_options(
         plain: without what goes by more of a text than the contextual penalty.
     """
     group = parser.add_argument_group(title)
-    only = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
+    only = [name for name in SAMPLING if not (plain and name in config.ADJUSTING)]
     defaults = {} if usual is None else asdict(usual)
     add_options(group, SamplingParams, only, True, texts, set(SAMPLING) - {*USUAL}, **defaults)
-    add_options(group, Source, texts=texts)
+    add_options(group, Preset)
 
 
 def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
     """--strategy, and every field of the strategies' options, with the default of each that has it."""
     group = parser.add_argument_group("method (changes the speed, never the text)")
-    texts = texts_of(MethodOptions)
-    group.add_argument(
-        "--strategy",
-        default=strategy,
-        metavar="S",
-        help="drafting method: auto (adaptive drafting), autoregressive (plain decoding), "
-        f"{', '.join(name for name in OPTIONS if name not in ('auto', 'autoregressive'))}"
-        f"{', or all' * (strategy == 'all')}; --help-all shows the options of each; default: {strategy}",
-    )
+    names = [*OPTIONS, *(["all"] if strategy == "all" else [])]
+    words = f"drafting method: {', '.join(names)}; --help-all shows the options of each; default: {strategy}"
+    group.add_argument("--strategy", default=strategy, metavar="S", help=words)
+    texts = texts_of(config.MethodOptions)
     for name in METHOD:
         owners = {key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name}
-        usual: dict[str, list[str]] = {}  # default → strategies
-        for key, one in owners.items():
-            usual.setdefault("" if one.default is None else f": {shown(one.default)}", []).append(key)
-        words = "; ".join(", ".join(keys) + value for value, keys in usual.items())
-        first = next(iter(owners.values()))
-        add_option(group, first, f"{texts[name]} ({words})", None, unset=True, rare=True)
+        usual = {
+            key: "" if one.default is None else f": {shown_default(one.default)}"
+            for key, one in owners.items()
+        }
+        words = "; ".join(key + value for key, value in usual.items())
+        one = next(iter(owners.values()))
+        add_option(group, one, f"{texts[name]} ({words})", None, unset=True, rare=True)
 
 
 def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
-    """The sampling parameters as far as they are known without a model (see :func:`settled_sampling`): those
-    of ``usual``, the class's by default, and what the command line names over them.
+    """The sampling parameters: what the command line names, over ``usual``, by default the class's.
 
     Raises:
         InputError: naming the bad field.
     """
-    check_choice("sampling", args.sampling, ("default", "model"))
-    given = given_sampling(args)
-    return sampling_over(usual or SamplingParams(), given)
+    return config.sampling_over(usual or SamplingParams(), given_sampling(args))
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names, those of --preset included."""
     given = {name: getattr(args, name, None) for name in SAMPLING}
     given = {name: value for name, value in given.items() if value is not None and value is not False}
-    return given if args.preset is None else {**preset(args.preset), **given}
-
-
-def settled_sampling(
-    args: argparse.Namespace, made: SamplingParams, llm: Any, answered: bool = False
-) -> SamplingParams:
-    """The sampling parameters once the model is there: with --sampling model, those of its
-    ``generation_config.json`` (one line says what was taken), else those that are usual for an answer, and
-    what the command line names over them.
-
-    Args:
-        made: from :func:`sampling_from`; returned without --sampling model, where nothing is answered.
-        llm: the ``LLM`` or loaded model: says what it names, and its name for messages.
-    Raises:
-        InputError: the file names no sampling setting, or one out of its range.
-    """
-    given = given_sampling(args)
-    if args.sampling == "model":
-        from tokenswift.loader.config import check_named
-
-        taken = check_named(llm.named_sampling(), llm.name)
-        words = ", ".join(f"{key} {value}" for key, value in taken.items() if key not in given)
-        told = "sampling from the model's generation_config.json: %s; the rest is off"
-        logger.info(told, words or "nothing (all of it is given)")
-        return replace(sampling_by(taken, given), grammar=made.grammar)
-    if not answered:
-        return made
-    usual = llm.default_sampling([{"role": "user", "content": ""}])
-    return replace(sampling_over(usual, given), grammar=made.grammar)
+    return given if args.preset is None else {**config.preset(args.preset), **given}
 
 
 def sampling_words(sampling: SamplingParams) -> str:
     """The settings that are on, but for the seed."""
-    on = {"greedy": ""} if sampling.greedy else {"temperature": f" {sampling.temperature:g}"}
-    values = {name: getattr(sampling, name) for name in NEUTRAL if not sampling.greedy and name not in on}
-    on |= {name: f" {value:g}" for name, value in values.items() if value != NEUTRAL[name]}
-    if sampling.window:
-        on["repetition_penalty"] = f" {sampling.repetition_penalty:g}"
-    return ", ".join(name.replace("_", "-") + value for name, value in on.items())
+    if sampling.greedy:
+        return "greedy"
+    values = {name: getattr(sampling, name) for name in NEUTRAL}
+    on = {name: value for name, value in values.items() if value != NEUTRAL[name] or name == "temperature"}
+    return ", ".join(f"{dashed(name)} {value:g}" for name, value in on.items())
 
 
 def given_strategy_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -235,8 +180,8 @@ def given_strategy_options(args: argparse.Namespace) -> dict[str, Any]:
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options that were given, checked against the strategy; InputError names the bad one."""
     given = given_strategy_options(args)
-    check_strategy(args.strategy)
-    build_options(OPTIONS[args.strategy], args.strategy, given)
+    config.check_strategy(args.strategy)
+    config.build_options(OPTIONS[args.strategy], args.strategy, given)
     check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:
         try:
@@ -261,14 +206,6 @@ def check_heads(heads: str) -> None:
     if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
         valid = f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub id with heads"
         raise InputError(f"heads is {heads!r}: no such file; valid: {valid}")
-
-
-def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "eagle", "data", "json_schema", "grammar")
-    given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
-    words = ("auto", "none", "self", "shipped", "-")
-    return {name: file for name, file in given.items() if file not in words}
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -406,21 +343,12 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def check_chat_options(args: argparse.Namespace) -> None:
-    """What can be checked without the model.
-
-    Raises:
-        InputError: options that contradict each other.
-    """
-    for name in ("system", "template_option"):
-        if getattr(args, name) in (None, []):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if args.raw and args.prompts is None:
-            raise InputError(
-                f"--continue and {option} given; valid: one of them (--continue uses no chat template)"
-            )
-        if args.prompt_ids is not None:
-            raise InputError(f"--prompt-ids and {option} given; valid: {option} with text")
+    """Raise :class:`InputError` for options of a chat beside what is no chat."""
+    given = [name for name in ("system", "template_option") if getattr(args, name) not in (None, [])]
+    alone = args.raw and getattr(args, "prompts", None) is None
+    other = "--prompt-ids" if args.prompt_ids is not None else "--continue" if alone else None
+    if given and other:
+        raise InputError(f"{other} and --{dashed(given[0])} given; valid: one of them")
 
 
 def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
-from tokenswift.cli.terminal import one_place, say, shown_on
+from tokenswift.cli.declare import dashed
+from tokenswift.cli.terminal import say, shown_on
+from tokenswift.files import replacing
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
+#: options that name a file to read, and those that name one to write
+READ = ("prompt_file", "prompts", "heads", "eagle", "data", "json_schema", "grammar")
+WRITTEN = ("output", "explain", "json", "out", "work")
 #: finish reason → in words
 ENDINGS = {
     "length": "ended at the length asked for",
@@ -34,17 +39,6 @@ DRAFTERS = {
     "recycle": "recycled rankings",
 }
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
-logger = logging.getLogger("tokenswift")
-
-
-@contextmanager
-def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
-    """Have what fails while entered said as a refusal."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable {what}") from error
 
 
 def check_writable(option: str, name: str | Path | None, renamed: bool = False) -> Path | None:
@@ -60,19 +54,14 @@ def check_writable(option: str, name: str | Path | None, renamed: bool = False) 
         return None
     path = Path(name).expanduser()
     with _tried(option, name, "file"):
-        kind = kind_of(path)
-        if kind == "folder" or not path.name or str(name).endswith("/"):
-            raise IsADirectoryError(0, "it is a folder")
-        if kind not in ("", "file") and (renamed or kind not in ("pipe", "device")):
-            raise OSError(0, f"it is a {kind}")
-        if kind and not os.access(path, os.W_OK):
-            raise PermissionError(0, "no right to write")
-        place = Path(os.path.realpath(path)).parent
-        if not place.exists():
-            folder = place if path.parent.exists() else path.parent
-            raise FileNotFoundError(0, f"there is no folder {folder}")
-        if kind in ("", "file"):
-            _try_to_write(place)
+        new = not path.exists()
+        if (path.is_fifo() or path.is_char_device()) and not renamed:
+            return path
+        if not is_regular(path):
+            raise OSError(0, "it is no regular file")
+        path.open("ab").close()
+        if new:
+            os.unlink(os.path.realpath(path))
     return path
 
 
@@ -84,89 +73,52 @@ def check_folder(option: str, name: str | Path) -> Path:
     """
     path = Path(name).expanduser()
     with _tried(option, name, "folder"):
-        place = Path(os.path.realpath(path))
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        if not str(name) or not place.is_dir():
-            raise NotADirectoryError(0, f"{place} is not a folder" if str(name) else "it is empty")
-        _try_to_write(place)
+        place = next(one for one in (path, *path.absolute().parents) if one.exists())
+        if not str(name):
+            raise NotADirectoryError(0, "it is empty")
+        TemporaryFile(dir=place).close()
     return path
 
 
-def _try_to_write(folder: Path) -> None:
-    """Write a small file without a name's ever being taken; OSError where that fails."""
-    with tempfile.TemporaryFile(dir=folder) as trial:
-        trial.write(b"x" * 4096)
-        trial.flush()
+@contextmanager
+def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
+    """Have what fails while entered said as a refusal."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable {what}") from error
 
 
-KINDS = {
-    "file": Path.is_file,
-    "folder": Path.is_dir,
-    "pipe": Path.is_fifo,
-    "device": Path.is_char_device,
-    "block device": Path.is_block_device,
-}
+def is_regular(path: Path) -> bool:
+    """Whether a path leads to a regular file, or to nothing."""
+    return path.is_file() or not path.exists()
 
 
-def kind_of(path: Path) -> str:
-    """One of :data:`KINDS` ("device": by characters), or "socket"; "" for nothing."""
-    return next((kind for kind, test in KINDS.items() if test(path)), "socket" if path.exists() else "")
+def check_apart(args: argparse.Namespace) -> None:
+    """See that no option has a file written that another has written or read.
 
-
-def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """See that no output is another output, or a file that is read.
-
-    Args:
-        outputs, inputs: option → path, or None where it is not given.
     Raises:
         InputError: naming both options.
     """
-    seen: dict[str, Path] = {}
-    for option, name in outputs.items():
-        if name is None or str(name) == str(STDOUT):
-            continue
-        path = Path(name).expanduser()
-        for other, taken in seen.items():
-            if same_file(path, taken):
-                raise InputError(f"{other} and {option} are both {name}; valid: two different files")
-        for other, read in inputs.items():
-            if read is not None and same_file(path, Path(str(read)).expanduser()):
-                raise InputError(f"{option} {name} is the file of {other}; valid: another file")
-        seen[option] = path
+    files = {name: getattr(args, name, None) for name in (*READ, *WRITTEN)}
+    if getattr(args, "run_dir", None):
+        files = {"run_dir": f"{args.run_dir}/journal", **files}
+    seen: dict[Any, str] = {}
+    for name, given in files.items():
+        path = os.path.expanduser(str(given or STDOUT))
+        new = name in WRITTEN and path != str(STDOUT) and not os.path.exists(path)
+        if new or os.path.isfile(path):
+            place = os.path.realpath(path) if new else os.stat(path)[1:3]  # the file's own numbers
+            other = seen.setdefault(place, name)
+            if name in WRITTEN and other != name:
+                both = f"--{dashed(other)} and --{dashed(name)}"
+                raise InputError(f"{both} are both {given}; valid: two different files")
 
 
-def same_file(a: Path, b: Path) -> bool:
-    """Whether two paths lead to one file, which need not be there yet (devices and pipes are no files)."""
-    try:
-        if kind_of(a) not in ("", "file", "folder"):
-            return False
-        return os.path.realpath(a) == os.path.realpath(b) or os.path.samefile(a, b)
-    except (OSError, ValueError):
-        return False
-
-
-def files_of_run(folder: str | None) -> dict[str, Path]:
-    """The files that a run's folder has or is about to have, for :func:`check_apart`."""
-    if not folder:
-        return {}
-    place = Path(folder).expanduser()
-    names = {"journal", "lock", "text.txt", "text.unfinished.txt"}
-    names |= {path.name for pattern in ("journal.*", "text.*.txt") for path in place.glob(pattern)}
-    return {f"the run's {name}": place / name for name in sorted(names)}
-
-
-def check_record(
-    name: str | None, inputs: Mapping[str, Any] | None = None, others: Mapping[str, Any] | None = None
-) -> Path | None:
-    """The path of --json, writable; :data:`STDOUT` for standard output.
-
-    Args:
-        inputs, others: files that are read and written besides, by option (see :func:`check_apart`).
-    """
-    path = STDOUT if name == str(STDOUT) else check_writable("--json", name)
-    check_apart({**(others or {}), "--json": name}, inputs or {})
-    return path
+def check_record(name: str | None) -> Path | None:
+    """The path of --json, writable; :data:`STDOUT` for standard output."""
+    return STDOUT if name == str(STDOUT) else check_writable("--json", name)
 
 
 class TextSink:
@@ -175,17 +127,16 @@ class TextSink:
     Args:
         path: the file, if there is to be one.
         echo: write to standard output too.
-        raw: let control characters reach a terminal.
 
     Attributes:
         kept: where the text so far is, in words.
         written: characters that it has seen, those of :meth:`repeat` included.
     """
 
-    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False) -> None:
+    def __init__(self, path: Path | None, echo: bool = True) -> None:
         self.written = 0
         self.kept = "the text so far is on standard output" if echo else "no text was kept"
-        self._path, self._echo, self._raw = path, echo, raw
+        self._path, self._echo = path, echo
         self._file: IO[str] | None = None
         self._last = "\n"
 
@@ -198,9 +149,7 @@ class TextSink:
         """
         self.repeat(text)
         if text and self._echo:
-            if self._last.endswith("\n") and one_place(sys.stdout, sys.stderr):
-                logger.addFilter(self._on_a_line_of_its_own)
-            self._show(shown_on(sys.stdout, text, self._raw))
+            self._show(shown_on(sys.stdout, text))
 
     def repeat(self, text: str) -> None:
         """Write text of an earlier session: into the file alone."""
@@ -214,11 +163,10 @@ class TextSink:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
+            name, self._path = self._path, None
             with suppress(OSError):  # what is still in its buffer cannot be written either
-                if self._file is not None:
-                    self._file.close()
-            name, self._path, self._file = self._path, None, None
-            reason = error.strerror or error
+                self.close()
+            self._file, reason = None, error.strerror or error
             raise RunError(f"writing {name} failed ({reason}); what fitted in it was kept") from error
 
     def _show(self, text: str) -> None:
@@ -231,15 +179,8 @@ class TextSink:
                 self.kept = "what fitted of the text is on standard output"
             raise
 
-    def _on_a_line_of_its_own(self, record: logging.LogRecord) -> bool:
-        """A filter of log records that go where the text goes: they begin a line."""
-        if not self._last.endswith("\n"):
-            self._show("\n")
-        return True
-
     def close(self) -> None:
         """End the last line on standard output and close the file."""
-        logger.removeFilter(self._on_a_line_of_its_own)
         if self._file is not None:
             self._file.close()
         if not self._last.endswith("\n"):
@@ -276,24 +217,15 @@ def write_text(path: Path, text: str) -> None:
     if path == STDOUT:
         say(shown_on(sys.stdout, text))  # JSON in every case: it stays the same JSON
         return
-    target = Path(os.path.realpath(path))
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if kind_of(target) not in ("", "file"):
-            target.write_text(text, encoding="utf-8")
-            return
-        try:
-            with partial.open("w", encoding="utf-8", newline="") as handle:
-                handle.write(text)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+        if is_regular(path):
+            with replacing(path) as part:
+                part.write_text(text, encoding="utf-8", newline="")
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RunError(
-            f"writing {path} failed ({error.strerror or error}); what was there before was kept"
-        ) from error
+        reason = error.strerror or error
+        raise RunError(f"writing {path} failed ({reason}); what was there before was kept") from error
 
 
 def drafted(result: Generation) -> str:
@@ -328,7 +260,6 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"
     if m.loop is not None:
-        pattern = f"{counted(m.loop.size, 'token')} again and again"
-        how = pattern if m.loop.sign == "pattern" else "its n-grams are nearly always accepted"
-        text += f"; the text repeats itself from token {m.loop.start} on ({how})"
+        how = f" ({counted(m.loop.size, 'token')} again and again)" if m.loop.sign == "pattern" else ""
+        text += f"; the text repeats itself from token {m.loop.start} on{how}"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

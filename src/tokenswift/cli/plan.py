@@ -11,15 +11,10 @@ from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.generate import add_call_options, call_from, with_model
 from tokenswift.cli.output import check_record, give
 from tokenswift.cli.terminal import duration, table
-from tokenswift.config import shown
-from tokenswift.types import Metrics
 from tokenswift.words import counted
 
 GIGA = 1e9
-TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 SHORT, NEAR = 96, 1024  # tokens of the short run, and of the end of the prompt that it continues
-#: options of methods whose cache rows are in the full cache, and whose logits are those of a step
-IN_FULL = ("tree", "ngrams", "gamma", "inner_gamma")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Estimate what generate would take with these options: memory by part, compared with what is free, and
     time, from a short run. A run that cannot fit is refused, with the greatest length that would fit."""
     prompt, call = call_from(args)
-    record = check_record(args.json, options.inputs_of(args))
+    record = check_record(args.json)
     llm = options.load_model(args)
 
     from tokenswift.engine.sequence import Sequence
@@ -53,61 +48,37 @@ def plan(run: Any, measured: bool) -> dict[str, Any]:
         run: the run, made but not begun (so it is known to fit what is free).
         measured: whether a short run is timed.
     """
-    from tokenswift.memory import largest
+    from tokenswift.memory import largest, needs_of
 
-    target, prompt, new = run.model, len(run.prompt), run.max_new_tokens
-    parts, memory, limit = memory_parts(run), target.backend.memory(), target.rotary.limit
-    most = None if memory is None else largest(target, run.strategy, prompt, memory.free)
-    if limit is not None and most is not None:
-        most = min(most, limit - prompt)
-    made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values()), "most": most}
-    made |= {"free": None if memory is None else memory.free, "seconds": None, "tokens_per_second": None}
+    target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
+    memory, limit = target.backend.memory(), target.rotary.limit
+    parts = {"weights": target.weight_bytes + target.copied_bytes}
+    parts["the rest of the program"] = max(0, target.backend.held() - parts["weights"])
+    parts |= {f"{n.name} {n.value}": n.nbytes for n in needs_of(target, run.strategy, prompt, new) if n.sure}
+    made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
+    made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
+    if memory is not None:
+        most = largest(target, run.strategy, prompt, memory.free)
+        made |= {"free": memory.free, "most": most if limit is None else min(most, limit - prompt)}
     if measured:
-        short = few_of(run)
-        rate = short.tokens_per_second
-        prefill = prompt * short.prefill_seconds / min(prompt, NEAR)
-        made |= {"seconds": prefill + new / rate, "tokens_per_second": rate}
+        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], ignore_eos=True)
+        found = run.llm.start(replace(few, stop=())).finish().metrics
+        prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
+        made["tokens_per_second"] = found.tokens_per_second
+        made["seconds"] = prefill + new / found.tokens_per_second
     return made
-
-
-def memory_parts(run: Any) -> dict[str, int]:
-    """Bytes of a run's memory by part, what the process holds first."""
-    from tokenswift.memory import needs_of
-
-    target, strategy, prompt, new = run.model, run.strategy, len(run.prompt), run.max_new_tokens
-    parts, eagle = {"weights": target.weight_bytes + target.copied_bytes}, run.llm.resources.eagle
-    if eagle is not None:
-        parts["weights of the EAGLE-3 drafter"] = eagle.held_bytes
-    parts["program, libraries, work space"] = max(0, target.backend.held() - sum(parts.values()))
-    parts["full cache"] = (prompt + new + strategy.max_nodes) * target.kv_bytes
-    for need in needs_of(target, strategy, prompt, new)[2:]:
-        if need.name == "eagle":
-            parts["cache of the EAGLE-3 drafter"] = need.nbytes
-        elif need.sure and need.name not in IN_FULL:
-            parts[f"partial cache ({need.name} {shown(need.value)})"] = need.nbytes
-    parts["logits of a step"] = 3 * strategy.max_nodes * target.vocab_size * 4
-    return {**parts, "lists and n-grams": (prompt + new) * TABLES}
-
-
-def few_of(run: Any) -> Metrics:
-    """The figures of a short run of the same kind, after the end of the prompt."""
-    few = min(SHORT, run.max_new_tokens)
-    request = replace(run.request, prompt=run.prompt[-NEAR:], max_new_tokens=few, ignore_eos=True, stop=())
-    return run.llm.start(request).finish().metrics
 
 
 def text_of(made: dict[str, Any]) -> str:
     """A plan as text."""
-    sizes = [
-        (name, f"{size / GIGA:.3f}")
-        for name, size in {**made["parts"], "expected peak": made["peak"]}.items()
-    ]
+    parts = made["parts"] | {"expected peak": made["peak"]}
+    sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
     head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
-    lines = [head, "", table(sizes, ("memory", "GB"), right=(1,))]
+    lines = [head, "", table(sizes, ("memory", "GB"), right=(1,)), ""]
     if made["free"] is not None:
         fits = counted(made["most"], "new token fits", "new tokens fit")
         lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
     if made["seconds"] is not None:
         rate = f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a token takes"
-        lines += ["", f"expected time about {duration(made['seconds'])} ({rate} longer)"]
+        lines.append(f"expected time about {duration(made['seconds'])} ({rate} longer)")
     return "\n".join(lines)

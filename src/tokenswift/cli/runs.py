@@ -83,7 +83,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, Text, ("on_loop",), unset=True, texts={"on_loop": LOOP})
     add_options(parser, LoadConfig, ("threads",))
     add_options(parser, options.Record)
-    add_options(parser, options.Shown, ("verbose", "raw_output"))
+    add_options(parser, options.Shown, ("verbose",))
     parser = command(subparsers, "runs", list_runs, "list runs")
     add_options(parser, Where)
     add_options(parser, options.Record, texts={"json": "write one JSON record per run to this file"})
@@ -98,7 +98,7 @@ def resume(args: argparse.Namespace) -> int:
     from tokenswift.runs import folder as folders
 
     LoadConfig(threads=args.threads)
-    record = output.check_record(args.json, output.files_of_run(args.run_dir))
+    record = output.check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
     if not args.drop_damaged:
@@ -173,7 +173,6 @@ def text(args: argparse.Namespace) -> int:
     path = output.STDOUT
     if args.output not in (None, str(output.STDOUT)):
         path = output.check_writable("--output", args.output) or path
-    output.check_apart({"--output": path}, output.files_of_run(args.run_dir))
     state = _state(Path(args.run_dir).expanduser())
     end = "\n" if path == output.STDOUT and sys.stdout.isatty() else ""
     output.write_text(path, _utf8(state.text + state.tail) + end)
@@ -197,7 +196,6 @@ def report(args: argparse.Namespace) -> int:
     state = None if several else _state(folder)
     path = folder / "report.html" if args.output is None else Path(args.output)
     output.check_writable("--output", path)
-    output.check_apart({"--output": path}, {} if several else output.files_of_run(args.run_dir))
     if state is None:
         rows = summaries(args.run_dir)
         html, told = page_of_all(rows, args.run_dir if remote else folder.resolve().name), "run"

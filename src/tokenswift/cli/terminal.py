@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from threading import RLock
 from types import FrameType
 from typing import IO, Any
@@ -38,9 +39,9 @@ def _written(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
-def shown_on(stream: IO[str], text: str, raw: bool = False) -> str:
-    """The text as a stream is to get it: visible on a terminal unless ``raw``, elsewhere as it is."""
-    return visible(text) if not raw and stream.isatty() else text
+def shown_on(stream: IO[str], text: str) -> str:
+    """The text as a stream is to get it: visible on a terminal, elsewhere as it is."""
+    return visible(text) if stream.isatty() else text
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -109,14 +110,6 @@ def _point(number: int, flags: int) -> None:
         os.close(null)
 
 
-def one_place(out: IO[str], err: IO[str]) -> bool:
-    """Whether two streams go to the same terminal, pipe or file, as far as can be known."""
-    try:
-        return os.path.samestat(os.fstat(out.fileno()), os.fstat(err.fileno()))
-    except (OSError, ValueError):
-        return False
-
-
 # ---- signals -----------------------------------------------------------------------------------------------
 
 #: signal → how the error line begins
@@ -126,15 +119,17 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGH
 class Interrupted(KeyboardInterrupt):
     """A signal ended the run between two steps.
 
+    Args:
+        number: of the signal.
+        kept: what is kept, in words.
+
     Attributes:
         code: the exit code, 128 + the signal's number.
-        word: how the error line begins.
     """
 
-    def __init__(self, number: int, message: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, number: int, kept: str = "") -> None:
+        super().__init__("; ".join(filter(None, (WORDS[signal.Signals(number)], kept))))
         self.number, self.code = number, 128 + number
-        self.word = WORDS[signal.Signals(number)]
 
 
 class Signals:
@@ -192,15 +187,19 @@ class Signals:
 
 def reason(error: Exception) -> str:
     """Why a run failed, in one line."""
-    if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-        return f"writing {STANDARD_OUTPUT} failed ({error.strerror or error})"
-    if isinstance(error, OSError):
-        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     if isinstance(error, RunError):
         return str(error)
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return "out of memory"
-    return f"the run failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    if isinstance(error, BrokenPipeError):
+        return "standard output was closed"
+    if isinstance(error, OSError):
+        why, name = str(error.strerror or error), error.filename
+        return (
+            f"writing {name} failed ({why})" if name == STANDARD_OUTPUT else f"{name}: {why}" if name else why
+        )
+    told = " ".join(str(error).split())[:200]
+    return f"the run failed ({type(error).__name__}: {told}); --debug shows where"
 
 
 @contextmanager
@@ -214,32 +213,30 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
     with Signals() as signals:
         try:
             yield signals
-        except (InputError, BrokenPipeError) as error:
-            if not signals.number or isinstance(error, InputError):
-                raise
-            raise Interrupted(signals.number, kept()) from None
+        except InputError:
+            raise
         except KeyboardInterrupt as error:
             raise Interrupted(getattr(error, "number", signal.SIGINT), kept()) from None
         except Exception as error:
             if signals.number and isinstance(error, OSError):  # a hung up terminal takes no text
                 raise Interrupted(signals.number, kept()) from None
-            if "kept" in str(error):
+            if isinstance(error, BrokenPipeError) or "kept" in str(error):
                 raise
             raise RunError(f"{reason(error)}; {kept()}") from error
 
 
 # ---- progress ----------------------------------------------------------------------------------------------
 
-#: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
+#: stage (`types.OnProgress`) → what is done, and what is counted
 STAGES = {
-    "load": ("loading", "tensors", 1),
-    "pack": ("packing weights", "layers", 1),
-    "prompt": ("prefill", "tokens", 1),
-    "states": ("hidden states", "tokens", 1),
-    "features": ("features", "tokens", 1),
-    "train": ("training", "steps", 1),
-    "write": ("the model writes", "tokens", 1),
-    "generate": ("generating", "tokens", 1),
+    "load": ("loading", "tensors"),
+    "pack": ("packing weights", "layers"),
+    "prompt": ("prefill", "tokens"),
+    "states": ("hidden states", "tokens"),
+    "features": ("features", "tokens"),
+    "train": ("training", "steps"),
+    "write": ("the model writes", "tokens"),
+    "generate": ("generating", "tokens"),
 }
 
 
@@ -263,12 +260,12 @@ class Stages:
         self._stage, self._line, self._lock = "", None, RLock()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        what, unit, size = STAGES.get(stage, (stage, "", 1))
+        what, unit = STAGES.get(stage, (stage, ""))
         if total is not None and done >= total:
             self.end()
         else:
-            of = "" if total is None else f" of {total // size:,}"
-            self._show(stage, f"{what}: {done // size:,}{of} {unit}", done, total)
+            of = "" if total is None else f" of {total:,}"
+            self._show(stage, f"{what}: {done:,}{of} {unit}", done, total)
 
     def _show(self, stage: str, text: str, done: int, total: int | None) -> None:
         if not self._shown:
@@ -276,8 +273,7 @@ class Stages:
         with self._lock:  # files of a model are read in several threads
             if stage != self._stage or self._line is None:
                 self.end()
-                self._stage, self._line = stage, _moving_line(text, total)
-                self._line.start()
+                self._stage, self._line = stage, _moving_line(total)
             self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
 
     def end(self) -> None:
@@ -295,65 +291,46 @@ class Stages:
         self.end()
 
 
-def _moving_line(text: str, total: int | None) -> Any:
-    """A line of rich's, not begun: a bar, the text, and the time left."""
+def _moving_line(total: int | None) -> Any:
+    """A line of rich's: a bar, a text, and the time left. The cursor stays: a second signal ends the program
+    at once."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.table import Column
 
-    class Seen(Console):
-        """A console that leaves the cursor alone: a second signal ends the program at once."""
-
-        def show_cursor(self, show: bool = True) -> bool:
-            return False
-
-    line = Progress(
-        BarColumn(16),
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True),
-        console=Seen(file=sys.stderr, highlight=False),
-        redirect_stdout=False,
-        refresh_per_second=4,
-        transient=True,
-    )
-    line.add_task(text, total=total)
+    console = Console(file=sys.stderr, highlight=False)
+    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+    time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
+    how: Any = {"redirect_stdout": False, "refresh_per_second": 4, "transient": True}
+    line = Progress(BarColumn(16), text, time, console=console, **how)
+    line.add_task("", total=total)
+    line.start()
     return line
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-# ---- tables ------------------------------------------------------------------------------------------------
-
-WIDE = 10_000  # columns of a table that no terminal folds
+    """Seconds as ``h:mm:ss``."""
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Container[int] = ()) -> str:
-    """Rows of cells as text, no wider than the terminal; what commands a terminal is made visible.
+    """Rows of cells as text; what commands a terminal is made visible.
 
     Args:
         rows: cells, as many in each.
         head: of the columns; () for none.
         right: columns whose cells stand at the right, such as numbers.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from rich.cells import cell_len
 
-    cells = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
-    bold = "bold" if is_live(sys.stdout) else ""
-    made = Table(box=SIMPLE_HEAD if head else None, show_edge=False, pad_edge=False, header_style=bold)
-    made.show_header = bool(head)
-    for place, name in enumerate(head or cells[0]):
-        made.add_column(name if head else "", justify="right" if place in right else "left", overflow="fold")
-    for row in cells:
-        made.add_row(*row)
-    width = None if sys.stdout.isatty() else WIDE
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as shown:
-        console.print(made)
-    return "\n".join(line.rstrip() for line in shown.get().splitlines())
+    lines = [[visible(cell).replace("\n", " ") for cell in row] for row in ([head] if head else []) + [*rows]]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    if head:
+        lines.insert(1, ["─" * width for width in widths])
+
+    def written(place: int, cell: str) -> str:
+        room = " " * (widths[place] - cell_len(cell))
+        return room + cell if place in right else cell + room
+
+    return "\n".join("  ".join(written(*one) for one in enumerate(line)).rstrip() for line in lines)

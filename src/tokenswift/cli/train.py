@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import RARE, add_options, command, option, texts_of
-from tokenswift.cli.output import check_apart, check_folder, check_writable
+from tokenswift.cli.output import check_folder, check_writable
 from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import cache_dir, check_name
@@ -120,7 +120,6 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     sampling = options.sampling_from(args, usual)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
     check_source(args.data)
-    check_apart({"--out": args.out, "--work": work}, options.inputs_of(args))
     given = {name: value for name, value in vars(args).items() if value is not None}
 
     def job(usual: dict[str, Any], bf16: bool) -> Job:
@@ -165,7 +164,6 @@ def trained(args: argparse.Namespace) -> None:
             logger.info(line)
 
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
-        job = replace(job, sampling=options.settled_sampling(args, job.sampling, llm))
         notes = trainer(args)(llm, job, report, stages)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
 

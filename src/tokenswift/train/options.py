@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import SamplingParams, check_number
+from tokenswift.checks import check_choice, check_integer, check_number
+from tokenswift.config import SamplingParams
 from tokenswift.types import InputError
 
 TARGETS = ("model", "text")
