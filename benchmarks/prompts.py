@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenswift.cli.demo import repeating_list
+from tokenswift.cli.measure import repeating_list
 from tokenswift.config import shown
 from tokenswift.types import InputError
 from tokenswift.words import counted

@@ -152,13 +152,14 @@ def named_arguments(hints: Mapping[str, str] | None = None, options: type | None
     def decorated(function: F) -> F:
         own = inspect.signature(function).parameters.values()
         known = [one.name for one in own if one.name not in ("self", "cls") and one.kind != one.VAR_KEYWORD]
+        instead = hints or {}
         known += [] if options is None else [one.name for one in fields(options) if one.name not in known]
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in known:
-                    more = f"; {hints[name]}" if name in (hints or {}) else meant(name, known)
+                    more = f"; {instead[name]}" if name in instead else meant(name, known)
                     raise InputError(f"{name!r} is not an argument; valid: {', '.join(known)}{more}", name)
             return function(*args, **kwargs)
 

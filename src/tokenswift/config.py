@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     ("min_tokens sinks refresh", "an integer of at least 0", lambda n: n >= 0),
     ("penalty_window ngram_count budget draft_budget chunk", "an integer of at least 1", lambda n: n > 0),
 )
-RULE_OF = {name: rule for names, *rule in RULES for name in names.split()}
+RULE_OF = {name: (valid, fits) for names, valid, fits in RULES for name in names.split()}
 hints_of = cache(get_type_hints)
 
 
@@ -223,8 +223,8 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
     made: dict[int, float] = {}
     for pair in pairs if fits else ():  # type: ignore[union-attr]
         token, bias = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
-        known = isinstance(token, str) and re.fullmatch(r"[0-9]{1,10}", token)
-        number = integer_of(int(token) if known else token)
+        known = re.fullmatch(r"[0-9]{1,10}", token) if isinstance(token, str) else None
+        number = integer_of(int(known[0]) if known else token)
         fits &= number is not None and 0 <= number < 2**31 and number not in made
         fits &= -100 <= finite(bias) <= 100
         made[number or 0] = finite(bias)

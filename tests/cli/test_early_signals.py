@@ -34,7 +34,7 @@ def run(module: str, ignored: str, *argv: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     "module",
-    ["tokenswift.cli.main", "tokenswift.config", "tokenswift.cli.bench"],
+    ["tokenswift.cli.main", "tokenswift.config", "tokenswift.cli.measure"],
 )
 def test_ctrl_c_during_imports(module: str) -> None:
     done = run(module, "", "--help")  # which reads all commands

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.cli import demo
+from tokenswift.cli import measure
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, write_json
 from tokenswift.engine import sequence
@@ -187,14 +187,14 @@ def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
     """A model with few positions, and one that is slow: fewer tokens are read and written."""
     with pytest.MonkeyPatch.context() as patch:
-        for limit in (demo.READING, 1e-9):
-            patch.setattr(demo, "READING", limit)
-            patch.setattr(demo, "WRITING", limit)
+        for limit in (measure.READING, 1e-9):
+            patch.setattr(measure, "READING", limit)
+            patch.setattr(measure, "WRITING", limit)
             done = cli("demo", "--model", tiny, "--out", "out")
             assert done.code == 0 and "identical: yes" in done.out, done
             made = json.loads(Path("out/list.auto.json").read_text())
             sizes = made["prompt_tokens"], len(made["token_ids"])
-            assert sizes == ((128, 128) if limit > 1 else (demo.TRIAL, demo.WARM))
+            assert sizes == ((128, 128) if limit > 1 else (measure.TRIAL, measure.WARM))
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.cli.plan import SHORT, plan
+from tokenswift.cli.measure import SHORT, expected
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
@@ -54,14 +54,14 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is there once: the sum is what the process holds and what the run adds."""
     monkeypatch.setattr(memory, "resident", lambda: 50_000_000)
     run = run_of(llm, 500)
-    found = plan(run, False)
+    found = expected(run, False)
     parts, row = found["parts"], llm.target.kv_bytes
     assert (parts["prompt 3 tokens"], parts["max_new_tokens 500"]) == (3 * row, 500 * row)
     assert parts["budget 60"] == 61 * row
     assert parts["weights"] + parts["the rest of the program"] == 50_000_000
     assert found["peak"] == sum(parts.values())
     assert found["seconds"] is None and found["most"] > 500
-    assert "budget 60" not in plan(run_of(llm, 5), False)["parts"]  # never that long
+    assert "budget 60" not in expected(run_of(llm, 5), False)["parts"]  # never that long
 
 
 def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         real(self, llm, request, *more)
 
     monkeypatch.setattr(Sequence, "__init__", noted)
-    found = plan(run, True)
+    found = expected(run, True)
     assert [one.max_new_tokens for one in made] == [SHORT] and made[0].strategy == "tokenswift"
     assert found["seconds"] > 2000 / found["tokens_per_second"] > 0
     assert llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids == before

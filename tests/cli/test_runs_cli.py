@@ -133,7 +133,7 @@ def test_out_of_memory(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytes
     """One clear line, exit code 1, the journal is whole and the run can go on."""
     real, left = LLM.start, [12]
 
-    def start(self: LLM, request: Request) -> Stream:
+    def start(self: LLM, request: Request, *more: Any) -> Stream:
         forward = self.target.forward_all
 
         def failing(*args: Any) -> Any:
@@ -143,7 +143,7 @@ def test_out_of_memory(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytes
             return forward(*args)
 
         self.target.forward_all = failing  # type: ignore[method-assign]
-        return real(self, request)
+        return real(self, request, *more)
 
     plain = ("--strategy", "autoregressive")  # a pass a token, however busy the machine is
     argv = ("generate", "hello", "--model", tiny, *LENGTH, *plain, "--run-dir", "run", "--quiet")
@@ -180,7 +180,7 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
     assert "1; never resumed" in page and '<th scope="row">sampling seed</th><td>4</td>' in page
     shown = cli("runs")
-    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run   finished (length) ")
+    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run  finished (length) ")
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
     text = cli("text", "run")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()
@@ -196,7 +196,12 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
 def test_plan(cli: Call, tiny: Path) -> None:
     shown = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "100")
     assert shown.code == 0 and shown.err == "" and shown.files == []
-    for word in ("full cache", "expected peak", "expected time", "5 tokens of prompt, 100 new tokens"):
+    for word in (
+        "max_new_tokens 100",
+        "expected peak",
+        "expected time",
+        "5 tokens of prompt, 100 new tokens",
+    ):
         assert word in shown.out
     argv = ("plan", "hello", "--model", tiny, "--quiet", "--no-measure")
     record = json.loads(cli(*argv, "--json").out)

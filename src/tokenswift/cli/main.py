@@ -28,7 +28,10 @@ from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs text plan report demo audit bench train".split()
 #: commands that another's module has
-MODULES: dict[str, str] = dict.fromkeys(("resume", "text", "report"), "runs")
+MODULES: dict[str, str] = {
+    **dict.fromkeys(("resume", "text", "report"), "runs"),
+    **dict.fromkeys(("plan", "demo", "bench"), "measure"),
+}
 
 
 EXAMPLES = """examples:

@@ -1,0 +1,328 @@
+"""``tokenswift bench``, ``demo`` and ``plan``: how fast a model is on this machine, that drafting changes no
+token, and what a run will take."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import dataclass, replace
+from importlib import resources
+from statistics import median
+from typing import Any
+
+from tokenswift.checks import check_integer
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
+from tokenswift.cli.output import TextSink, check_folder, check_record, give, write_json
+from tokenswift.cli.terminal import duration, say, table
+from tokenswift.config import SamplingParams
+from tokenswift.engine.request import record_of
+from tokenswift.types import Generation, InputError, RunError
+from tokenswift.words import counted
+
+STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}
+LETTERS = 16  # characters of a token at most: what of a text is tokenized
+WARM, TRIAL = 8, 64  # tokens that are written, and read, before anything is measured in a demo
+LIST, NEW = 600, 384  # tokens of the demo's list that is continued, and of each of its texts, at most
+READING, WRITING = 20, 25  # seconds that a prompt, and each of the demo's four texts, may take
+SHORT, NEAR = 96, 1024  # tokens of a plan's short run, and of the end of the prompt that it continues
+GIGA = 1e9
+logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured.
+
+    Attributes:
+        contexts: lengths of the prompt in tokens, several with commas
+        repeats: how often each is measured, after a warm-up
+        max_new_tokens: tokens to write each time, at least 1
+        prompt_file: text to continue; default: the stories that come with the library
+    """
+
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
+    repeats: int = option(5, least=1)
+    max_new_tokens: int = option(64, least=1)
+    prompt_file: str | None = option(None, "F")
+
+
+@dataclass(frozen=True)
+class Demo(options.Quiet):
+    """What is compared.
+
+    Attributes:
+        out: folder for the records: autoregressive.json and auto.json of the story,
+            list.autoregressive.json and list.auto.json of the list; created if missing
+        max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this machine
+            writes in three minutes
+        seed: 0 or more
+    """
+
+    out: str = option("demo", "DIR")
+    max_new_tokens: int | None = option(None, least=1)
+    seed: int = option(0)
+
+
+@dataclass(frozen=True)
+class Plan(options.Record):
+    """What is planned.
+
+    Attributes:
+        no_measure: no measurement, memory only
+    """
+
+    no_measure: bool = option(False)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommands."""
+    parser = command(subparsers, "bench", bench, "measure the speed of a model on this machine")
+    options.add_model_options(parser)
+    add_options(parser.add_argument_group("measurement"), Measured)
+    add_options(parser.add_argument_group("results"), options.Record)
+    parser = command(subparsers, "demo", demo, "compare plain decoding and TokenSwift on two texts")
+    add_options(parser, Demo)
+    options.add_model_options(parser)
+    parser = command(subparsers, "plan", plan, "estimate memory and time of a run")
+    add_call_options(parser)
+    add_options(parser.add_argument_group("results"), Plan)
+
+
+# ---- bench -------------------------------------------------------------------------------------------------
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure a model on this machine: prompt tokens per second, and tokens per second of plain decoding and
+    of adaptive drafting, in turns, with the same prompt and the same text. Medians, with minimum and maximum
+    in brackets. In a checkout, python -m benchmarks measures the paper's tables."""
+    options.check_model_options(args)
+    for context in args.contexts or [0]:
+        check_integer("contexts", context, 2)
+    if args.prompt_file is None:
+        stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
+        named = {one.name: one.read_text(encoding="utf-8") for one in stories}
+        text = "\n\n".join(named[name] for name in sorted(named))
+    else:
+        text = read_named(args.prompt_file, "--prompt-file")
+    record = check_record(args.json)
+    with options.load_model(args) as llm:
+        from tokenswift.loader.identity import versions
+
+        prompts = [beginning(llm, text, context, args) for context in args.contexts]
+        heads = llm.resources.heads
+        made = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "versions": versions()}
+        made |= {name: getattr(args, name) for name in ("repeats", "max_new_tokens")}
+        made["heads"] = None if heads is None else heads.kind
+        made["contexts"] = [measure(llm, ids, args) for ids in prompts]
+    give(record, made, rates_of(made))
+    return 0
+
+
+def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[int]:
+    """The beginning of the text.
+
+    Raises:
+        InputError: it is too short, or the model has too few positions.
+    """
+    ids = llm.encode(text[: LETTERS * context])[:context]
+    given, limit = f"contexts is {context}", llm.target.rotary.limit
+    if len(ids) < context:
+        has = counted(len(ids), "token")
+        raise InputError(f"{given}, the text has {has}; valid: fewer, or a longer prompt_file")
+    if limit is not None and context + args.max_new_tokens > limit:
+        more = f"{given}, with new tokens more than the model's {limit} positions"
+        raise InputError(f"{more}; valid: fewer, or rope_scaling yarn")
+    return ids
+
+
+def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Everything after one prompt: rates of each kind in the order in which they were measured, and their
+    spread; whether both ways of decoding wrote the same tokens. They take turns, forth and back, so that
+    neither is always first; what warms them up does not count."""
+    logger.info("measuring after %s tokens", f"{len(ids):,}")
+    states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
+    written = set[tuple[int, ...]]()
+    rates: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+    for turn in range(1 + args.repeats):
+        for name in sorted(STRATEGIES, reverse=turn % 2 == 0):
+            how = {"sampling": SamplingParams(), "ignore_eos": True}
+            done = states[-1].generate(args.max_new_tokens, name, **how)
+            written.add(tuple(done.token_ids))
+            rates[name].append(done.metrics.tokens_per_second)
+    plain, adaptive = rates["autoregressive"][1:], rates["auto"][1:]
+    return {
+        "context": len(ids),
+        "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
+        "tokens_per_second": {"plain": spread(plain), "adaptive": spread(adaptive)},
+        "speedup": spread([b / a for a, b in zip(plain, adaptive, strict=True)]),
+        "identical": len(written) == 1,
+    }
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Median, least and most, and all of them."""
+    return {"median": median(values), "least": min(values), "most": max(values), "times": values}
+
+
+def rates_of(made: dict[str, Any]) -> str:
+    """A record as a table."""
+    rows = []
+    for one in made["contexts"]:
+        rates = [one["prompt_tokens_per_second"], *one["tokens_per_second"].values()]
+        same = "yes" if one["identical"] else "no"
+        rows.append([f"{one['context']:,}", *map(cell, rates), cell(one["speedup"], 2), same])
+    head = ("context", "prompt, tokens/s", "plain, tokens/s", "adaptive, tokens/s", "×", "identical")
+    first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
+    first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
+    return f"{first}\n\n{table(rows, head, right=range(5))}"
+
+
+def cell(found: dict[str, Any], digits: int = 1) -> str:
+    """Median (least–most)."""
+    return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(*list(found.values())[:3], d=digits)
+
+
+# ---- demo --------------------------------------------------------------------------------------------------
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
+    same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
+    same (exit code 1 if not). Four records with tokens, text and figures are written to --out."""
+    sampling = SamplingParams(seed=args.seed)
+    options.check_model_options(args)
+    folder = check_folder("--out", args.out)
+    files = {(text, name): folder / f"{text}{name}.json" for text in ("", "list.") for name in STRATEGIES}
+    story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
+    logger.info("writing two texts, each by plain decoding and by adaptive drafting")
+    llm = options.load_model(args)
+    greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
+    repeating = llm.encode(repeating_list(LIST))[:LIST]
+    texts = {"": ("prose", llm.encode(story), sampling), "list.": ("list", repeating, greedy)}
+    length, new = sizes(llm, repeating)
+    rows: list[tuple[str, ...]] = []
+    accounts, different = [], []
+    for text, (words, ids, how) in texts.items():
+        ids = ids[-length:]
+        end = llm.tokenizer.decode(ids)[-60:].partition(" ")[2].replace("\n", " ")
+        say(f"\n--- {words}: …{end}\n")
+        results = both(llm, ids, how, args, args.max_new_tokens or new)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, result in results.items():
+            write_json(files[text, name], record_of(llm, result, name, {}, how))
+            rows.append(row(words, name, result, results["autoregressive"]))
+        if (drafting := results["auto"].drafting) is not None:
+            accounts.append(f"drafting, {words}: {drafting['summary']}")
+        if results["auto"].token_ids != results["autoregressive"].token_ids:
+            different.append(words)
+    head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
+    left = ", ".join(path.name for path in files.values())
+    same = f"identical: {'no' if different else 'yes'}"
+    left = f"left in {folder}: {left} (tokens, text and figures of each)\n"
+    say("\n".join(["", table(rows, head, right=range(2, 5)), *accounts, same, left]))
+    if different:
+        near = "" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)"
+        raise RunError(f"the two texts differ ({different[0]}); all records are in {folder}{near}")
+    return 0
+
+
+def repeating_list(length: int) -> str:
+    """A list that repeats itself, of at least so many tokens."""
+    goods = ("pears", "apples", "lamps", "ropes", "coats", "nails")
+    lines = (f"{i}. {goods[i % 6]}: {10 + i % 6} boxes, shelf {i % 4}\n" for i in range(1, length))
+    return "".join(lines)
+
+
+def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
+    """Tokens of a prompt and of a text, so that the model has the positions and all takes three minutes at
+    most. What is tried for it warms both ways of decoding up."""
+    trial = llm.prefill(ids[:TRIAL])
+    for name in (*STRATEGIES, "autoregressive"):
+        rate = trial.generate(WARM, name, ignore_eos=True).metrics.tokens_per_second
+    limit = llm.target.rotary.limit or LIST + NEW
+    length = min(limit // 2, max(TRIAL, int(READING / trial.seconds * TRIAL)))
+    return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
+
+
+def both(
+    llm: Any, ids: list[int], sampling: SamplingParams, args: argparse.Namespace, new: int
+) -> dict[str, Generation]:
+    """One text by each strategy, shown as plain decoding writes it."""
+    from tokenswift.engine.request import Request
+
+    made, known = {}, llm.prefill(ids)
+    for name in STRATEGIES:
+        request = Request(ids, new, name, {}, sampling=sampling, ignore_eos=True)
+        sink = TextSink(None, name == "autoregressive")
+        made[name] = stream(llm, request, sink, args.quiet, known=known)
+    return made
+
+
+def row(words: str, name: str, result: Generation, plain: Generation) -> tuple[str, ...]:
+    """The figures of a text; times are those of plain decoding."""
+    rate, length = result.metrics.tokens_per_second, result.metrics.mean_acceptance_length
+    over = rate / plain.metrics.tokens_per_second
+    return STRATEGIES[name], words, f"{rate:.1f}", f"{over:.2f}", f"{length:.2f}"
+
+
+# ---- plan --------------------------------------------------------------------------------------------------
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Estimate what generate would take with these options: memory by part, compared with what is free, and
+    time, from a short run. A run that cannot fit is refused, with the greatest length that would fit."""
+    prompt, call = call_from(args)
+    record = check_record(args.json)
+    llm = options.load_model(args)
+
+    from tokenswift.engine.sequence import Sequence
+
+    made = expected(Sequence(llm, with_model(args, llm, prompt, call)), not args.no_measure)
+    give(record, made, text_of(made))
+    return 0
+
+
+def expected(run: Any, measured: bool) -> dict[str, Any]:
+    """What a run will take: its parts of memory in bytes, their sum, what is free and the most new tokens
+    that fit it (None where the system does not tell), and seconds (None where nothing is measured).
+
+    Args:
+        run: the run, made but not begun (so it is known to fit what is free).
+        measured: whether a short run is timed.
+    """
+    from tokenswift.memory import largest, needs_of
+
+    target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
+    memory, limit = target.backend.memory(), target.rotary.limit
+    parts = {"weights": target.weight_bytes + target.copied_bytes}
+    parts["the rest of the program"] = max(0, target.backend.held() - parts["weights"])
+    parts |= {f"{n.name} {n.value}": n.nbytes for n in needs_of(target, run.strategy, prompt, new) if n.sure}
+    made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
+    made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
+    if memory is not None:
+        most = largest(target, run.strategy, prompt, memory.free)
+        made |= {"free": memory.free, "most": most if limit is None else min(most, limit - prompt)}
+    if measured:
+        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], ignore_eos=True)
+        found = run.llm.start(replace(few, stop=())).finish().metrics
+        prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
+        made["tokens_per_second"] = found.tokens_per_second
+        made["seconds"] = prefill + new / found.tokens_per_second
+    return made
+
+
+def text_of(made: dict[str, Any]) -> str:
+    """A plan as text."""
+    parts = made["parts"] | {"expected peak": made["peak"]}
+    sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
+    head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
+    lines = [head, "", table(sizes, ("memory", "GB"), right=(1,)), ""]
+    if made["free"] is not None:
+        fits = counted(made["most"], "new token fits", "new tokens fit")
+        lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
+    if made["seconds"] is not None:
+        rate = f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a token takes"
+        lines.append(f"expected time about {duration(made['seconds'])} ({rate} longer)")
+    return "\n".join(lines)
