@@ -42,7 +42,7 @@ class Measured:
         prompt_file: text to continue; default: the stories that come with the library
     """
 
-    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=options.token_ids)
     repeats: int = option(5, least=1)
     max_new_tokens: int = option(64, least=1)
     prompt_file: str | None = option(None, "F")
@@ -105,7 +105,7 @@ def bench(args: argparse.Namespace) -> int:
         named = {one.name: one.read_text(encoding="utf-8") for one in stories}
         text = "\n\n".join(named[name] for name in sorted(named))
     else:
-        text = read_named(args.prompt_file, "--prompt-file")
+        text = options.read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
     with options.load_model(args) as llm:
         from tokenswift.loader.identity import versions
