@@ -8,7 +8,7 @@ counted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,6 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.metrics import distinct
-from tokenswift.runs.report import repeats
 from tokenswift.types import Step
 
 TURNS = 128  # at most about so many turns a run
@@ -172,6 +171,19 @@ def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
     if done.drafting and "controller_share" in done.drafting:
         last["share_deciding"] = done.drafting["controller_share"]
     return done.drafting
+
+
+def repeats(tokens: Sequence[int], n: int = 8) -> list[bool]:
+    """For each token whether it lies in an n-gram that the text has had before (overlaps count)."""
+    seen: set[tuple[int, ...]] = set()
+    marked = [False] * len(tokens)
+    for at in range(len(tokens) - n + 1):
+        gram = tuple(tokens[at : at + n])
+        if gram in seen:
+            marked[at : at + n] = [True] * n
+        else:
+            seen.add(gram)
+    return marked
 
 
 def _stretches(llm: LLM, tokens: list[int]) -> list[list[Any]]:

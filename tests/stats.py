@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from tokenswift.audit import logits as exact
+from tokenswift import audit as exact
 
 
 def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,9 +19,8 @@ from tokenswift.words import counted
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ANSWER = 1024  # new tokens that an answer may have in any case
-SHARE = 16  # part of a device's memory that an answer may fill by default
+SHARE = 16  # part of a device's memory that an answer may fill by default, and that a pass works in
 LOGIT = 4  # bytes of a float32
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # of torch's messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,6 @@ class Memory(NamedTuple):
     total: int
 
 
-class Planned(Protocol):
-    """A strategy that tells what it will hold besides the text's own cache."""
-
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Tree rows and caches of its own.
-
-        Args:
-            text: tokens of prompt and output, at most.
-            row: bytes of one node of a tree: its cache entry and its logits.
-        """
-        ...
-
-
 class Sized(Protocol):
     """What the reckoning takes from a model."""
 
@@ -73,10 +61,11 @@ class Sized(Protocol):
         ...
 
 
-def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
+def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
     """See that the caches and tree rows of a run fit the free memory of the model's device.
 
     Args:
+        strategy: tells by ``needs(tokens, bytes of a tree's node)`` what it holds besides the text's cache.
         prompt, max_new_tokens: tokens.
         spare: bytes that will be free besides by the time that it runs.
     Raises:
@@ -90,13 +79,23 @@ def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int,
     total, free = sum(need.nbytes for need in needs if need.sure), memory.free + spare
     if total > free:
         most = max((need for need in needs if need.sure), key=lambda need: need.nbytes)
-        _refuse(most, total, free, _advice(most, model, strategy, prompt, free))
-    for need in needs:
-        if need.nbytes > memory.total:
-            _refuse(need, need.nbytes, memory.total, f"a smaller {need.name}")
+    else:
+        most = max(needs, key=lambda need: need.nbytes)
+        total, free = most.nbytes, memory.total
+        if total <= free:
+            return
+    valid = f"a smaller {most.name}"
+    if most.name in ("prompt", "max_new_tokens"):
+        valid = _fitting(model, strategy, prompt, free)
+        valid += ", a dtype of two bytes" if str(model.dtype) == "torch.float32" else ""
+    value = most.value if isinstance(most.value, str) else shown(most.value)
+    raise InputError(
+        f"{most.name} is {value}; the run needs {total:,} bytes of memory, {free:,} bytes are available; "
+        f"valid: {valid}"
+    )
 
 
-def needs_of(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int) -> list[Need]:
+def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
     """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
     token = model.kv_bytes
     return [
@@ -106,17 +105,14 @@ def needs_of(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int) 
     ]
 
 
-def largest(model: Sized, strategy: Planned, prompt: int, free: int) -> int:
+def largest(model: Sized, strategy: Any, prompt: int, free: int) -> int:
     """The most new tokens whose run fits ``free`` bytes; 0 when none does."""
 
-    def fits(new: int) -> bool:
-        return sum(n.nbytes for n in needs_of(model, strategy, prompt, new) if n.sure) <= free
+    def taken(new: int) -> int:
+        return sum(need.nbytes for need in needs_of(model, strategy, prompt, new) if need.sure)
 
-    low, high = 0, max(1, free // max(model.kv_bytes, 1)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    lengths = range(max(1, free // max(model.kv_bytes, 1)) + 2)
+    return max(0, bisect_right(lengths, free, key=taken) - 1)
 
 
 def default_length(model: Sized, answered: bool, prompt: int) -> int:
@@ -132,44 +128,25 @@ def default_length(model: Sized, answered: bool, prompt: int) -> int:
     return held if limit is None else max(1, min(held, limit - prompt))
 
 
-def ran_out(
-    model: Sized, strategy: Planned, prompt: int, held: int, error: BaseException, others: Sequence[str] = ()
-) -> str:
+def ran_out(model: Sized, strategy: Any, prompt: int, held: int, others: Sequence[str] = ()) -> str:
     """In one line that a device's memory ran out under way, and what would fit.
 
     Args:
         prompt: its tokens.
         held: bytes of it that the run's caches take.
-        error: the device's; torch's says how much was asked for.
         others: further ways to need less.
     """
     memory = model.backend.memory() or Memory(0, 0)
-    asked = re.search(r"Tried to allocate ([\d.]+) (\w)iB", str(error))
-    missing = float(asked[1]) * UNITS.get(asked[2], 1) if asked else memory.total / 16
-    room = memory.free + held - (missing if held else 0)  # without caches they are what was asked for
-    new = largest(model, strategy, prompt, int(room))
-    ways = [f"max_new_tokens up to {new}" if new else "a shorter prompt", *others]
+    ways = [_fitting(model, strategy, prompt, memory.free + held - memory.total // SHARE), *others]
     return (
         f"out of memory: the run's caches take {held:,} bytes, {memory.free:,} bytes are free; "
         f"valid: {', or '.join(ways)}"
     )
 
 
-def _advice(most: Need, model: Sized, strategy: Planned, prompt: int, free: int) -> str:
-    """What would fit."""
+def _fitting(model: Sized, strategy: Any, prompt: int, free: int) -> str:
     new = largest(model, strategy, prompt, free)
-    if most.name not in ("prompt", "max_new_tokens"):
-        return f"a smaller {most.name}"
-    text = f"max_new_tokens up to {new}" if new else "a shorter prompt"
-    return f"{text}, a dtype of two bytes" if str(model.dtype) == "torch.float32" else text
-
-
-def _refuse(need: Need, nbytes: int, available: int, valid: str) -> None:
-    value = need.value if isinstance(need.value, str) else shown(need.value)
-    raise InputError(
-        f"{need.name} is {value}; the run needs {nbytes:,} bytes of memory, {available:,} bytes are "
-        f"available; valid: {valid}"
-    )
+    return f"max_new_tokens up to {new}" if new else "a shorter prompt"
 
 
 def memory_of(device: torch.device) -> Memory | None:
@@ -190,39 +167,20 @@ def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:
     """
     host = psutil.virtual_memory()
     found = [Memory(host.available, host.total)]
-    for folder, limit, used in _groups(cgroups, own):
-        try:
-            most = int((folder / limit).read_text())  # "max" where there is none
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cached = int(
-                stat.get("total_inactive_file", stat.get("inactive_file", "0"))
-            )  # given back on need
-            held = int((folder / used).read_text()) - cached
-        except (OSError, ValueError):
-            continue
-        found.append(Memory(max(0, most - held), most))
+    with suppress(OSError):
+        path = re.search(r"^0::/(.*)", own.read_text(), re.MULTILINE)
+        inside = Path(path[1] if path else "")
+        for folder in (cgroups / part for part in (inside, *inside.parents)):  # limits above bind as well
+            with suppress(OSError, ValueError):  # "max" where there is no limit
+                most = int((folder / "memory.max").read_text())
+                cached = re.search(
+                    r"^inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
+                )
+                held = int((folder / "memory.current").read_text()) - int(cached[1] if cached else 0)
+                found.append(Memory(max(0, most - held), most))  # what is cached is given back on need
     return Memory(min(m.free for m in found), min(m.total for m in found))
 
 
 def resident() -> int:
     """Bytes of memory that this process holds."""
     return psutil.Process().memory_info().rss
-
-
-def _groups(cgroups: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
-    """The control groups that bind this process: folder, file of the limit, file of the use."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, kinds, path = line.split(":", 2)
-        if kinds == "":
-            top, names = cgroups, ("memory.max", "memory.current")
-        elif "memory" in kinds.split(","):
-            top, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        inside = Path(path.lstrip("/"))
-        for part in (inside, *inside.parents):  # a limit of any group above binds as well
-            yield top / part, *names

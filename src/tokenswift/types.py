@@ -52,16 +52,13 @@ class DraftSource:
 
     Attributes:
         name: in figures and records.
-        letter: in journals; a capital one for drafters of other packages.
+        letter: in journals.
         title: in tables of reports.
-        light, dark: colours on light and on dark pages, # and six hexadecimal digits.
     """
 
     name: str
     letter: str
     title: str
-    light: str = "#0f6b3c"
-    dark: str = "#7fdca4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +172,13 @@ class Loop:
 
     Attributes:
         start: the first new token of the repetition (its first copy included).
-        size: tokens of the pattern; 0 where n-grams of the text were accepted nearly without exception.
+        size: tokens of the pattern.
         span: tokens of the repetition when it was noticed.
-        sign: "pattern" or "n-grams".
     """
 
     start: int
     size: int
     span: int
-    sign: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.lossless import toy
 from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
 from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM
-from tokenswift.audit.logits import LogitError, logit_error, reference_logits
+from tokenswift.audit import LogitError, logit_error, reference_logits
 
 LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
 

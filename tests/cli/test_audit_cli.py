@@ -38,7 +38,7 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
     assert len(texts) == 2 * (2 + 1)  # two seeds with sampling and one greedy text, two prompts
     assert all(row["tokens"] == 12 for row in texts)
-    assert record["distributions"] == []
+    assert record["distributions"] == {}
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
@@ -54,10 +54,8 @@ def test_quickly(cli: Call, tiny: Path, prompts: Path) -> None:
 def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
     arguments = ("-n", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)
-    assert done.code == 0 and "distribution of two tokens" in done.out, done
-    rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]
-    assert [(row["strategy"], row["same"]) for row in rows] == [("autoregressive", 100), ("magicdec", 100)]
-    assert all(row["p"] > 1e-5 for row in rows)
+    assert done.code == 0 and "distribution of sampling: p " in done.out, done
+    assert json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]["sampling"] > 1e-5
 
 
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:

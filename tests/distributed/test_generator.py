@@ -37,6 +37,8 @@ def make(chatty: Path, own_cache: Path) -> Iterator[Callable[..., Generator]]:
     made: list[Generator] = []
 
     def call(out: object, **settings: Any) -> Generator:
+        if isinstance(out, Path):
+            out.mkdir(exist_ok=True)
         made.append(Generator(str(out), str(chatty), **{**HOW, "loading": {"threads": 1}, **settings}))
         return made[-1]
 
@@ -98,14 +100,11 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
     rows = [
         {"prompt": "no id"},
         {"id": "../x", "prompt": "a"},
-        {"id": "e", "prompt": "a", "messages": [{"role": "user", "content": "b"}]},
-        {"id": "f", "prompt": "a", "temperature": -1.0},
-        {"id": "g", "prompt": "word " * 100},
+        {"id": "f", "prompt": "a", "min_p": -1.0},
         ROWS[1],
     ]
     made = make(tmp_path / "out")(table(rows)).to_pylist()
-    words = ["a row has no id", "id is '../x'", "neither prompt nor messages, or both", "temperature is -1.0"]
-    for row, word in zip(made, [*words, "prompt and new tokens are"], strict=False):
+    for row, word in zip(made, ["a row has no id", "id is '../x'", "min_p is -1.0"], strict=False):
         assert word in row["error"] and row["text"] is None, row
     assert made[-1]["error"] is None and made[-1]["new_tokens"] == 5
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
@@ -139,36 +138,31 @@ def test_at_an_address_journals_are_copied_and_gone_on_with(
     assert again["went_on_at"] == 30 and again["text"] == rows[0]["text"]
 
 
-def test_a_node_that_does_not_see_the_folder_is_named(make: Callable[..., Generator], tmp_path: Path) -> None:
-    with distributed._marked(str(tmp_path / "out")) as mark:
-        make(tmp_path / "out", mark=mark)
-        make(f"file://{tmp_path}/out", mark=mark)
-        (tmp_path / "other").mkdir()
-        with pytest.raises(InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"):
-            make(tmp_path / "other", mark=mark)
-    assert not list((tmp_path / "out").iterdir())
+def test_a_node_that_does_not_see_the_folder_is_named(chatty: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"):
+        Generator(tmp_path / "other", str(chatty), loading={"threads": 1})
 
 
 def node(cores: float, gpus: int = 0) -> dict[str, Any]:
-    return {"Resources": {"CPU": cores} | ({"GPU": gpus} if gpus else {})}
+    return {"CPU": cores} | ({"GPU": gpus} if gpus else {})
 
 
 @pytest.mark.parametrize(
     "have,prompts,given,expected",
     [
-        ([node(8), node(8)], 100, (None, None, None, None), (2, 8, 0, 16)),
-        ([node(8), node(4)], 100, (None, None, None, None), (3, 4, 0, 16)),
-        ([node(8), node(8)], 3, (None, None, None, None), (2, 8, 0, 2)),
-        ([node(8), node(8)], 100, (None, 2, None, 4), (8, 2, 0, 4)),
-        ([node(8), node(8)], 100, (3, 2, None, None), (3, 2, 0, 16)),
-        ([node(16, 4), node(16)], 100, (None, None, None, None), (4, 4, 1, 16)),
-        ([node(16, 4), node(16)], 100, (None, None, 2, None), (2, 8, 2, 16)),
-        ([node(16, 4), node(16)], 100, (None, 8, 0, None), (4, 8, 0, 16)),
-        ([{"Resources": {}}, node(2)], 1, (None, None, None, None), (1, 2, 0, 1)),
+        ([node(8), node(4)], 100, (None, None), (2, 4, 0, 16)),
+        ([node(8), node(8)], 3, (None, None), (2, 8, 0, 2)),
+        ([node(8), node(8)], 100, (3, 5), (3, 4, 0, 5)),
+        ([node(16, 4), node(16)], 100, (None, None), (4, 4, 1, 16)),
+        ([node(16, 4), node(16)], 100, (8, None), (8, 2, 0.5, 13)),
+        ([{}, node(2)], 1, (None, None), (1, 2, 0, 1)),
     ],
 )
 def test_actors_fill_the_cluster(
     have: list[Any], prompts: int, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "nodes", lambda: have)
-    assert distributed.laid_out(prompts, *given) == distributed.Actors(*expected)
+    assert tuple(distributed.laid_out(prompts, *given).values()) == expected
+    monkeypatch.setattr(distributed, "nodes", lambda: [{}])
+    with pytest.raises(InputError, match="no node with a core; valid: "):
+        distributed.laid_out(prompts, 1, None)

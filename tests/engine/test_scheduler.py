@@ -270,7 +270,7 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
 
     def full(self: RunWriter, *args: Any) -> None:
         add(self, *args)
-        if self.folder.name == "full" and self._waiting > 3:
+        if self.folder.name == "full" and self._taken > 3:
             raise RunError("writing failed (No space left on device)")
 
     def broken(*args: object) -> None:

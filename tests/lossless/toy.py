@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
-from tokenswift.audit.logits import LogitError, logit_error
+from tokenswift.audit import LogitError, logit_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.models.decoder import PREFILL_CHUNK

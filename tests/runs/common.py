@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from tests.conftest import tiny_model, tiny_tokenizer
 from tests.spec.drafters.prices import fix_prices
 from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
@@ -49,24 +46,3 @@ def texts(folder: Path) -> dict[str, str]:
 
 def journal_tokens(folder: Path) -> int:
     return len(folders.load(folder)[1].tokens)
-
-
-class Adapted(nn.Module):
-    """A linear layer with a low-rank addition, as PEFT names its parts."""
-
-    def __init__(self, base: nn.Linear, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.base_layer = base
-        self.lora_A = nn.ModuleDict({"style": nn.Linear(base.in_features, 2, bias=False)})
-        self.lora_B = nn.ModuleDict({"style": nn.Linear(2, base.out_features, bias=False)})
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(states) + self.lora_B["style"](self.lora_A["style"](states))
-
-
-def adapted(seed: int) -> LLM:
-    model = tiny_model()
-    attention = model.model.layers[0].self_attn
-    attention.q_proj = Adapted(attention.q_proj, seed)
-    return LLM.from_model(model.eval(), tiny_tokenizer(), heads=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,24 +68,24 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
         journal.read(tmp_path / "none")
 
 
-def test_a_write_that_fails_leaves_the_journal_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     """The disk is full in the middle of a record."""
     path, data = made(tmp_path)
     more = journal.Appender(path, journal.read(path))
-    real, room = os.write, [20]
+    real, room = journal.FileIO.write, [20]
 
-    def full(handle: int, content: bytes) -> int:
-        if not room:
-            raise OSError(28, "No space left on device")
-        return real(handle, content[: room.pop()])
+    class Full(journal.FileIO):
+        def write(self, content: Any) -> int:
+            if not room:
+                raise OSError(28, "No space left on device")
+            return real(self, content[: room.pop()])
 
-    monkeypatch.setattr(journal.os, "write", full)
+    file, more._file = more._file, Full(os.dup(more._file.fileno()), "wb")
     with pytest.raises(OSError, match="No space left"):
         more.append({"kind": "d", "text": "x" * 100})
+    more.close()
+    more._file = file
     assert path.read_bytes() == data
-    monkeypatch.setattr(journal.os, "write", real)
     more.append({"kind": "d"})
     assert journal.read(path).records == [*RECORDS, {"kind": "d"}]
     more.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, HOT, begin, journal_tokens
 from tokenswift import LLM, InputError, RunError
-from tokenswift.runs import folder as folders
 from tokenswift.runs import journal, writer
 from tokenswift.runs.folder import is_locked
 
@@ -33,25 +31,18 @@ def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
     running = llm.stream("hello", **CALL, run_dir=folder)
     next(running)
     assert is_locked(folder)
-    with pytest.raises(InputError, match=f"is being written by process {os.getpid()};"):
+    with pytest.raises(InputError, match="is being written by another process;"):
         llm.generate("hello", **CALL, run_dir=folder)
     running.close()  # type: ignore[attr-defined]
     assert not is_locked(folder)
     (folder / "lock").write_text("999999\n")  # left by a process that died
     assert tokenswift.resume(folder, llm=llm).finish_reason == "length"
-    never = llm.stream("hello", **dict[str, Any](CALL, max_new_tokens=99), run_dir=folder)
-    del never  # a stream that was never begun holds nothing
-    assert len(tokenswift.resume(folder, max_new_tokens=100, llm=llm).token_ids) == 100
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sampling": replace(HOT, seed=4)}, "seed is 4, was 3"),
-        (
-            {"sampling": replace(HOT, top_p=0.5, temperature=1.0)},
-            "temperature is 1.0, was 1.3; top_p is 0.5, was 1.0",
-        ),
+        ({"sampling": replace(HOT, seed=4, top_p=0.5)}, "seed is 4, was 3; top_p is 0.5, was 1.0"),
         ({"prompt": "hullo"}, "the prompt differs"),
         ({"stop": ("x",)}, "stop is ['x'], was []"),
         ({"ignore_eos": False}, "the end-of-text tokens (ignore_eos) is [257], was []"),
@@ -85,13 +76,8 @@ def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path
     other.add_tokens(["hey"])
     cases = [
         (LLM.from_model(tuned, tiny_tokenizer()), "the model's weights differs;"),
-        (LLM.from_model(tiny_model(rms_norm_eps=1e-4), tiny_tokenizer()), "the model's config differs;"),
         (LLM.from_model(tiny_model().bfloat16(), tiny_tokenizer()), "dtype is 'bfloat16', was 'float32';"),
         (LLM.from_model(tiny_model(), other), "the tokenizer differs;"),
-        (
-            LLM.from_model(tiny_model(), tiny_tokenizer(), rope_scaling="yarn:2"),
-            "rope_scaling is 'yarn:2', was",
-        ),
     ]
     for changed, named in cases:
         with pytest.raises(InputError, match="holds another run: ") as caught:
@@ -99,44 +85,27 @@ def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path
         assert named in str(caught.value), (named, str(caught.value))
 
 
-@pytest.mark.parametrize("version", ["1", "0.99"])
-def test_another_version_and_no_run(version: str, llm: LLM, tmp_path: Path) -> None:
+def test_another_version_and_no_run(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 5)
     data = (folder / "journal").read_bytes()
-    (folder / "journal").write_bytes(data.replace(b"journal 0.1\n", f"journal {version}\n".encode(), 1))
-    for call in (
-        lambda: tokenswift.resume(folder, llm=llm),
-        lambda: llm.generate("hello", **CALL, run_dir=folder),
-    ):
-        with pytest.raises(InputError, match=rf"journal is of version {version}; valid: version 0\.1$"):
-            call()
+    (folder / "journal").write_bytes(data.replace(b"journal 0.1\n", b"journal 0.99\n", 1))
+    with pytest.raises(InputError, match=r"journal is of version 0.99; valid: version 0\.1$"):
+        tokenswift.resume(folder, llm=llm)
     with pytest.raises(InputError, match="holds no run; valid: a folder made with --run-dir"):
         tokenswift.resume(tmp_path, llm=llm)
-    (folder / "journal").unlink()
-    with pytest.raises(InputError, match="it holds 'text.unfinished.txt' and no run"):
+    (folder / "journal").rename(folder / "text.txt")
+    with pytest.raises(InputError, match="it holds 'text.txt' and no run"):
         llm.generate("hello", **CALL, run_dir=folder)
     journal.create(folder / "journal", [{"kind": "end"}])
     with pytest.raises(InputError, match="does not begin with a run's header"):
         tokenswift.resume(folder, llm=llm)
 
 
-def test_a_folder_that_cannot_be_written(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="run_dir .*file cannot be written .*; valid: a writable folder"):
         llm.generate("hello", **CALL, run_dir=tmp_path / "file")
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o555)
-    if os.access(locked, os.W_OK):  # root may write everywhere
-
-        def refuse(*_: object) -> int:
-            raise OSError(30, "Read-only file system")
-
-        monkeypatch.setattr(folders.os, "open", refuse)
-    with pytest.raises(
-        InputError, match="locked cannot be written .(Read-only file system|Permission denied)"
-    ):
-        llm.generate("hello", **CALL, run_dir=locked / "")
 
 
 @pytest.mark.parametrize("room", [0, 1, 5])

@@ -304,7 +304,7 @@ def test_what_is_taken_is_said_before_the_model_is_loaded(
     done = cli("serve", "--model", chatty, "--port", port)
     assert done.code == 2 and done.error.startswith(f"--port is {port}: it cannot be opened on 127.0.0.1")
     done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers")
-    assert done.code == 2 and "is being written by process" in done.error
+    assert done.code == 2 and "is being written by another process" in done.error
 
 
 def test_keys_by_option_and_environment(

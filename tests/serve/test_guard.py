@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ def test_the_server_ends_before_an_answer_has_begun(
         server.close()
         said = found.result()
     assert said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
-    assert not list(Store(str(tmp_path / "answers")).records())
+    with closing(Store(str(tmp_path / "answers"))) as store:
+        assert not list(store.records())
 
 
 # ---- clients do not see each other: no answer, and no prompt by its time ---------------------------------

@@ -28,8 +28,7 @@ class Audited:
         prompt: a text to continue with every strategy; default: those of --prompts
         max_new_tokens: new tokens per text, at least 1; default: 32
         seeds: sampled texts per prompt, at least 1, with seeds from --seed on
-        distribution: runs of plain decoding that test the distribution (strategies: a fifth, but at least
-            100), from 100 to 10000; 0: no test
+        distribution: tokens that plain decoding draws to test the distribution, from 100 to 10000; 0: no test
         quick: the first prompt alone, and 8 new tokens per text where --max-new-tokens is not given: to check
             an installation
         prompts: UTF-8 file of prompts with lines of --- between them; default: three shipped texts
@@ -57,8 +56,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare strategies with plain decoding, token by token, on this model, dtype and device, and the logits
     of both with transformers' own pass in float32; show every difference with the scores of both tokens. With
-    --distribution, compare the frequencies of what is written with the model's probabilities, too. The exit
-    code is 1 where something is not exact."""
+    --distribution, compare the frequencies of drawn tokens with the model's probabilities, too. The exit code
+    is 1 where something is not exact."""
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
     sampling = options.sampling_from(args)
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         text = read_named(args.prompts, "--prompts")
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit.compare import Audit, shipped_prompts, split_prompts, variants
+    from tokenswift.audit import Audit, shipped_prompts, split_prompts, variants
     from tokenswift.loader.identity import versions
 
     prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)

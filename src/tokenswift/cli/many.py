@@ -50,9 +50,8 @@ class Several:
         ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
             HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
             s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
-        actors: with --ray, processes that write; default: as many as the cluster has room for
-        actor_cores: with --ray, CPU cores of each actor; default: all of a node, shared among its GPUs
-        actor_gpus: with --ray, GPUs of each actor; default: 1 where nodes have GPUs
+        actors: with --ray, processes that write, among which nodes and GPUs are shared; default: one for each
+            GPU, or for each node where there are none
     """
 
     prompts: str | None = option(None, "FILE")
@@ -60,8 +59,6 @@ class Several:
     at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=reader(_at_once, SEQUENCES))
     ray: str | None = option(None, "ADDRESS", level=RARE)
     actors: int | None = option(None, least=1, level=RARE)
-    actor_cores: int | None = option(None, least=1, level=RARE)
-    actor_gpus: int | None = option(None, least=0, level=RARE)
 
 
 def check_several(args: argparse.Namespace) -> None:
@@ -69,9 +66,8 @@ def check_several(args: argparse.Namespace) -> None:
     if args.prompts is None or args.out is None:
         there, missing = ("--prompts", "--out") if args.out is None else ("--out", "--prompts")
         raise InputError(f"{there} given without {missing}; valid: both")
-    for name in ("actors", "actor_cores", "actor_gpus"):
-        if args.ray is None and getattr(args, name) is not None:
-            raise InputError(f"{name} is given without --ray; valid: both")
+    if args.ray is None and args.actors is not None:
+        raise InputError("actors is given without --ray; valid: both")
     for name in ("prompt", "prompt_file", "prompt_ids", "explain", "run_dir", "output"):
         if getattr(args, name, None) is not None:
             shown = "PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}"
@@ -136,27 +132,34 @@ class Texts:
 
     Attributes:
         stages: shows how far they are.
-        written, failed: texts, by name; what was wrong with the others.
-        records: of the texts, by name.
+        done: records of the texts that are over, by name; of a failed one its ``error``.
         tokens: new tokens.
     """
 
     def __init__(self, args: argparse.Namespace, names: Sequence[str]) -> None:
         self._args, self._names, self.stages = args, names, Stages(args.quiet)
-        self.written: set[str] = set()
-        self.failed: dict[str, str] = {}
-        self.records: dict[str, Any] = {}
+        self.done: dict[str, dict[str, Any]] = {}
         self.tokens, self._begun = 0, perf_counter()
+
+    def add(self, tokens: int) -> None:
+        """New tokens are there."""
+        self.tokens += tokens
+        self.stages("generate", self.tokens, None)
 
     def fail(self, name: str, why: str) -> None:
         """A text has failed."""
-        self.failed[name] = " ".join(why.split())
-        logger.error("%s failed: %s", name, self.failed[name])
+        self.done[name] = {"error": " ".join(why.split())}
+        logger.error("%s failed: %s", name, self.done[name]["error"])
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of those that have failed."""
+        return [name for name, made in self.done.items() if made.get("error") is not None]
 
     def kept(self) -> str:
         """What is kept when the command ends early."""
         texts = counted(len(self._names), "text is", "texts are")
-        return f"{len(self.written)} of {texts} written; the same command resumes"
+        return f"{len(self.done) - len(self.failed)} of {texts} written; the same command resumes"
 
     def end(self, record: Path | None) -> int:
         """Say what was done, and write the records.
@@ -166,18 +169,15 @@ class Texts:
         Raises:
             RunError: some have failed; it names them.
         """
-        speed = self.tokens / (perf_counter() - self._begun)
-        done, texts = len(self._names) - len(self.failed), counted(len(self._names), "text is", "texts are")
+        speed, failed = self.tokens / (perf_counter() - self._begun), self.failed
+        done, texts = len(self._names) - len(failed), counted(len(self._names), "text is", "texts are")
         logger.info("%d of %s in %s (%.0f tokens/s)", done, texts, self._args.out, speed)
         if record is not None:
-            rows = [
-                {"id": name, "error": self.failed.get(name)} | self.records.get(name, {})
-                for name in self._names
-            ]
+            rows = ({"id": name, "error": None} | self.done.get(name, {}) for name in self._names)
             write_json(record, *rows)
-        if self.failed:
+        if failed:
             prompts = counted(len(self._names), "prompt")
-            raise RunError(f"{len(self.failed)} of {prompts} failed: {', '.join(self.failed)}")
+            raise RunError(f"{len(failed)} of {prompts} failed: {', '.join(failed)}")
         return 0
 
 
@@ -202,23 +202,19 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
 
     from tokenswift.engine.scheduler import Scheduler, run_all
 
-    names = [one.name for one in prompts]
-    texts = Texts(args, names)
+    texts = Texts(args, [one.name for one in prompts])
 
     def on_step(number: int, step: Step) -> None:
-        texts.tokens += len(step.token_ids)
-        texts.stages("generate", texts.tokens, None)
+        texts.add(len(step.token_ids))
 
     with texts.stages, keeping(texts.kept), Scheduler(llm, args.at_once) as scheduler:
         for number, result in run_all(scheduler, requests, on_step):
-            name, request = names[number], requests[number]
-            if not isinstance(result, Generation):
+            name, given = prompts[number].name, (args.strategy, call["strategy_options"])
+            if isinstance(result, Generation):
+                made = record and record_of(llm, result, *given, requests[number].sampling)
+                texts.done[name] = made or {}
+            else:
                 texts.fail(name, str(result))
-                continue
-            texts.written.add(name)
-            if record is not None:
-                given = args.strategy, call["strategy_options"], request.sampling
-                texts.records[name] = record_of(llm, result, *given)
     return texts.end(record)
 
 
@@ -254,19 +250,14 @@ def _on_ray(args: argparse.Namespace, call: dict[str, Any], prompts: list[Asked]
     texts = Texts(args, list(requests))
     with texts.stages, keeping(texts.kept), cluster.connected(args.ray):
         each = None if args.at_once == "auto" else args.at_once
-        how = cluster.laid_out(len(prompts), args.actors, args.actor_cores, args.actor_gpus, each)
-        logger.info("%s, %d texts at once each", counted(how.actors, "actor"), how.at_once)
+        how = cluster.laid_out(len(prompts), args.actors, each)
+        logger.info("%s, %d texts at once each", counted(how["actors"], "actor"), how["at_once"])
         for row in cluster.write(requests, out, how, settings):
-            if isinstance(row, int):
-                texts.stages("generate", row, None)
-                continue
-            texts.tokens += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)  # without those it found
+            texts.add((row["new_tokens"] or 0) - (row["went_on_at"] or 0))  # without those it found
             if row["error"] is not None:
                 texts.fail(row["name"], row["error"])
-                continue
-            texts.written.add(row["name"])
-            if row.get("record"):
-                texts.records[row["name"]] = json.loads(row["record"])
+            else:
+                texts.done[row["name"]] = json.loads(row.get("record") or "{}")
     return texts.end(record)
 
 

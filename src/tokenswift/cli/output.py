@@ -260,6 +260,6 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"
     if m.loop is not None:
-        how = f" ({counted(m.loop.size, 'token')} again and again)" if m.loop.sign == "pattern" else ""
-        text += f"; the text repeats itself from token {m.loop.start} on{how}"
+        pattern = f"{counted(m.loop.size, 'token')} again and again"
+        text += f"; the text repeats itself from token {m.loop.start} on ({pattern})"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

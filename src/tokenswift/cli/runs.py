@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import tempfile
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +14,12 @@ from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import Text, write
 from tokenswift.cli.terminal import Stages, say, table
 from tokenswift.config import LoadConfig
-from tokenswift.files import is_address
-from tokenswift.types import InputError
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
-COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
 #: here the default is what the run had
 LOOP = "when the text repeats itself: report (continue and say so) or stop; default: as before"
 
@@ -58,8 +53,7 @@ class Where:
     """Where runs are.
 
     Attributes:
-        folder: a run's folder, one that has such folders in it, or an address that generate --ray wrote to;
-            default: the current folder
+        folder: a run's folder, or one that has such folders in it; default: the current folder
     """
 
     folder: str = option(".", "DIR", place=True, nargs="?")
@@ -132,39 +126,16 @@ def resume(args: argparse.Namespace) -> int:
 
 def list_runs(args: argparse.Namespace) -> int:
     """List the runs that were kept with generate --run-dir, with state and figures."""
-    from tokenswift.runs.report import cells
+    from tokenswift.runs.report import COLUMNS, cells, summaries
 
     record = output.check_record(args.json)
-    rows = summaries(args.folder)
+    rows = summaries(Path(args.folder).expanduser())
     if record is not None:
         output.write_json(record, *rows)
     if record != output.STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        say((table(lines, COLUMNS, right=range(2, 6)) if rows else f"no runs in {args.folder}") + "\n")
+        say((table(lines, COLUMNS, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
     return 0
-
-
-def summaries(name: str) -> list[dict[str, Any]]:
-    """The figures of the runs in a folder, or at an address.
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    from tokenswift.runs.report import find, summary_of
-
-    remote = is_address(name)
-    with tempfile.TemporaryDirectory() if remote else nullcontext(name) as place:
-        folder = Path(place).expanduser()
-        if remote:
-            from tokenswift.runs.remote import fetch
-
-            fetch(name, folder)
-        if not folder.is_dir():
-            raise InputError(f"folder is {name!r}: no such folder; valid: one with runs in it")
-        rows = [summary_of(path) for path in find(folder)]
-    if remote:  # its copies have no locks
-        rows = [{**row, "run": f"{name.rstrip('/')}/{Path(row['run']).name}"} for row in rows]
-    return rows
 
 
 def text(args: argparse.Namespace) -> int:
@@ -183,27 +154,19 @@ def text(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Write one HTML page about a run that was kept with generate --run-dir, by default report.html in its
-    folder: settings, speed and acceptance against length, cost by phase, and the text, each token marked by
-    its source, repeats highlighted. For a folder (or an address) with the runs of many prompts: figures of
-    each and of all. The page needs no network and no scripts."""
-    from tokenswift.runs import folder as folders
-    from tokenswift.runs.report import find, page, page_of_all
+    folder: figures, settings, and the text, each token marked by its source. For a folder with the runs of
+    many prompts: figures of each. The page needs no network and no scripts."""
+    from tokenswift.runs.report import page, summaries
 
-    folder, remote = Path(args.run_dir).expanduser(), is_address(args.run_dir)
-    if remote and args.output is None:
-        raise InputError(f"--output is not given, and {args.run_dir} is an address; valid: a file here")
-    several = remote or (folder.is_dir() and not folders.has_run(folder) and bool(find(folder)))
-    state = None if several else _state(folder)
-    path = folder / "report.html" if args.output is None else Path(args.output)
+    folder = Path(args.run_dir).expanduser()
+    path = folder / "report.html" if args.output is None else Path(args.output).expanduser()
+    rows = summaries(folder)
+    alone = [row["run"] for row in rows] in ([], [str(folder)])
+    state = _state(folder) if alone else None
     output.check_writable("--output", path)
-    if state is None:
-        rows = summaries(args.run_dir)
-        html, told = page_of_all(rows, args.run_dir if remote else folder.resolve().name), "run"
-    else:
-        rows = state.tokens
-        html, told = page(state, folder.resolve().name, folders.is_locked(folder)), "token"
-    output.write_text(path.expanduser(), _utf8(html))
-    logger.info("%s, %s", path, counted(len(rows), told))
+    html = page(rows, folder.resolve().name, state)
+    output.write_text(path, _utf8(html))
+    logger.info("%s, %s", path, counted(len(rows), "run"))
     return 0
 
 

@@ -129,15 +129,14 @@ def _is_plain(value: object) -> bool:
 
 def _warn(then: Session, now: dict[str, Any], acceptance: str) -> None:
     """Say in one line why the text may differ from the uninterrupted run's."""
-    old, new = then.numerics, now["numerics"]
-    changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
-    if "how" in changed:
-        changed[changed.index("how")] = f"how passes are computed ({old['how']}; now {new['how']})"
-    changed += [k for k in ("tokenswift", "torch") if then.versions.get(k) != now["versions"][k]]
+    old = {**then.numerics, **{key: then.versions.get(key) for key in ("tokenswift", "torch")}}
+    new = {**now["numerics"], **now["versions"]}
+    keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
+    changed = [f"{key} is {new.get(key)}, was {old.get(key)}" for key in keys if old.get(key) != new.get(key)]
     if acceptance != "exact":
         reason = "the published rule draws by what was drafted"
     elif changed:
-        reason = f"{' and '.join(changed)} changed since"
+        reason = "; ".join(changed)
     elif not new["equal_bits"]:
         reason = f"prefill and decoding may round differently ({new['how']}, {new['device']})"
     else:
@@ -200,7 +199,7 @@ def request_of(
     if not isinstance(options.get("draft_model"), str | None):
         raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
     return Request(
-        prompt=state.prompt,
+        prompt=state.header.prompt,
         max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
         strategy=session.strategy,
         strategy_options=options,
@@ -229,9 +228,8 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
     loading = msgspec.to_builtins(state.header.model)
-    given = loading["heads"] not in (None, "auto", "none")
-    if given or loading["eagle"] is not None:
+    if loading["heads"] not in (None, "auto", "none") or loading["eagle"] is not None:
         with suppress(InputError):  # drafts never change the tokens: without them it is slower, that is all
             return LLM(**loading, on_progress=on_progress)
-        loading |= {"heads": "auto" if given else loading["heads"], "eagle": None}
+        loading |= {"heads": "auto", "eagle": None}
     return LLM(**loading, on_progress=on_progress)

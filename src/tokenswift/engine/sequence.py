@@ -128,7 +128,7 @@ class Sequence(TokenSequence):
             return error
         held = 0 if self.cache is None else self.nbytes
         ways = [f"weights {form} (frees {nbytes:,} bytes)" for form, nbytes in savings(self.model).items()]
-        made = RunError(ran_out(self.model, self.strategy, len(self.prompt), held, error, ways))
+        made = RunError(ran_out(self.model, self.strategy, len(self.prompt), held, ways))
         made.__cause__ = error
         return made
 
@@ -172,7 +172,7 @@ class Sequence(TokenSequence):
             self.detokenizer.restore(state.stream)
             self.detokenizer.seen = len(state.text) + len(state.stream["held"])
         self.guard.restore(self.new_tokens, state.loop)
-        self.meter.restore(state.all_steps, state.seconds)
+        self.meter.restore(state.steps, state.seconds)
         self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
         self._release()
 
@@ -220,7 +220,6 @@ class Sequence(TokenSequence):
             pieces.append(self._piece(token))
             if self.finish_reason is not None:
                 break
-        self.guard.observe(step)
         if self.finish_reason is None and len(self.new_tokens) >= self.max_new_tokens:
             self.finish_reason = "length"
         count = len(pieces)
@@ -239,7 +238,7 @@ class Sequence(TokenSequence):
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
             newest |= {"stream": self.detokenizer.state(), "loop": self.guard.first}
-            self.journal.add(step, pieces, newest)
+            self.journal.add(step, newest)
         return replace(step, text=step.text + self._release())
 
     def _piece(self, token: int) -> str:
@@ -268,7 +267,7 @@ class Sequence(TokenSequence):
     def finish(self) -> None:
         """Write the end to the journal, where there is one."""
         if self.journal is not None:
-            self.journal.finish(self.finish_reason or "length", self.tail, self.metrics())
+            self.journal.finish(self.finish_reason or "length", self.tail)
 
     def close(self) -> None:
         """Let go of memory and journal, wherever it is; what was kept of it stays."""

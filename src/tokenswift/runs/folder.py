@@ -1,9 +1,9 @@
-"""A run's folder: its lock, its journal and its text files.
+"""A run's folder: its lock, its journal and its text file.
 
 ====================  ===========================================================================
 ``journal``           everything, see `runs.journal`
-``text.txt``          the text; ``text.unfinished.txt`` until the end
-``text.2.txt``        what was added after the user had changed ``text.txt``; and so on
+``text.txt``          the text, when it has ended
+``text.edited-1.txt`` what the user had made of it, when the run wrote it anew; and so on
 ``lock``              held by the process that writes; the system lets go of it when that one dies
 ====================  ===========================================================================
 
@@ -13,27 +13,23 @@ A folder may come from anybody: links in it, and what is no regular file, are re
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import time
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from tokenswift.config import shown
-from tokenswift.files import sync
 from tokenswift.runs import journal
-from tokenswift.runs.journal import (
-    check_entries,
-    open_regular,
-    read_regular,
-    sync_folder,
-    write_all,
-    write_whole,
-)
+from tokenswift.runs.journal import check_entries, open_regular, read_regular, write_whole
 from tokenswift.runs.state import RunState, replay
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
-JOURNAL, LOCK = "journal", "lock"
+logger = logging.getLogger("tokenswift")
+JOURNAL, LOCK, TEXT = "journal", "lock", "text.txt"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
 
 
@@ -46,64 +42,35 @@ class Lock:
 
     Raises:
         Busy: another process (or another run of this one) has it.
-        InputError: the file is none of ours.
+        InputError: there is something else than a regular file.
         OSError: as the system says.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = -1
         self._file = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            self._take(folder)
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
-        except BaseException:
-            self.release()
-            raise
-
-    def _take(self, folder: Path) -> None:
-        for attempt in range(TRIES):
-            holder = self._holder(folder)
+        for _ in range(TRIES):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if attempt + 1 == TRIES:
-                    raise Busy(
-                        f"run_dir {folder} is being written by process {holder or '?'}; valid: a folder "
-                        f"that no process writes, or wait for its end"
-                    ) from None
                 time.sleep(PAUSE)
-
-    def _holder(self, folder: Path) -> str:
-        """The process that the file names, "" for none."""
-        found = re.fullmatch(rb"(\d{0,20})\s*", os.pread(self._file, 64, 0))
-        if found is None:
-            raise InputError(f"run_dir {folder} holds a file {LOCK} of another kind; valid: a run's folder")
-        return found[1].decode()
+        self.release()
+        raise Busy(
+            f"run_dir {folder} is being written by another process; valid: another, or wait for its end"
+        )
 
     def release(self) -> None:
         """Let go; harmless when done before."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.release()
+        self._file.close()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process writes in a folder now. A lock file left by a dead one says nothing."""
-    try:
-        handle = open_regular(folder / LOCK, os.O_RDONLY)
-    except (OSError, InputError):
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
+    with suppress(OSError, InputError), open_regular(folder / LOCK, os.O_RDONLY) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -133,10 +100,9 @@ def check_new(folder: Path) -> None:
     left = re.compile(rf"{LOCK}|{JOURNAL}\.\d+\.part")
     names = [name for name in check_entries(folder) if not left.fullmatch(name)]
     if names and JOURNAL not in names:
-        more = f" and {len(names) - 1} more" if names[1:] else ""
         raise InputError(
-            f"run_dir is {str(folder)!r}: it holds {shown(names[0])}{more} and no run; valid: a new or "
-            f"an empty folder, or a run's"
+            f"run_dir is {str(folder)!r}: it holds {shown(names[0])} and no run; valid: a new or an empty "
+            f"folder, or a run's"
         )
 
 
@@ -172,99 +138,33 @@ def drop_damaged(folder: Path, contents: journal.Contents) -> None:
     """Cut a damaged journal after its last good record; what is behind goes to ``journal.damaged-N``."""
     path = folder / JOURNAL
     data = read_regular(path)
-    number = 1
-    while os.path.lexists(kept := folder / f"{JOURNAL}.damaged-{number}"):
-        number += 1
-    write_whole(kept, data[contents.good :])
+    write_whole(_unused(folder, "journal.damaged-{}"), data[contents.good :])
     write_whole(path, data[: contents.good])
     contents.damaged = 0
 
 
-class TextFile:
-    """The text of a run as a file, written behind the journal.
+def _unused(folder: Path, name: str) -> Path:
+    """A path with a number in its name that no file has."""
+    paths = (folder / name.format(number) for number in count(1))
+    return next(path for path in paths if not os.path.lexists(path))
+
+
+def write_text(folder: Path, text: str, before: str) -> None:
+    """Write the text of a run that has ended. A file that somebody has edited is kept under another name.
 
     Args:
         folder: the run's.
-        number: which of its text files; the first is 1.
-        start: the first character of the run's text that belongs into it.
+        text: all of it.
+        before: what an earlier end of the run wrote.
+    Raises:
+        InputError: something else than a regular file is there.
+        OSError: as the system says.
     """
-
-    def __init__(self, folder: Path, number: int, start: int) -> None:
-        self.folder, self.number, self.start = folder, number, start
-        self._file = -1
-        self._size = 0
-
-    @property
-    def path(self) -> Path:
-        """The finished file."""
-        return self.folder / ("text.txt" if self.number == 1 else f"text.{self.number}.txt")
-
-    @property
-    def unfinished(self) -> Path:
-        """The file until then."""
-        return self.path.with_name(self.path.stem + ".unfinished.txt")
-
-    def bytes_of(self, text: str) -> bytes:
-        """What of the run's text belongs into the file."""
-        return text[self.start :].encode("utf-8", errors="replace")
-
-    def is_ours(self, state: RunState) -> bool:
-        """Whether what is there is what the journal says: nobody has edited it."""
-        whole = self.bytes_of(state.text + state.tail)
-        for path, least in ((self.unfinished, state.before_last), (self.path, len(state.text))):
-            try:
-                found = read_regular(path)
-            except FileNotFoundError:
-                continue
-            if not whole.startswith(found) or len(found) < len(self.bytes_of(state.text[:least])):
-                return False
-        return True
-
-    def next_free(self, start: int) -> TextFile:
-        """A text file of a number that no file has."""
-        made = TextFile(self.folder, self.number + 1, start)
-        while os.path.lexists(made.path) or os.path.lexists(made.unfinished):
-            made.number += 1
-        return made
-
-    def begin(self, text: str) -> None:
-        """Write the text so far as unfinished, and go on behind it."""
-        data = self.bytes_of(text)
-        write_whole(self.unfinished, data)
-        self.path.unlink(missing_ok=True)
-        self._file = open_regular(self.unfinished, os.O_WRONLY | os.O_APPEND)
-        self._size = len(data)
-
-    def write(self, text: str) -> None:
-        """Append text."""
-        data = text.encode("utf-8", errors="replace")
-        write_all(self._file, data)
-        self._size += len(data)
-
-    def finish(self, text: str) -> Path:
-        """Mark the file as finished; where somebody has changed it meanwhile, a new one gets the text.
-
-        Args:
-            text: the whole text of the run.
-        Returns:
-            the finished file.
-        """
-        sync(self._file)
-        try:
-            same = os.path.samestat(os.fstat(self._file), os.lstat(self.unfinished))
-        except FileNotFoundError:
-            same = False
-        if same and os.fstat(self._file).st_size == self._size and not os.path.lexists(self.path):
-            os.replace(self.unfinished, self.path)
-            sync_folder(self.folder)
-            return self.path
-        other = self.next_free(self.start)
-        write_whole(other.path, self.bytes_of(text))
-        self.number = other.number
-        return other.path
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+    path, data = folder / TEXT, text.encode("utf-8", errors="replace")
+    with suppress(FileNotFoundError):
+        found = read_regular(path)
+        if not data.startswith(found) and found != before.encode("utf-8", errors="replace"):
+            kept = _unused(folder, "text.edited-{}.txt")
+            os.rename(path, kept)
+            logger.warning("%s was changed since it was written: it is kept as %s", path, kept)
+    write_whole(path, data)

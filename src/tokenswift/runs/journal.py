@@ -23,7 +23,9 @@ import re
 import stat
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,6 @@ FIRST = MAGIC + VERSION.encode() + b"\n"
 HEAD = 18  # two numbers of eight digits, each with a blank
 
 Record = dict[str, Any]
-_KINDS = {
-    stat.S_IFLNK: "a link",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 @dataclass(slots=True)
@@ -65,13 +59,16 @@ class Contents:
     checksum: int
 
 
-def encode(record: Record, checksum: int) -> tuple[bytes, int]:
-    """A record as a line, and its checksum."""
-    payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    data = payload.encode("utf-8", errors="surrogatepass")
-    length = b"%08x" % len(data)
-    checksum = zlib.crc32(data, zlib.crc32(length, checksum))
-    return b"%s %08x %s\n" % (length, checksum, data), checksum
+def encode(records: Sequence[Record], checksum: int) -> tuple[bytes, int]:
+    """Records as lines behind a record with a checksum, and the last one's checksum."""
+    lines = []
+    for record in records:
+        payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        data = payload.encode("utf-8", errors="surrogatepass")
+        length = b"%08x" % len(data)
+        checksum = zlib.crc32(data, zlib.crc32(length, checksum))
+        lines.append(b"%s %08x %s\n" % (length, checksum, data))
+    return b"".join(lines), checksum
 
 
 def decode(data: bytes, name: str = "the journal") -> Contents:
@@ -129,19 +126,8 @@ def read(path: Path) -> Contents:
     try:
         data = read_regular(path)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); valid: a run's journal"
-        ) from error
+        raise InputError(f"{path} cannot be read ({error.strerror or error}); valid: a journal") from error
     return decode(data, str(path))
-
-
-def _lines(records: Sequence[Record], checksum: int) -> tuple[bytes, int]:
-    """Records as lines behind a record with a checksum, and the last one's checksum."""
-    lines = []
-    for record in records:
-        line, checksum = encode(record, checksum)
-        lines.append(line)
-    return b"".join(lines), checksum
 
 
 def create(path: Path, records: Sequence[Record]) -> None:
@@ -150,7 +136,7 @@ def create(path: Path, records: Sequence[Record]) -> None:
     Raises:
         OSError: as the system says.
     """
-    write_whole(path, FIRST + _lines(records, 0)[0])
+    write_whole(path, FIRST + encode(records, 0)[0])
 
 
 class Appender:
@@ -165,12 +151,11 @@ class Appender:
         self.path = path
         self._checksum, self._good = contents.checksum, contents.good
         self._file = open_regular(path, os.O_WRONLY)
-        try:
-            os.ftruncate(self._file, self._good)
-            os.lseek(self._file, self._good, os.SEEK_SET)
-        except OSError:
-            self.close()
-            raise
+        self._cut()
+
+    def _cut(self) -> None:
+        os.ftruncate(self._file.fileno(), self._good)
+        self._file.seek(self._good)
 
     def append(self, *records: Record) -> None:
         """Write and sync records. After a failure the file is as it was before.
@@ -178,22 +163,19 @@ class Appender:
         Raises:
             OSError: as the system says (no space left).
         """
-        data, checksum = _lines(records, self._checksum)
+        data, checksum = encode(records, self._checksum)
         try:
             write_all(self._file, data)
-            sync(self._file)
+            sync(self._file.fileno())
         except OSError:
-            os.ftruncate(self._file, self._good)
-            os.lseek(self._file, self._good, os.SEEK_SET)
+            self._cut()
             raise
         self._good += len(data)
         self._checksum = checksum
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
 
 def check_entries(folder: Path) -> list[str]:
@@ -204,14 +186,13 @@ def check_entries(folder: Path) -> list[str]:
         OSError: as the system says.
     """
     try:
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+        found = sorted(folder.iterdir())
     except FileNotFoundError:
         return []
-    for entry in found:
-        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-            check_regular(Path(entry.path))
-    return [entry.name for entry in found]
+    for path in found:
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            check_regular(path)
+    return [path.name for path in found]
 
 
 def check_regular(path: Path) -> None:
@@ -220,32 +201,35 @@ def check_regular(path: Path) -> None:
     Raises:
         InputError: naming what it is.
     """
-    try:
+    with suppress(FileNotFoundError):
         _check(path, os.lstat(path), False)
-    except FileNotFoundError:
-        return
 
 
-def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file.
+def open_regular(path: Path, flags: int) -> FileIO:
+    """A regular file, open for reading or for writing.
 
     Raises:
         InputError: it is none, or it is to be written and has a second name.
         OSError: as the system says.
     """
     check_regular(path)  # opening a device or a pipe can have effects of its own
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    reads = flags & os.O_ACCMODE == os.O_RDONLY
+    file = FileIO(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "rb" if reads else "wb")
     try:
-        _check(path, os.fstat(handle), flags & os.O_ACCMODE != os.O_RDONLY)
+        _check(path, os.fstat(file.fileno()), not reads)
     except BaseException:
-        os.close(handle)
+        file.close()
         raise
-    return handle
+    return file
 
 
 def _check(path: Path, found: os.stat_result, writes: bool) -> None:
-    what = _KINDS.get(stat.S_IFMT(found.st_mode))
-    if what is None and writes and found.st_nlink > 1:
+    what = None
+    if stat.S_ISLNK(found.st_mode):
+        what = "a link"
+    elif not stat.S_ISREG(found.st_mode):
+        what = "no regular file"
+    elif writes and found.st_nlink > 1:
         what = "one file with another (a hard link)"
     if what is not None:
         raise InputError(
@@ -259,19 +243,19 @@ def read_regular(path: Path) -> bytes:
 
     Raises: as :func:`open_regular`.
     """
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+    with open_regular(path, os.O_RDONLY) as file:
+        return file.readall()
 
 
-def write_all(handle: int, data: bytes) -> None:
-    """Write bytes to a descriptor, however many the system takes at a time.
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write bytes to a file, however many the system takes at a time.
 
     Raises:
         OSError: as the system says (no space left).
     """
     at = 0
     while at < len(data):
-        at += os.write(handle, data[at:])
+        at += file.write(data[at:])
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -285,19 +269,13 @@ def write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)  # of a process that died, or a link
     try:
-        with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            sync(handle.fileno())
+        with open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            write_all(file, data)
+            sync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, where the system can."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path.parent, os.O_RDONLY)  # the name has to last as well
     try:
         sync(handle)
     finally:

@@ -1,4 +1,4 @@
-"""Writes a run as it goes: tokens to the journal, then text to the text file, at a bounded interval.
+"""Writes a run as it goes: its tokens to the journal at a bounded interval, and its text when it has ended.
 
 A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step that
 takes long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
@@ -6,24 +6,21 @@ takes long keeps no token waiting: what was accepted is on the disk within a sec
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from threading import Condition, Lock, Thread
-from typing import Any
+from threading import Event, Lock, Thread
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.journal import Record
 from tokenswift.runs.state import RunState, check_same, sources_of
-from tokenswift.types import InputError, Metrics, RunError, Step
+from tokenswift.types import InputError, RunError, Step
 from tokenswift.words import counted
 
-logger = logging.getLogger("tokenswift")
 SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
 BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
 
@@ -39,23 +36,15 @@ class RunWriter:
 
     def __init__(self, folder: Path, lock: folders.Lock, state: RunState | None, *first: Record) -> None:
         self.folder, self.state, self.was_over = folder, state, False
-        self._header, self._session = first
-        self._lock: folders.Lock | None = lock
+        self._first, self._lock = first, lock
         self._appender: journal.Appender | None = None
-        self._file: folders.TextFile | None = None
         self._thread: Thread | None = None
-        self._wake = Condition()
-        self._writing = Lock()
-        self._pending: list[tuple[Step, Sequence[str], int]] = []
-        self._waiting = 0  # tokens in it
-        self._oldest = 0.0
-        self._newest: dict[str, Any] = {}
+        self._wake, self._writing = Event(), Lock()
+        self._pending: deque[tuple[Step, Record]] = deque()
+        self._text = [] if state is None else [state.text]
+        self._kept = self._taken = 0 if state is None else len(state.tokens)
         self._closed = False
         self._error: OSError | None = None
-        self._kept = len(state.tokens) if state else 0
-        self._text = state.text if state else ""
-        self._more: list[str] = []
-        self._started: float | None = None
 
     @property
     def kept(self) -> str:
@@ -63,156 +52,95 @@ class RunWriter:
         kept = counted(self._kept, "token is", "tokens are")
         return f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
 
-    def _is_kept(self) -> bool:
-        """Whether the end of the run was in its journal before, and its text file has its name."""
-        if not self.was_over or self.state is None or self.state.end is None:
-            return False
-        return not os.path.lexists(self._last_file(self.state).unfinished)
-
     def begin(self) -> None:
-        """Make or go on with journal and text file; called right before the prefill.
+        """Make or go on with the journal, unless it has its end already; called right before the prefill.
 
         Raises:
             RunError: the disk says no.
         """
-        if self._is_kept():
+        path, state = self.folder / folders.JOURNAL, self.state
+        if self.was_over and state is not None and state.end and os.path.lexists(self.folder / folders.TEXT):
             return
-        path = self.folder / folders.JOURNAL
         try:
-            state = self.state
-            file = folders.TextFile(self.folder, 1, 0) if state is None else self._text_file(state)
-            self._file = file
-            session = {**self._session, "number": file.number, "start": file.start}
             if state is None:
-                journal.create(path, [self._header, session])
+                journal.create(path, self._first)
             self._appender = journal.Appender(path, journal.read(path))
             if state is not None:
-                self._appender.append(session)
-            file.begin(self._text)
+                self._appender.append(*self._first[1:])
         except OSError as error:
             self.close()
             raise self._failed(error) from error
         self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
         self._thread.start()
 
-    def _last_file(self, state: RunState) -> folders.TextFile:
-        """The text file that was written last."""
-        return folders.TextFile(self.folder, (state.end or state.session).number, state.session.start)
-
-    def _text_file(self, state: RunState) -> folders.TextFile:
-        """The text file to go on with: the last one, unless somebody has edited it."""
-        file = self._last_file(state)
-        if file.is_ours(state):
-            return file
-        edited = file.unfinished if os.path.lexists(file.unfinished) else file.path
-        other = file.next_free(len(state.text))
-        logger.warning(
-            f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}, "
-            f"and the whole text is written by: tokenswift text {self.folder}"
-        )
-        return other
-
-    def add(self, step: Step, pieces: Sequence[str], newest: dict[str, Any]) -> None:
+    def add(self, step: Step, newest: Record) -> None:
         """Take a step.
 
         Args:
-            step: its tokens and figures.
-            pieces: the text that each of its tokens released.
+            step: its tokens, their text and figures.
             newest: of the run after it: ``seconds`` by phase, draft ``passes``, state of the detokeniser
                 (``stream``), and the first ``loop`` seen.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
-        begun = time.perf_counter()
-        if self._started is None:
-            self._started = begun
-        with self._wake:
-            self._pending.append((step, pieces, round(1000 * (begun - self._started))))
-            self._newest = newest
-            self._waiting += len(step.token_ids)
-            if len(self._pending) == 1:
-                self._oldest = time.monotonic()
-                self._wake.notify()
-            elif self._waiting >= SYNC_TOKENS:
-                self._wake.notify()
-        if self._waiting >= BEHIND:
-            self.sync()
-        self._check()
-
-    def sync(self) -> None:
-        """Bring everything that was taken to the disk: the journal first, then the text.
-
-        Raises:
-            RunError: it cannot be written; everything up to then is kept.
-        """
-        self._flush()
+        self._pending.append((step, newest))
+        self._taken += len(step.token_ids)
+        if self._taken - self._kept >= SYNC_TOKENS:
+            self._wake.set()
+        if self._taken - self._kept >= BEHIND:
+            self._flush()
         self._check()
 
     def _flush(self) -> None:
+        """Bring everything that was taken to the disk."""
         with self._writing:
-            with self._wake:
-                pending, newest = self._pending, self._newest
-                self._pending, self._waiting = [], 0
-            if not pending or self._error is not None or self._appender is None or self._file is None:
+            pending = [self._pending.popleft() for _ in range(len(self._pending))]
+            if not pending or self._error is not None or self._appender is None:
                 return
-            record = _record(pending, newest, self.state)
+            record = _record([step for step, _ in pending], pending[-1][1])
             try:
                 self._appender.append(record)
-                self._kept += len(record["ids"])
-                self._more.append(record["text"])
-                self._file.write(record["text"])
             except OSError as error:
                 self._error = error
+                return
+            self._kept += len(record["ids"])
+            self._text.append(record["text"])
 
     def _watch(self) -> None:
-        """Sync whenever a token has waited long enough, or enough of them wait."""
-        while True:
-            with self._wake:
-                while not self._closed and self._waiting < SYNC_TOKENS:
-                    left = self._oldest + SYNC_SECONDS - time.monotonic() if self._pending else None
-                    if left is not None and left <= 0:
-                        break
-                    self._wake.wait(left)
-                if self._closed:
-                    return
+        while not self._closed:
+            self._wake.wait(SYNC_SECONDS)
+            self._wake.clear()
             self._flush()
 
-    def finish(self, reason: str, tail: str, metrics: Metrics) -> None:
-        """Write the end, and give the text file its name.
+    def finish(self, reason: str, tail: str) -> None:
+        """Write the end, and the text file.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: they cannot be written.
         """
-        self.sync()
-        if self._appender is None or self._file is None:
+        self._flush()
+        self._check()
+        if self._appender is None:
             return
-        record = {"kind": "end", "reason": reason, "tail": tail, "number": self._file.number}
-        record |= {"time": time.time(), "metrics": asdict(metrics)}
-        with self._writing:
-            try:
-                self._appender.append(record)
-                self._file.write(tail)
-                self._file.finish(self._text + "".join(self._more) + tail)
-                if self._file.number != record["number"]:
-                    self._appender.append({**record, "number": self._file.number})
-            except OSError as error:
-                raise self._failed(error) from error
+        end = {"kind": "end", "reason": reason, "tail": tail, "time": time.time()}
+        before = "" if self.state is None else self.state.text + self.state.tail
+        try:
+            self._appender.append(end)
+            folders.write_text(self.folder, "".join([*self._text, tail]), before)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         """Sync what can be synced and let go of the folder; never raises."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
-        with suppress(OSError):
-            self._flush()
+        self._closed = True
+        self._wake.set()
+        self._flush()
         if self._thread is not None and self._thread.is_alive():  # a signal may have come before its start
             self._thread.join()
-        for part in (self._appender, self._file):
-            if part is not None:
-                part.close()
-        if self._lock is not None:
-            self._lock.release()
-        self._thread = self._appender = self._file = self._lock = None
+        if self._appender is not None:
+            self._appender.close()
+        self._lock.release()
+        self._thread = self._appender = None
 
     def _check(self) -> None:
         if self._error is not None:
@@ -222,27 +150,22 @@ class RunWriter:
         return RunError(f"writing in {self.folder} failed ({error.strerror or error}); {self.kept}")
 
 
-def _record(
-    pending: list[tuple[Step, Sequence[str], int]], newest: dict[str, Any], before: RunState | None
-) -> Record:
-    """Steps as one record (see `runs.state`), with seconds and passes since the session began."""
-    spent, passes = ({}, 0) if before is None else (before.seconds, before.passes)
-    texts = [piece for _, pieces, _ in pending for piece in pieces]
+def _record(steps: list[Step], newest: Record) -> Record:
+    """Steps as one record, see `runs.state.Tokens`."""
     loop = newest["loop"]
     return {
         "kind": "tokens",
-        "ids": [token for step, _, _ in pending for token in step.token_ids],
-        "sources": "".join(sources_of(step) for step, _, _ in pending),
-        "chars": [len(text) for text in texts],
-        "text": "".join(texts),
+        "ids": [token for step in steps for token in step.token_ids],
+        "sources": "".join(map(sources_of, steps)),
+        "chars": [count for step in steps for count in step.chars],
+        "text": "".join(step.text for step in steps),
         "steps": [
-            [len(step.token_ids), step.drafted, step.accepted, step.ngram_accepted, step.gamma, ms]
-            for step, _, ms in pending
+            [len(s.token_ids), s.drafted, s.accepted, s.ngram_accepted, s.gamma, round(1000 * s.seconds)]
+            for s in steps
         ],
-        "seconds": {name: round(s - spent.get(name, 0.0), 4) for name, s in newest["seconds"].items()},
-        "passes": newest["passes"] - passes,
-        "stream": newest["stream"],
-        "loop": asdict(loop) if loop is not None else None,
+        **newest,
+        "seconds": {name: round(spent, 4) for name, spent in newest["seconds"].items()},
+        "loop": None if loop is None else asdict(loop),
     }
 
 
@@ -259,25 +182,23 @@ def open_run(name: str | Path, header: Record, session: Record, drop_damaged: bo
         InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
             one of another version, files that are no run's, or links.
     """
-    folder = Path(name).expanduser()
-    lock: folders.Lock | None = None
-    state: RunState | None = None
-    try:
-        folders.check_new(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = folders.Lock(folder)
-        if folders.has_run(folder):
-            contents, state = folders.load(folder)
-            if drop_damaged and contents.damaged:
-                folders.drop_damaged(folder, contents)
-            folders.check_whole(folder, contents, state)
-            check_same(str(folder), state.identity, {**header["identity"], "prompt": header["prompt"]})
-        return RunWriter(folder, lock, state, header, session)
-    except BaseException as error:
-        if lock is not None:
-            lock.release()
-        if isinstance(error, OSError):
+    folder, state = Path(name).expanduser(), None
+    with ExitStack() as held:
+        try:
+            folders.check_new(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = folders.Lock(folder)
+            held.callback(lock.release)
+            if folders.has_run(folder):
+                contents, state = folders.load(folder)
+                if drop_damaged and contents.damaged:
+                    folders.drop_damaged(folder, contents)
+                folders.check_whole(folder, contents, state)
+                check_same(str(folder), state.header, header)
+        except OSError as error:
+            reason = error.strerror or error
             raise InputError(
-                f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder"
+                f"run_dir {folder} cannot be written ({reason}); valid: a writable folder"
             ) from error
-        raise
+        held.pop_all()
+    return RunWriter(folder, lock, state, header, session)

@@ -74,9 +74,7 @@ class Part:
             return
         self._release(state.text, state.chars)
         self.letters = list(state.sources)
-        for session in state.steps:
-            times = [0, *(step[5] for step in session)]
-            self.steps += [(step[0], step[5] - begun) for step, begun in zip(session, times, strict=False)]
+        self.steps += [(step[0], step[5]) for step in state.steps]
         if state.end is not None:
             self.reason, self.tail = state.end.reason, state.end.tail
 

@@ -195,7 +195,7 @@ class ByChance:
         self._rest = 0  # steps to come that ask nobody
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """The widest tree's rows, and what the drafters hold (see `memory.Planned`)."""
+        """The widest tree's rows, and what the drafters hold (see `memory.needs_of`)."""
         own = Need("tree", "auto", self.max_nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 

@@ -75,7 +75,7 @@ class FixedWidths:
         self._tree: DraftTree | None = None
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """The tree's rows, and what the drafters hold (see `memory.Planned`)."""
+        """The tree's rows, and what the drafters hold (see `memory.needs_of`)."""
         own = Need(*self.option, self.nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 

@@ -1,0 +1,457 @@
+"""Proof of exactness that a user can run: tokens of every strategy against plain decoding's, logits of passes
+over one row and over trees against transformers' own pass in float32, and, where asked, drawn tokens against
+the probabilities that they should follow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from tokenswift.config import SamplingParams, names_of
+from tokenswift.engine.llm import LLM
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.generic import shared_copy
+from tokenswift.spec.methods import STRATEGIES
+from tokenswift.tree import CandidateTree
+from tokenswift.types import InputError, Step
+from tokenswift.words import counted
+
+BASELINE = "autoregressive"
+#: What is audited where no options are given: partial caches that are smaller than the text.
+SMALL: dict[str, dict[str, Any]] = {
+    "tokenswift": {"budget": 64, "draft": "partial"},
+    "triforce": {"budget": 64, "draft_budget": 64},
+    "magicdec": {"budget": 64},
+}
+BEFORE = 60  # characters of text shown before a difference
+DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused
+CONTEXT = 32  # tokens of a prompt after which the distribution is tested: its last
+ONE_ROW: tuple[int, ...] = ()
+#: tree passes that are looked at: siblings at each depth after the root
+TREES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
+PLACES = 48  # new tokens whose logits are compared, at most
+#: How far the furthest logit of half of the positions may be from the reference's, as a share of the standard
+#: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
+BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
+WORST = 4.0  # times that, at any position
+LEAST = 5.0  # expected count of a cell of the chi-square test
+HALF = (torch.bfloat16, torch.float16)
+
+
+# ---- logits ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """The furthest logit of each position, over positions: greatest and median; infinite where one is NaN."""
+
+    worst: float
+    typical: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogitError:
+    """How far passes that should agree differ.
+
+    Attributes:
+        positions: that were compared, over the whole vocabulary.
+        error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit for bit.
+        one_row, tree: from transformers' own pass in float32 over the whole text.
+        allowed: what they may be, for the model's dtype.
+    """
+
+    positions: int
+    error: float
+    one_row: Distance
+    tree: Distance
+    allowed: Distance
+
+    @property
+    def sound(self) -> bool:
+        """Both kinds of pass compute what transformers' pass computes, in this dtype."""
+        passes, allowed = (self.one_row, self.tree), self.allowed
+        return all(p.worst <= allowed.worst and p.typical <= allowed.typical for p in passes)
+
+    def __str__(self) -> str:
+        far = [f"{d.worst:.1e} (median {d.typical:.1e})" for d in (self.one_row, self.tree, self.allowed)]
+        return (
+            f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by {far[1]}, "
+            f"each other by {self.error:.1e}; valid: at most {far[2]}"
+        )
+
+
+class _InFloat32(TorchFunctionMode):
+    """Every torch function sees tensors of half precision in float32: a model is not copied, its weights are
+    converted for each operation that reads them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as the dtype
+            return _float32(func(*args, **(kwargs or {})))
+        return func(*tree_map(_float32, args), **tree_map(_float32, kwargs or {}))
+
+
+def _float32(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in HALF else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+
+
+@torch.inference_mode()
+def reference_logits(llm: LLM, text: Sequence[int], count: int) -> Tensor:
+    """(count, V): logits at the last places of a text by transformers' own code, in float32, in one pass."""
+    model = llm.model
+    if llm.source.scaling is not None:
+        model = shared_copy(model, rotary_of(model, llm.source.scaling))
+    ids = torch.tensor([list(text)], device=llm.target.device)
+    with _InFloat32():
+        return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+
+
+@torch.inference_mode()
+def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
+    """The error over a text that plain decoding wrote: ``tokens`` after ``prompt``."""
+    tokens = tokens[:PLACES]
+    reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
+    rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
+    trees = [one for shape in TREES for one in forced_passes(llm, prompt, tokens, shape)]
+    one_row, tree = (
+        Distance(max(far), median(far))
+        for far in ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
+    )
+    int8 = llm.target.whole or llm.target.keys == torch.int8
+    kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
+    typical = BOUNDS[kind] * float(reference.std())
+    allowed = Distance(WORST * typical, typical)
+    return LogitError(len(tokens), max(_far(rows[i], row) for i, row in trees), one_row, tree, allowed)
+
+
+@torch.inference_mode()
+def last_logits(llm: LLM, text: list[int]) -> Tensor:
+    """(V,): the logits behind a text, by a pass of one row."""
+    return next(forced_passes(llm, text, [0], ONE_ROW))[1]
+
+
+def forced_passes(
+    llm: LLM, prompt: list[int], tokens: list[int], widths: tuple[int, ...]
+) -> Iterator[tuple[int, Tensor]]:
+    """Teacher-force ``tokens`` through passes of a shape: (i, logits that choose ``tokens[i]``).
+
+    The true tokens stand last among their siblings, so that every commit has to compact the cache.
+    """
+    target = llm.target
+    vocab = target.vocab_size
+    cache = target.new_cache(len(prompt) + len(tokens) + 1 + sum(widths))
+    if len(prompt) > 1:
+        target.prefill(prompt[:-1], cache)
+    text, done = list(prompt), 0
+    while done < len(tokens):
+        builder, walk = CandidateTree(text[-1]), [0]
+        for depth, width in enumerate(widths, done):
+            true = tokens[depth] if depth < len(tokens) else 0
+            for k in range(1, width):
+                builder.add(walk[-1], (true + k) % vocab)
+            walk.append(builder.add(walk[-1], true))
+        tree = builder.build()
+        positions = torch.tensor(tree.depths, device=target.device) + len(text) - 1
+        nodes = torch.tensor(tree.tokens, device=target.device)
+        logits = target.logits(target.forward(nodes, positions, cache, tree.parents).hidden)
+        for i, node in enumerate(walk[: len(tokens) - done], done):
+            yield i, logits[node].clone()
+        # all but the last node: a step also ends with a token that is not cached yet
+        taken = walk[: max(1, min(len(widths), len(tokens) - done))]
+        cache.commit(tuple(taken))
+        text += tokens[done : done + len(taken)]
+        done += len(taken)
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    """Greatest absolute difference of a logit, of tokens that are left out aside; infinite where either holds
+    NaN."""
+    other = other.to(one.device)
+    chosen = (one != -torch.inf) & (other != -torch.inf)
+    furthest = float((one.float() - other.float())[chosen].abs().max())
+    return furthest if furthest == furthest else float("inf")
+
+
+# ---- the distribution -----------------------------------------------------------------------------
+
+
+def chi_square(outcomes: Iterable[Any], distribution: Mapping[Any, float], least: float = LEAST) -> float:
+    """p-value of Pearson's chi-square test of outcomes against an exactly known distribution.
+
+    Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
+    outcome that the distribution excludes gives 0.
+
+    Raises:
+        ValueError: too few outcomes for a test.
+    """
+    counts = Counter(outcomes)
+    if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
+        return 0.0
+    cells = [[0.0, 0]]  # expected, observed
+    for outcome, probability in sorted(distribution.items(), key=lambda item: item[1]):
+        cells[-1][0] += probability * counts.total()
+        cells[-1][1] += counts[outcome]
+        if cells[-1][0] >= least:
+            cells.append([0.0, 0])
+    rest = cells.pop()
+    if len(cells) < 2:
+        raise ValueError(f"{counts.total()} outcomes are too few for a test")
+    cells[-1] = [cells[-1][0] + rest[0], cells[-1][1] + rest[1]]
+    statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
+    half = torch.tensor([len(cells) - 1, statistic], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def sampled(llm: LLM, prompt: list[int], params: SamplingParams, runs: int) -> float:
+    """p-value of what plain decoding writes after a prompt with as many seeds, from the sampling's on, by the
+    model's own probabilities.
+
+    Raises:
+        ValueError: too few runs to tell apart what may follow the prompt.
+    """
+    scores = llm.target.sampler(params).scores(last_logits(llm, prompt)[None], prompt, [[]])[0]
+    law = dict(enumerate(scores.double().softmax(-1).tolist()))
+    each = (replace(params, seed=params.seed + i) for i in range(runs))
+    made = (llm.generate(prompt, 1, "autoregressive", sampling=one, ignore_eos=True) for one in each)
+    return chi_square((one.token_ids[0] for one in made), law)
+
+
+# ---- what was found -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One text by one strategy against plain decoding.
+
+    Attributes:
+        prompt: its number, from 1.
+        tokens: new tokens compared, up to the first difference.
+        difference: where the first token differs, the text before it, and both tokens with the scores that
+            plain decoding gives them; None for equal texts.
+        drafted: tokens drafted and checked; a strategy that drafted none in any text counts as not run.
+    """
+
+    strategy: str
+    prompt: int
+    sampling: str
+    seed: int
+    tokens: int
+    difference: str | None
+    drafted: int
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that an audit found.
+
+    Attributes:
+        errors: of logits, by prompt.
+        distributions: p-values of what plain decoding draws, by sampling (see `sampled`).
+        skipped: strategy → why it could not run here, or did not draft. It counts as not run,
+            whatever it did before.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    errors: list[LogitError] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    distributions: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def leave_unused(self) -> None:
+        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
+        it counts as not run."""
+        idle = {c.strategy for c in self.comparisons} - {BASELINE, *self.skipped}
+        idle -= {c.strategy for c in self.comparisons if c.drafted}
+        self.skipped |= dict.fromkeys(sorted(idle), "it drafted nothing on these texts")
+
+    @property
+    def failures(self) -> list[str]:
+        """What is wrong, a sentence each; empty when the audit passed."""
+        found = [
+            f"{c.strategy} differs from plain decoding (prompt {c.prompt}, {c.sampling}, seed {c.seed}, "
+            f"{c.difference})"
+            for c in self.comparisons
+            if c.difference is not None
+        ]
+        found += [f"logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1) if not e.sound]
+        unlikely = {name: p for name, p in self.distributions.items() if p < DISTRIBUTION_LIMIT}
+        found += [f"distribution of {name}: p {p:.1e}" for name, p in unlikely.items()]
+        if all(c.strategy in self.skipped for c in self.comparisons):
+            found.append("nothing was compared")
+        return found
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words, with everything that qualifies it."""
+        if self.failures:
+            return "NOT EXACT"
+        return f"exact; not run: {', '.join(self.skipped)}" if self.skipped else "exact"
+
+    def record(self) -> dict[str, Any]:
+        """The report as JSON-ready values; what is infinite is None."""
+        told: dict[str, Any] = asdict(self) | {"verdict": self.headline, "failures": self.failures}
+        told |= {"errors": [{**asdict(error), "sound": error.sound} for error in self.errors]}
+        return msgspec.json.decode(msgspec.json.encode(told | {"exact": not self.failures}))
+
+    def text(self) -> str:
+        """Findings and verdict for people."""
+        lines = [f"Audit of {self.model}, {self.dtype} on {self.device}, against plain decoding:"]
+        for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
+            group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
+            equal, drafted = sum(c.tokens for c in group), sum(c.drafted for c in group)
+            texts = f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, {drafted:,} drafted"
+            lines.append(f"  {', '.join(key)}: {texts}")
+        lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
+        lines += [f"  distribution of {name}: p {p:.1e}" for name, p in self.distributions.items()]
+        lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]
+        return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
+
+
+# ---- the audit ------------------------------------------------------------------------------------
+
+
+def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options by strategy, of one or "all". Without options partial caches are smaller than the text."""
+    names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
+    given = {name: {k: options[k] for k in options if k in names_of(name)} for name in names}
+    return given if options else {name: SMALL.get(name, {}) for name in names}
+
+
+def split_prompts(text: str) -> list[str]:
+    """The prompts of a file: texts with lines of ``---`` between them."""
+    parts = re.split(r"^\s*---\s*$", text, flags=re.MULTILINE)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def shipped_prompts() -> list[str]:
+    """A story, a list of instructions, and a piece of program."""
+    data = resources.files("tokenswift").joinpath("data")
+    files = ("demo_prompt.txt", "audit_prompts.txt")
+    return [p for name in files for p in split_prompts(data.joinpath(name).read_text(encoding="utf-8"))]
+
+
+def difference(
+    llm: LLM, ids: list[int], plain: list[int], others: list[int], params: SamplingParams
+) -> tuple[int, str | None]:
+    """How many tokens after a prompt are plain decoding's, and what is next where they are not all: a score
+    is plain decoding's, processed and with the noise, minus infinity where a filter took the token."""
+    pairs = enumerate(zip_longest(plain, others))
+    place = next((i for i, (one, other) in pairs if one != other), None)
+    if place is None:
+        return len(plain), None
+    text = [*ids, *plain[:place]]
+    scores = llm.target.sampler(params).perturbed(last_logits(llm, text)[None], text, [[]])[0]
+    shown = llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
+    own, other = (
+        f"{shown([one])!r} ({one}), score {float(scores[one]):.6g}" for one in (plain[place], others[place])
+    )
+    return place, f"new token {place}: {other} instead of {own}, after …{shown(text)[-BEFORE:]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An audit.
+
+    Attributes:
+        variants: options by strategy; of several, one that cannot run here is skipped.
+        prompts: text or token ids.
+        samplings: name → parameters.
+        tokens: new tokens per text.
+        seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
+        runs: tokens that plain decoding draws to test the distribution; 0: it is not tested.
+        say: gets a line of progress now and then.
+    """
+
+    llm: LLM
+    variants: dict[str, dict[str, Any]]
+    prompts: list[str | list[int]]
+    samplings: dict[str, SamplingParams]
+    tokens: int = 64
+    seeds: int = 1
+    runs: int = 0
+    say: Callable[[str], None] = lambda line: None
+
+    def run(self) -> Report:
+        """Make it.
+
+        Raises:
+            InputError: a prompt, a number of new tokens or a strategy that the model cannot run; a
+                distribution to test, and greedy decoding alone.
+        """
+        if self.runs and all(params.greedy for params in self.samplings.values()):
+            raise InputError(f"distribution is {self.runs}; valid: 0 with greedy decoding", "distribution")
+        report, prompts = Report(self.llm.name, self.llm.dtype, self.llm.device), self._fitting()
+        for number, ids in enumerate(prompts, 1):
+            for name, params in self.samplings.items():
+                for seed in range(params.seed, params.seed + (1 if params.greedy else self.seeds)):
+                    self._compare(report, number, ids, name, replace(params, seed=seed))
+        report.leave_unused()
+        for name, params in self.samplings.items():
+            if self.runs and not params.greedy:
+                self._test_distribution(report, prompts, name)
+        return report
+
+    def _fitting(self) -> list[list[int]]:
+        """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
+        says which were."""
+        limit, found = self.llm.target.rotary.limit, [self.llm.encode(prompt) for prompt in self.prompts]
+        room = 2**63 - 1 if limit is None else limit - self.tokens
+        if room < 1:
+            valid = f"at most {self.tokens + room - 1} (the model has {limit} positions)"
+            raise InputError(f"max_new_tokens is {self.tokens}; valid: {valid}", "max_new_tokens")
+        for number, ids in enumerate(found, 1):
+            if len(ids) > room:
+                short = f"is shortened to its first {counted(room, 'token')}"
+                self.say(f"prompt {number} of {len(found)} {short} (the model has {limit} positions)")
+        return [ids[:room] for ids in found]
+
+    def _compare(
+        self, report: Report, number: int, ids: list[int], name: str, params: SamplingParams
+    ) -> None:
+        """A prompt by every strategy against plain decoding, with one sampling and seed."""
+        where = f"prompt {number} of {len(self.prompts)}, {name}, seed {params.seed}"
+        self.say(f"{where}: plain decoding")
+        plain = self.llm.generate(ids, self.tokens, BASELINE, sampling=params, ignore_eos=True).token_ids
+        if len(report.errors) < number:
+            self.say(f"{where}: logits")
+            report.errors.append(logit_error(self.llm, ids, plain))
+        for strategy in [name for name in self.variants if name not in report.skipped]:
+            self.say(f"{where}: {strategy}")
+            steps: list[Step] = []
+            how = (strategy, self.variants[strategy], params)
+            try:
+                got = self.llm.generate(ids, len(plain), *how, ignore_eos=True, on_step=steps.append)
+            except InputError as refused:
+                if len(self.variants) == 1:
+                    raise
+                report.skipped[strategy] = str(refused)
+                continue
+            found = difference(self.llm, ids, plain, got.token_ids, params)
+            drafted = sum(step.drafted for step in steps)
+            report.comparisons.append(Comparison(strategy, number, name, params.seed, *found, drafted))
+
+    def _test_distribution(self, report: Report, prompts: list[list[int]], name: str) -> None:
+        """Behind the first prompt that leaves a choice."""
+        self.say(f"distribution, {name}: {self.runs} runs")
+        for ids in prompts:
+            with suppress(ValueError):  # too few runs for the choice that it leaves
+                how = (ids[-CONTEXT:], self.samplings[name], self.runs)
+                report.distributions[name] = sampled(self.llm, *how)
+                return
+        report.skipped[f"distribution, {name}"] = "too few runs to tell apart what may follow the prompts"

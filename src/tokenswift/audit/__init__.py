@@ -1,1 +1,0 @@
-"""Proof of exactness that a user can run: token equality, logits, the distribution."""
