@@ -8,7 +8,7 @@ counted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,6 @@ TURNS = 128  # at most about so many turns a run
 LEAST = 16  # tokens of a turn
 WARM = 8  # tokens before the clock runs: what is made at first use is there then
 COLUMNS = ("tokens", "seconds", "steps", "drafted", "accepted", "ngram_accepted", "gamma")
-Progress = Callable[[float], None]
 
 
 class Side:
@@ -73,14 +72,12 @@ def paired_run(
     options: dict[str, Any],
     sampling: SamplingParams,
     points: list[int],
-    on_progress: Progress = lambda share: None,
 ) -> tuple[Side, Side]:
     """Decode plainly and by a strategy; (plain, the variant).
 
     Args:
         base: the state that both go on from.
         points: new tokens at which turns must end; the last is how many there are.
-        on_progress: called with the share that is done, after each turn.
     """
     both: tuple[tuple[str, dict[str, Any]], ...] = ((PLAIN, {}), (strategy, options))
     for name, values in both:
@@ -94,7 +91,6 @@ def paired_run(
         for side in order:
             side.run_to(end)
         order.reverse()
-        on_progress(end / new)
     return plain, variant
 
 
@@ -127,7 +123,7 @@ def figures(plain: Side, variant: Side, point: int) -> dict[str, Any]:
     return {name: round(value, 6) for name, value in made.items()}
 
 
-def decode(trial: Trial, on_progress: Progress = lambda share: None, keep: bool = False) -> dict[str, Any]:
+def decode(trial: Trial, keep: bool = False) -> dict[str, Any]:
     """A strategy beside plain decoding.
 
     Args:
@@ -142,7 +138,7 @@ def decode(trial: Trial, on_progress: Progress = lambda share: None, keep: bool 
         length, measured = length + points[-1] - new, [new]
     begun = trial.prompt(length)
     base = trial.llm.prefill(begun.ids)
-    sides = paired_run(base, config["strategy"], options, trial.params, measured, on_progress)
+    sides = paired_run(base, config["strategy"], options, trial.params, measured)
     plain, variant = sides
     found = {str(point): figures(*sides, at) for point, at in zip(points, measured, strict=True)}
     drafting = _whole(variant, found[str(points[-1])])

@@ -11,22 +11,18 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.cli.measure import repeating_list
 from tokenswift.config import shown
 from tokenswift.types import InputError
-from tokenswift.words import counted
 
+SHIPPED = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
 PG19 = "emozilla/pg19-test"
 LONG = 40_000  # characters of a text whose beginning is left out,
 FRONT = 20_000  # so many of them
 LETTERS = 12  # characters of a token, at most: what of a text is tokenised
-TIMEOUT = 8  # seconds for the question whether the hub answers
-
-
 #: sources of texts that are made here
 MADE = ("code", "list", "random", "joined")
 
@@ -57,29 +53,11 @@ def check_source(source: str) -> None:
     """See that a source is there, before anything runs.
 
     Raises:
-        InputError: no such folder, no texts in it, or no hub.
+        InputError: no such folder, or no texts in it.
     """
-    if source in MADE or source == "shipped":
+    if source in MADE or source in ("shipped", "pg19") or any(Path(source).expanduser().glob("*.txt")):
         return
-    if source != "pg19":
-        files = list(Path(source).expanduser().glob("*.txt"))
-        if not files:
-            raise InputError(f"prompts is {shown(source)}; valid: shipped, pg19, or a folder with .txt files")
-        return
-    try:
-        import datasets  # noqa: F401  # pyright: ignore[reportMissingImports]
-        from huggingface_hub import constants
-        from huggingface_hub.utils import get_session
-
-        if constants.HF_HUB_OFFLINE:
-            raise OSError("HF_HUB_OFFLINE is set")
-        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception as error:  # whatever the package in use raises
-        reason = " ".join(str(error).split())[:100]
-        raise InputError(
-            f"prompts is 'pg19', which cannot be had ({reason}); valid here: shipped, or a folder with "
-            ".txt files"
-        ) from error
+    raise InputError(f"prompts is {shown(source)}; valid: shipped, pg19, or a folder with .txt files")
 
 
 def made(source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int) -> list[int]:
@@ -126,8 +104,8 @@ def prompt(
             return Prompt(name, ids)
         found += 1
     raise InputError(
-        f"prompts is {source!r} with {counted(found, 'text')} of {counted(length, 'token')}, "
-        f"{index + 1} are needed; valid: shorter prompts, or a folder with longer .txt files"
+        f"prompts is {source!r} with {found} texts of {length} tokens, {index + 1} are needed; valid: "
+        "shorter prompts, or a folder with longer .txt files"
     )
 
 
@@ -139,12 +117,6 @@ def _texts(source: str) -> Iterator[tuple[str, str]]:
         for number, row in enumerate(load_dataset(PG19, split="test", streaming=True)):
             yield str(row.get("short_book_title") or number), row["text"]
         return
-    files: list[Any]
-    if source == "shipped":
-        folder = resources.files("tokenswift") / "data" / "prompts"
-        files = sorted((entry for entry in folder.iterdir()), key=lambda entry: entry.name)
-    else:
-        files = sorted(Path(source).expanduser().glob("*.txt"))
-    for file in files:
-        if file.name.endswith(".txt"):
-            yield file.name.removesuffix(".txt"), file.read_text(encoding="utf-8", errors="replace")
+    folder = SHIPPED if source == "shipped" else Path(source).expanduser()
+    for file in sorted(folder.glob("*.txt")):
+        yield file.stem, file.read_text(encoding="utf-8", errors="replace")

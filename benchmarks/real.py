@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import prompts
 from benchmarks.common import AUTO, PLAIN
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
@@ -119,16 +120,11 @@ SCHEMA = {
     "required": ["cities"],
     "additionalProperties": False,
 }
-PROMPTS = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
 #: task → (what is asked, new tokens, settings of the sampling)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "chat": ("How do I keep sourdough bread from going stale, and why does it go stale at all?", 400, {}),
     "essay": ("Write an essay of about 900 words on why cities plant trees along their streets.", 800, {}),
-    "code": (
-        "Write a Python module with a priority queue on a binary heap, and tests for it.",
-        700,
-        {},
-    ),
+    "code": ("Write a Python module with a priority queue on a binary heap, and tests for it.", 700, {}),
     "edit": (
         f"Add type hints and docstrings to all of this and give the whole file back.\n\n```python\n{CODE}```",
         500,
@@ -183,8 +179,7 @@ def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
     """The tokens that a task goes on from."""
     asked, *_ = TASKS[name]
     if asked is None:
-        file = PROMPTS / "harbour.txt"
-        return llm.encode(file.read_text(encoding="utf-8"))
+        return llm.encode((prompts.SHIPPED / "harbour.txt").read_text(encoding="utf-8"))
     ids = llm.encode([{"role": "user", "content": asked}])
     if "after" in name:
         ids += llm.generate(ids, 3000, sampling=params, ignore_eos=True).token_ids
@@ -254,9 +249,7 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
 
 def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, Any]:
     """Reading a prompt and plain decoding behind it, beside the peer."""
-    text = "\n\n".join(file.read_text(encoding="utf-8") for file in sorted(PROMPTS.glob("*.txt")))
-    ids = llm.encode(text)
-    ids = (ids * (1 + length // len(ids)))[:length]
+    ids = prompts.made("joined", llm.encode, length, 0)
     reading, writing, theirs = [], [], []
     for turn in range(rounds if length < 8192 else min(rounds, 2)):
 
@@ -264,7 +257,7 @@ def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, 
             begun = perf_counter()
             state = llm.prefill(ids)
             reading.append(length / (perf_counter() - begun))
-            done = state.generate(NEW, "autoregressive", ignore_eos=True)
+            done = state.generate(NEW, PLAIN, ignore_eos=True)
             writing.append(len(done.token_ids) / done.metrics.seconds)
 
         def peers() -> None:
@@ -297,19 +290,9 @@ def main() -> int:
     llm = LLM(str(file))
     peer = Peer(args.peer, file, torch.get_num_threads()) if args.peer else None
     for name in args.only or [*TASKS, *map(str, CONTEXTS)]:
-        found = (
-            context(llm, int(name), peer, args.rounds)
-            if name.isdigit()
-            else task(llm, name, peer, args.rounds)
-        )
-        row = {
-            "model": file.stem,
-            "dtype": llm.dtype,
-            **found,
-            "machine": machine("cpu"),
-            "commit": commit(),
-            **({"peer": peer.version} if peer else {}),
-        }
+        what: Any = context(llm, int(name), peer, args.rounds) if name.isdigit() else None
+        row = {"model": file.stem, "dtype": llm.dtype, **(what or task(llm, name, peer, args.rounds))}
+        row |= {"machine": machine("cpu"), "commit": commit()} | ({"peer": peer.version} if peer else {})
         print(json.dumps(row), flush=True)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:

@@ -3,7 +3,7 @@ of machine, versions, commit; no names of machines or folders."""
 
 from __future__ import annotations
 
-import json
+import logging
 import platform
 import re
 import subprocess
@@ -14,47 +14,36 @@ from typing import Any
 
 import torch
 
-from benchmarks import drafts, engine, samplers, schemas, speeds, texts
+from benchmarks import engine, floats, schemas
 from benchmarks.common import Trial, options_of
-from benchmarks.decode import Progress, decode
-from benchmarks.needs import check_needs, heads_place, none_shipped
-from benchmarks.roofline import weights_of
+from benchmarks.decode import decode
+from benchmarks.needs import heads_place, missing
 from benchmarks.settings import LATER
-from tokenswift.config import HEAD_KINDS, OPTIONS, build_options
+from tokenswift.config import OPTIONS, build_options
 from tokenswift.engine.llm import LLM
-from tokenswift.loader.default_model import RECORD
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
-from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.spec.eagle.files import place_of
 from tokenswift.spec.methods import drafts_from
 from tokenswift.types import InputError
 
 CHECKOUT = Path(__file__).parents[1]
-#: kinds that load no model, or load it themselves
-APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "memory": engine.memory,
-}
-#: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "floats", "quality", "samplers")
-#: the other kinds, but for those that decode beside plain decoding
-OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
+#: how rows of a kind are measured
+KINDS: dict[str, Callable[[Trial], dict[str, Any]]] = {
+    "decode": decode,
+    "text": lambda trial: decode(trial, keep=True),
     "machine": engine.machine,
-    "draft": engine.draft,
     "passes": engine.passes,
-    "bookkeeping": engine.bookkeeping,
-    "weights": speeds.weights,
-    "texts": texts.measure,
+    "texts": engine.texts,
+    "floats": floats.speed,
+    "quality": floats.quality,
     "json": schemas.measure,
-    "calibration": drafts.calibration,
-    "quality": drafts.quality,
-    "samplers": samplers.measure,
-    "floats": speeds.floats,
 }
+UNDRAFTED = ("machine", "passes", "floats", "quality")
 
 
-def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda share: None) -> dict[str, Any]:
+def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     """Measure a configuration (see `settings.resolve`).
 
     Returns:
@@ -62,74 +51,53 @@ def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda sh
     Raises:
         InputError: it cannot be measured with this model or machine.
     """
+    logging.getLogger("tokenswift").setLevel(logging.ERROR)  # the row says what a run is told
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    if kind in APART:
-        made = {"dtype": config["dtype"], "device": "cpu", "heads": None, **APART[kind](config)}
-        return made | provenance("cpu")
-    scaling = config["rope_scaling"]
-    parse_rope_scaling(scaling)
-    check_needs(config)
-    with _loaded(config, None if scaling == "none" else scaling) as llm:
+    if lacking := missing(config):
+        raise InputError(lacking)
+    scaling = None if config["rope_scaling"] == "none" else config["rope_scaling"]
+    place = {name: config[name] for name in ("dtype", "device", *LATER) if name in config}
+    drafters = {"heads": heads_place(config), "eagle": config.get("eagle")}
+    with LLM(config["model"], **drafters, rope_scaling=scaling, **place) as llm:
         made = {"dtype": llm.dtype, "device": llm.device, "heads": None}
         made |= {"weights": llm.source.identity()["weights"], "stored": stored_as(llm, config)}
         if kind not in UNDRAFTED:
             made |= used(llm, config)
-        trial = Trial(llm, config)
-        made |= OTHERS[kind](trial) if kind in OTHERS else decode(trial, on_progress, kind == "text")
+        made |= KINDS[kind](Trial(llm, config))
     return made | provenance(made["device"])
-
-
-def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
-    heads = heads_place(config)
-    place = {name: config[name] for name in ("dtype", "device", *LATER) if name in config}
-    try:
-        return LLM(config["model"], heads=heads, eagle=config.get("eagle"), rope_scaling=scaling, **place)
-    except InputError as error:
-        if heads not in HEAD_KINDS or error.field != "heads":
-            raise
-        raise none_shipped(config) from error
 
 
 def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
     file = gguf_in(locate(config["model"]))
-    types = sorted(weights_of(llm.target))
+    types = sorted(engine.weights_of(llm.target))
     return {"file": None if file is None else file.name, "types": types}
 
 
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
-    """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses, with their
-    files and training, and what it drafts from."""
+    """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses, and what it
+    drafts from."""
     options = build_options(OPTIONS[config["strategy"]], config["strategy"], options_of(config))
     heads, source = drafts_from(llm.resources, config["strategy"], options)
-    of_heads = None
+    made: dict[str, Any] = {"heads": None, "drafts": source}
     if heads is not None:
-        weights = weights_digest(sorted(heads.named_parameters()))
-        of_heads = {"kind": heads.kind, "count": heads.count, "weights": weights}
-        of_heads |= {"file": Path(heads.source).name, **_training(heads.notes)}
-    made = {"heads": of_heads, "drafts": source}
+        made["heads"] = {"kind": heads.kind, "count": heads.count, "file": Path(heads.source).name}
+        made["heads"]["weights"] = weights_digest(sorted(heads.named_parameters()))
+        made["heads"] |= {name: int(heads.notes[name]) for name in ("tokens", "steps") if name in heads.notes}
     if "eagle" in config:
-        made["eagle"] = _drafter(str(place := place_of(config["eagle"])), place)
+        made["eagle"] = _drafter(place_of(config["eagle"]))
         made["drafts"] = source.replace(config["eagle"], made["eagle"]["name"])  # no folder of this machine
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":
-        name = llm.resources.draft_models.name(small)
-        made["draft_model"] = _drafter(name, locate(name))
+        made["draft_model"] = _drafter(locate(llm.resources.draft_models.name(small)))
     return made
 
 
-def _training(notes: dict[str, Any]) -> dict[str, Any]:
-    """Of what is noted of a training: tokens and steps."""
-    return {name: int(notes[name]) for name in ("tokens", "steps") if name in notes}
-
-
-def _drafter(name: str, place: Path) -> dict[str, Any]:
-    """Where a draft model or an EAGLE-3 drafter comes from; ``place``: its folder or file."""
-    record, weights = place / RECORD, place if place.is_file() else place / "model.safetensors"
-    notes = json.loads(record.read_text(encoding="utf-8")).get("notes", {}) if record.is_file() else {}
-    digest = file_digest(weights)[:32] if weights.is_file() else None
-    return {"name": Path(name).name, "weights": digest, **_training(notes)}
+def _drafter(place: Path) -> dict[str, Any]:
+    """A draft model or an EAGLE-3 drafter: a file, or a folder with one."""
+    weights = place if place.is_file() else place / "model.safetensors"
+    return {"name": place.name, "weights": file_digest(weights)[:32] if weights.is_file() else None}
 
 
 def machine(device: str = "auto") -> str:

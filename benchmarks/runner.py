@@ -7,26 +7,25 @@ One runner at a time works on a folder.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import logging
 import multiprocessing
 import os
-import signal
-import threading
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from benchmarks.settings import key_of, public
 from tokenswift.types import InputError
 
-ROWS = "rows.jsonl"
-LOCK = "rows.lock"
+ROWS, LOCK = "rows.jsonl", "rows.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class Job:
 
     Attributes:
         spec, kind, preset: whose row it is.
-        label: what tells it from the spec's other rows, in words.
         config: see `settings.resolve`.
+        label: what tells it from the spec's other rows, in words.
     """
 
     spec: str
@@ -51,35 +50,8 @@ class Job:
         return key_of(self.spec, self.config)
 
     def __str__(self) -> str:
-        config = self.config
-        label = self.label or config["variant"]
-        return f"{self.spec}: {label}, text {config['text'] + 1}, seed {config['seed']}"
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a runner did.
-
-    Attributes:
-        done, before: rows measured now, and rows that were there already.
-        unfit, failed: rows left out and rows that failed, with a line each.
-    """
-
-    done: int = 0
-    before: int = 0
-    unfit: list[tuple[Job, str]] = field(default_factory=list)
-    failed: list[tuple[Job, str]] = field(default_factory=list)
-
-
-class Watcher(Protocol):
-    """Who is told how it goes: a row begins (with the seconds until all is done, by what rows took so far),
-    so much of it is done, and it has ended: "done", or why not."""
-
-    def begin(self, job: Job, number: int, total: int, left: float | None) -> None: ...
-
-    def progress(self, share: float) -> None: ...
-
-    def end(self, job: Job, word: str, seconds: float) -> None: ...
+        label = self.label or self.config["variant"]
+        return f"{self.spec}: {label}, text {self.config['text'] + 1}, seed {self.config['seed']}"
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -100,107 +72,62 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 def _locked(folder: Path) -> Iterator[Path]:
     """The file of rows, ours alone; what a kill left of a line is cut off."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"results is {str(folder)!r}: another runner works there") from None
-        file = folder / ROWS
-        file.touch()
-        content = file.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(file, whole)
-        yield file
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            file = folder / ROWS
+            file.touch()
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+            yield file
+    except Timeout:
+        raise InputError(f"results is {str(folder)!r}: another runner works there") from None
 
 
-def run(jobs: Sequence[Job], folder: Path, watcher: Watcher) -> Outcome:
-    """Measure the jobs whose rows are not in ``folder``.
+def run(jobs: Sequence[Job], folder: Path) -> dict[str, int]:
+    """Measure the jobs whose rows are not in ``folder``; standard error has a line for each.
 
+    Returns:
+        How many rows were "there", and how many are "done", "left out" and "failed".
     Raises:
         InputError: another runner works there, or a file there holds other lines.
     """
-    outcome = Outcome()
+    counts = dict.fromkeys(("there", "done", "left out", "failed"), 0)
     with _locked(folder) as file:
         there = {row["key"] for row in read_rows(folder)}
-        left: list[Job] = []
-        for job in jobs:
-            if job.key in there:
-                outcome.before += 1
-            else:
-                there.add(job.key)
-                left.append(job)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.row"])  # processes are forked from what imported it once
-        begun = time.monotonic()
-        for number, job in enumerate(left, 1):
+        left = {job.key: job for job in jobs if job.key not in there}
+        counts["there"] = len(jobs) - len(left)
+        for number, job in enumerate(left.values(), 1):
             started = time.monotonic()
-            each = (started - begun) / (number - 1) if number > 1 else None
-            watcher.begin(job, number, len(left), each and each * (len(left) - number + 1))
-            word, made = _measure(context, job, watcher)
+            word, made = _measured(job)
             seconds = time.monotonic() - started
-            if word == "row":
+            counts[word] += 1
+            if word == "done":
                 row = {"key": job.key, "spec": job.spec, "kind": job.kind, "preset": job.preset}
                 row |= {"config": public(job.config), "seconds": round(seconds, 2), **made}
-                line = json.dumps(row, ensure_ascii=False) + "\n"
                 with file.open("ab", buffering=0) as out:
-                    out.write(line.encode())
+                    out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
                     os.fsync(out.fileno())
-                outcome.done += 1
-            else:
-                (outcome.unfit if word == "unfit" else outcome.failed).append((job, made))
-            words = {"row": "done", "unfit": f"left out: {made}"}
-            watcher.end(job, words.get(word, f"failed: {made}"), seconds)
-    return outcome
+            said = word if word == "done" else f"{word}: {made}"
+            print(f"[{number}/{len(left)}] {job}: {said}, {seconds:.1f} s", file=sys.stderr, flush=True)
+    return counts
 
 
-def _measure(context: Any, job: Job, watcher: Watcher) -> tuple[str, Any]:
-    """One row in a process of its own: ("row", what it says), ("unfit", why) or ("failed", why)."""
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(job.kind, job.config, sender), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        while True:
-            wait([receiver, process.sentinel])
-            try:
-                message: Any = receiver.recv() if receiver.poll() else None
-            except EOFError:
-                message = None
-            if message is None:
-                process.join()
-                return "failed", f"its process ended with code {process.exitcode}"
-            if message[0] != "progress":
-                process.join()
-                return message
-            watcher.progress(message[1])
-    finally:
-        if process.is_alive():
-            process.terminate()
-            process.join()
-        receiver.close()
+def _measured(job: Job) -> tuple[str, Any]:
+    """One row in a process of its own: ("done", what it says), ("left out", why) or ("failed", why)."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.row"])  # processes are forked from what imported it once
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return "done", pool.submit(measure, job.kind, job.config).result()
+        except InputError as error:
+            return "left out", str(error)
+        except BrokenProcessPool:
+            return "failed", "its process ended"
+        except Exception as error:  # the runner goes on with the next row, and the user sees one line
+            return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def child(kind: str, config: dict[str, Any], out: Connection) -> None:
-    """Measure; send ``("progress", share)`` …, then ``("row", …)``, ``("unfit", line)`` or
-    ``("failed", line)``. The process ends with the one that started it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
-    # What a run is told a row says: its heads, its rule.
-    logging.getLogger("tokenswift").setLevel(logging.ERROR)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        from benchmarks.row import measure
+def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What a row says; torch is loaded in its process alone."""
+    from benchmarks import row
 
-        out.send(("row", measure(kind, config, lambda share: out.send(("progress", share)))))
-    except InputError as error:
-        out.send(("unfit", str(error)))
-    except Exception as error:  # the runner goes on with the next row, and the user sees one line
-        out.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    return row.measure(kind, config)

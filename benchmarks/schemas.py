@@ -8,27 +8,22 @@ schema, and the wish for a document of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
-from unittest import mock
 
 from benchmarks.common import PLAIN, Trial, in_turns
 from tokenswift.engine.llm import LLM
 from tokenswift.grammar import Grammar
-from tokenswift.sampling.masks import Masks
 from tokenswift.types import Generation, InputError
 
 LENGTHS = (300, 6000)  # characters of a schema's JSON
 ASKED = "Write one JSON document that follows this JSON schema, with realistic values:\n"
 
 
-def schemas(llm: LLM, count: int) -> list[tuple[str, Any]]:
-    """Addresses and schemas.
+def schemas(llm: LLM, count: int) -> list[Any]:
+    """Schemas.
 
     Raises:
         InputError: the package is not installed, or has fewer.
@@ -50,37 +45,16 @@ def schemas(llm: LLM, count: int) -> list[tuple[str, Any]]:
         size = len(json.dumps(schema))
         if isinstance(schema, dict) and schema.get("required") and LENGTHS[0] <= size <= LENGTHS[1]:
             found[response.url] = schema
-    made: list[tuple[str, Any]] = []
-    for url, schema in sorted(found.items()):
+    made: list[Any] = []
+    for _, schema in sorted(found.items()):
         try:
             llm.resources.grammars.masks(Grammar.json_schema(schema), 0)
         except InputError:
             continue
-        made.append((url, schema))
+        made.append(schema)
         if len(made) == count:
             return made
     raise InputError(f"schemas is {count}; valid: 1 to {len(made)}")
-
-
-@contextmanager
-def timed_masks() -> Iterator[list[float]]:
-    """Seconds that masks, and what is asked of matchers besides, take within the block."""
-    spent = [0.0]
-
-    def timed(work: Any) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            begun = perf_counter()
-            try:
-                return work(*args, **more)
-            finally:
-                spent[0] += perf_counter() - begun
-
-        return call
-
-    with ExitStack() as patches:
-        for name in ("of", "reach", "forced"):
-            patches.enter_context(mock.patch.object(Masks, name, timed(getattr(Masks, name))))
-        yield spent
 
 
 def is_valid(text: str, schema: Any) -> bool:
@@ -95,45 +69,43 @@ def is_valid(text: str, schema: Any) -> bool:
 
 def measure(trial: Trial) -> dict[str, Any]:
     """Both sides after each schema's prompt, in turns."""
-    llm, count = trial.llm, trial.config["schemas"]
-    ratios: list[float] = []
-    written: list[Generation] = []
-    spent = total = 0.0
-    same, valid = True, 0
-    for _, schema in schemas(llm, count):
-        params = replace(trial.params, grammar=Grammar.json_schema(schema))
-        state = llm.prefill([{"role": "user", "content": ASKED + json.dumps(schema)}])
-        last: dict[str, Generation] = {}
-
-        def side(name: str, strategy: str, options: dict[str, Any]) -> float:
-            last[name] = done = state.generate(trial.new, strategy, options, params)  # noqa: B023
-            return len(done.token_ids) / done.metrics.seconds
-
-        sides = {
-            "plain": lambda: side("plain", PLAIN, {}),  # noqa: B023
-            "auto": lambda: side("auto", trial.config["strategy"], trial.options),  # noqa: B023
-        }
-        found = in_turns(sides, trial.rounds)
-        ratios.append(median(found["auto"] / found["plain"]))
-        with timed_masks() as masks:
-            done = state.generate(trial.new, trial.config["strategy"], trial.options, params)
-        spent, total = spent + masks[0], total + done.metrics.seconds
-        same = same and all(one.token_ids == done.token_ids for one in last.values())
-        written.append(done)
-        valid += done.finish_reason == "eos" and is_valid(done.text, schema)
-    ended = sum(done.finish_reason == "eos" for done in written)
+    found = schemas(trial.llm, trial.config["schemas"])
+    ratios, written, same = [], list[Generation](), True
+    for schema in found:
+        ratio, plain, auto = _one(trial, schema)
+        ratios.append(ratio)
+        written.append(auto)
+        same = same and plain.token_ids == auto.token_ids
+    ended = [done.finish_reason == "eos" for done in written]
+    valid = [is_valid(done.text, schema) for done, schema in zip(written, found, strict=True)]
     tokens = sum(len(done.token_ids) for done in written)
     figures = {
-        "schemas": float(count),
-        "tokens": tokens / count,
+        "schemas": len(found),
+        "tokens": tokens / len(found),
         "tokens_a_step": tokens / sum(done.metrics.steps for done in written),
         "forced": sum(done.token_sources["grammar"] for done in written) / tokens,
         "speedup": median(ratios),
         "least": min(ratios),
         "most": max(ratios),
-        "mask_share": spent / total,
-        "ended": float(ended),
-        "cut": float(count - ended),
-        "valid": float(valid),
+        "ended": sum(ended),
+        "cut": len(found) - sum(ended),
+        "valid": sum(a and b for a, b in zip(ended, valid, strict=True)),
     }
     return trial.row(figures, identical=same)
+
+
+def _one(trial: Trial, schema: Any) -> tuple[float, Generation, Generation]:
+    """Speed of adaptive drafting over plain decoding, and the last text of each."""
+    params = replace(trial.params, grammar=Grammar.json_schema(schema))
+    state = trial.llm.prefill([{"role": "user", "content": ASKED + json.dumps(schema)}])
+    last: dict[str, Generation] = {}
+
+    def side(strategy: str, options: dict[str, Any]) -> float:
+        last[strategy] = done = state.generate(trial.new, strategy, options, params)
+        return len(done.token_ids) / done.metrics.seconds
+
+    auto = trial.config["strategy"]
+    turns: Any = in_turns(
+        {PLAIN: lambda: side(PLAIN, {}), auto: lambda: side(auto, trial.options)}, trial.rounds
+    )
+    return float((turns[auto] / turns[PLAIN]).median()), last[PLAIN], last[auto]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from tokenswift.types import InputError
 
 #: what a sampler's setting may name
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
-REACHES = ("generate", "text")
 #: see the file
 FILE = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encoding="utf-8"))
 DEFAULTS: dict[str, Any] = FILE["defaults"]
@@ -24,22 +23,27 @@ OWN: dict[str, dict[str, Any]] = FILE["kinds"]
 KINDS = tuple(OWN)
 #: settings that rows name where they are not the usual ones
 LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
-#: strategy option → the strategies that have it
-OPTION: dict[str, dict[str, Field[Any]]] = {}
-for _name, _kind in OPTIONS.items():
-    for _field in fields(_kind):
-        OPTION.setdefault(_field.name, {})[_name] = _field
-_SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
-_OWN = {key: default for own in OWN.values() for key, default in own.items()}
-KEYS = tuple(dict.fromkeys((*DEFAULTS, *FIELDS, *OPTION, *_OWN)))
-_LISTS = ("points", "contexts")  # a list here is one value, not one row each
+#: strategy → names of its options
+TAKEN = {name: tuple(field.name for field in fields(kind)) for name, kind in OPTIONS.items()}
+KEYS = tuple(
+    dict.fromkeys(
+        (
+            *DEFAULTS,
+            *FIELDS,
+            *(key for each in TAKEN.values() for key in each),
+            *(k for o in OWN.values() for k in o),
+        )
+    )
+)
+#: settings that may name a file or folder
+_PLACES = ("model", "heads", "eagle", "prompts", "draft_model")
 
 
 def parse(text: str) -> tuple[str, Any]:
     """``KEY=VALUE`` as a setting; values with commas between them are a list (but for trees).
 
     Raises:
-        InputError: no such key, or no such value.
+        InputError: no such key.
     """
     key, equals, value = text.partition("=")
     if not equals:
@@ -47,23 +51,15 @@ def parse(text: str) -> tuple[str, Any]:
     check_keys({key: value}, "set")
     if key == "tree" or (key == "model" and "," not in value):
         return key, value
-    parts = [_number(part, key) for part in value.split(",")]
-    return key, parts if len(parts) > 1 or key in _LISTS else parts[0]
+    parts = [_value(part) for part in value.split(",")]
+    return key, parts if len(parts) > 1 or key == "points" else parts[0]
 
 
-def _number(text: str, key: str) -> Any:
-    default = {**_OWN, **_SAMPLING, **DEFAULTS}.get(key)
-    kind: Any = type(default[0] if isinstance(default, list) else default)
-    if key in OPTION:
-        kind = int if str(next(iter(OPTION[key].values())).type).startswith("int") else str
-    if kind is bool:
-        check_choice(key, text, ("true", "false"))
-        return text == "true"
+def _value(text: str) -> Any:
     try:
-        return kind(text)
+        return json.loads(text)
     except ValueError:
-        what = {int: "an integer", float: "a number"}[kind]
-        raise InputError(f"{key} is {shown(text)}; valid: {what}") from None
+        return text
 
 
 def check_keys(given: Mapping[str, Any], where: str) -> None:
@@ -74,8 +70,8 @@ def check_keys(given: Mapping[str, Any], where: str) -> None:
 
 
 def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
-    """The settings that have several values: a row for each."""
-    return [(key, value) for key, value in settings.items() if isinstance(value, list) and key not in _LISTS]
+    """The settings that have several values: a row for each (of points, all are one value)."""
+    return [(key, value) for key, value in settings.items() if isinstance(value, list) and key != "points"]
 
 
 def resolve(
@@ -91,25 +87,18 @@ def resolve(
     Raises:
         InputError: naming the setting and what is valid.
     """
-    merged = {**DEFAULTS, **settings}
+    merged = {**DEFAULTS, **OWN[kind], **settings}
     check_choice("strategy", merged["strategy"], tuple(OPTIONS))
-    check_choice("reach", merged["reach"], REACHES)
-    for key in ("texts", "seeds", "prefill", "measured"):
+    check_choice("reach", merged["reach"], ("generate", "text"))
+    for key in ("texts", "seeds", "prefill", "measured", *OWN[kind]):
         check_integer(key, merged[key], 1)
     check_integer("threads", merged["threads"], 0)
-    own = {key: merged.get(key, default) for key, default in OWN.get(kind, {}).items()}
-    for key, default in OWN.get(kind, {}).items():
-        if isinstance(default, int):
-            check_integer(key, own[key], 1)
     points = merged["points"] if isinstance(merged["points"], list) else [merged["points"]]
-    if not points:
-        raise InputError("points is []; valid: at least one number of new tokens")
     for point in points:
         check_integer("points", point, 1)
-    if points != sorted(set(points)):
+    if not points or points != sorted(set(points)):
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
     sampling = {**preset(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
-    params = SamplingParams(**sampling, seed=seed)
     options = _options(merged)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
     return {
@@ -119,66 +108,37 @@ def resolve(
         **{k: merged[k] for k in named},
         **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
         **({"eagle": merged["eagle"]} if merged["strategy"] == "auto" and merged["eagle"] != "none" else {}),
-        "sampling": settings_of(params),
-        "points": list(points),
+        "sampling": settings_of(SamplingParams(**sampling, seed=seed)),
+        "points": points,
         "reach": merged["reach"],
         **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),
         "text": text,
         "seed": seed,
-        **own,
+        **{key: merged[key] for key in OWN[kind]},
     }
-
-
-def takes(strategy: str, option: str) -> bool:
-    """Whether a strategy has an option."""
-    return strategy in OPTION[option]
 
 
 def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the strategy's options that are set."""
     strategy = merged["strategy"]
-    options = {k: merged[k] for k in OPTION if k in merged and takes(strategy, k)}
+    options = {k: merged[k] for k in TAKEN[strategy] if k in merged}
     if "tree" in options:
-        options["tree"] = _tree(options["tree"])
+        try:
+            options["tree"] = tuple(int(width) for width in str(options["tree"]).split(","))
+        except ValueError:
+            raise InputError(f"tree is {shown(options['tree'])}; valid: integers such as 1,3,3,3") from None
     build_options(OPTIONS[strategy], strategy, options)
     return options
 
 
-def _tree(text: Any) -> tuple[int, ...]:
-    try:
-        return tuple(int(width) for width in str(text).split(","))
-    except ValueError:
-        raise InputError(f"tree is {shown(text)}; valid: integers such as 1,3,3,3") from None
-
-
-#: settings that may name a file or folder
-_PLACES = ("model", "heads", "eagle", "prompts", "draft_model", "gguf")
-
-
 def public(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the places of files on this machine: a folder's or file's name, and what tells
-    it from another of that name."""
+    """A configuration without the places of files on this machine: their names alone."""
     made = {**config, "options": dict(config["options"])}
     for part in (made, made["options"]):
         for key in _PLACES:
-            named, path = part.get(key), Path(str(part.get(key) or ""))
-            a_name = not path.is_absolute() and len(path.parts) == 1 and not path.is_dir()
-            if named and path.exists() and not a_name:
-                part[key] = f"{path.resolve().name} ({_sign(path)})"
+            if part.get(key) and Path(part[key]).exists():
+                part[key] = Path(part[key]).resolve().name
     return made
-
-
-def _sign(path: Path) -> str:
-    """A few letters that change with a folder's config or its files' names and sizes."""
-    made = hashlib.sha256()
-    found = path / "config.json"
-    if found.is_file():
-        made.update(found.read_bytes())
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
-        if file.is_file():
-            made.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return made.hexdigest()[:8]
 
 
 def key_of(spec: str, config: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    title, kind, claim, differs   what it shows; kind is decode, text, machine or draft; the paper's claim;
+    title, kind, claim, differs   what it shows; how its rows are measured (`row.KINDS`); the paper's claim;
                                   how this measurement differs from the paper's
     rows_of, where                instead of variants: show rows of other specs, those with these values
     methods                       ways to run TokenSwift, by their names in methods.toml: variants before its
@@ -13,9 +13,8 @@
     [presets.smoke], .cpu, .gpu   settings over both; only = names of variants;
                                   [presets.P.variants.NAME] for one
     group                         "paper", or a name under which specs of our own are asked for together
-    [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`; or, in
-                                  specs of our own, columns, sort, from, of, range, best, tried and needs:
-                                  see `columns`
+    [table]                       by: settings that tell lines apart; figures: names of settings.toml; or, in
+                                  specs of our own, columns, sort and best: see `tables`
     [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart;
                                   where: as above
     [published]                   columns and rows of the paper's numbers; note
@@ -32,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.needs import METHODS, of_model
-from benchmarks.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve, takes
-from tokenswift.checks import check_choice
+from benchmarks.settings import DEFAULTS, KINDS, TAKEN, axes, check_keys, resolve
+from tokenswift.checks import check_choice, check_integer
 from tokenswift.config import shown
 from tokenswift.types import InputError
 
@@ -70,21 +69,13 @@ class Spec:
 
     @property
     def with_eagle(self) -> list[str]:
-        """Names of variants that are about an EAGLE-3 drafter; tables say where they were not measured."""
+        """Names of variants that are about an EAGLE-3 drafter."""
         return [variant["name"] for variant in self.variants if "eagle" in variant]
 
     @property
     def by(self) -> list[str]:
         """The settings that tell its lines apart, the length aside."""
         return list(self.data.get("table", {}).get("by", ["variant"]))
-
-    @property
-    def told_apart(self) -> list[str]:
-        """The settings that tell its rows apart in words."""
-        if self.of_paper:
-            return self.by
-        more = self.data["table"].get("tried", ())
-        return [*(key for key in self.by if key not in ("prompt", "machine")), *more, "dtype"]
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -105,12 +96,6 @@ class Spec:
     def figures(self) -> list[str]:
         """The figures of its table."""
         return list(self.data.get("table", {}).get("figures", ["alpha", "speedup"]))
-
-    @property
-    def published(self) -> list[dict[str, Any]]:
-        """The paper's lines."""
-        table = self.data.get("published", {"columns": [], "rows": []})
-        return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
     @property
     def label(self) -> str:
@@ -152,7 +137,8 @@ class Spec:
 
     def _rows_of(self, variant: str, settings: Mapping[str, Any], preset: str) -> list[dict[str, Any]]:
         strategy = settings.get("strategy", DEFAULTS["strategy"])
-        used = {k: v for k, v in settings.items() if k not in OPTION or takes(strategy, k)}
+        others = {name for names in TAKEN.values() for name in names}.difference(TAKEN.get(strategy, ()))
+        used = {k: v for k, v in settings.items() if k not in others}
         if used.get("reach") == "text":
             used["points"] = [[point] for point in used.get("points", DEFAULTS["points"])]
         several = [*axes(used), *([("points", used["points"])] if used.get("reach") == "text" else [])]
@@ -161,17 +147,12 @@ class Spec:
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
             named = preset == "gpu" and self.kind in ("decode", "text")
             one = of_model(one.get("model", DEFAULTS["model"]), strategy, one, named)
-            counts = [_count(one, key) if self.kind in KINDS[:2] else 1 for key in ("texts", "seeds")]
+            counts = [one.get(k, DEFAULTS[k]) if self.kind in KINDS[:2] else 1 for k in ("texts", "seeds")]
+            for count in counts:
+                check_integer("texts and seeds", count, 1)
             for text, seed in product(*map(range, counts)):
                 made.append(resolve(variant, one, text, seed, self.kind))
         return made
-
-
-def _count(settings: Mapping[str, Any], key: str) -> int:
-    value = settings.get(key, DEFAULTS[key])
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"{key} is {shown(value)}; valid: an integer of at least 1")
-    return value
 
 
 def names() -> list[str]:
@@ -192,16 +173,21 @@ def load(name: str) -> Spec:
     Raises:
         InputError: no such spec, or a file that is none.
     """
-    if name.endswith(".toml"):
-        path = Path(name).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"spec {name} cannot be read ({error}); valid: a TOML file") from error
-        return _checked(path.stem, text)
-    if name not in names():
+    own = name.endswith(".toml")
+    if not own and name not in names():
         raise InputError(f"spec is {shown(name)}; valid: {', '.join(names())}, or a TOML file")
-    return _checked(name, (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    path = Path(name).expanduser() if own else FOLDER / f"{name}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"spec {name} cannot be read ({error}); valid: a TOML file") from error
+    if "title" not in data:
+        raise InputError(f"spec {name} has no title; valid: as `python -m benchmarks list` shows them")
+    spec = Spec(path.stem, data)
+    check_choice(f"kind of spec {name}", spec.kind, KINDS)
+    for method in data.get("methods", ()):
+        check_choice(f"method of spec {name}", method, tuple(METHODS))
+    return spec
 
 
 def chosen(wanted: Sequence[str]) -> list[Spec]:
@@ -211,17 +197,3 @@ def chosen(wanted: Sequence[str]) -> list[Spec]:
     for name in wanted or ("paper",):
         found += [spec for spec in every if spec.group == name] or [load(name)]
     return found
-
-
-def _checked(name: str, text: str) -> Spec:
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"spec {name} is not TOML ({error})") from error
-    if "title" not in data:
-        raise InputError(f"spec {name} has no title; valid: as `python -m benchmarks list` shows them")
-    spec = Spec(name, data)
-    check_choice(f"kind of spec {name}", spec.kind, KINDS)
-    for method in data.get("methods", ()):
-        check_choice(f"method of spec {name}", method, tuple(METHODS))
-    return spec

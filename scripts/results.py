@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row
-from scripts.summaries import SUMMARIES, missing, paper
+from scripts.summaries import SUMMARIES, paper
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "bench" / "results"
@@ -33,7 +32,7 @@ RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
 
 The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine, commit, seeds
 and raw times. `python -m benchmarks report --results bench/results/paper --out build/paper` makes every table
-of them, with the paper's figures beside. A cell is the mean (least–most) over all rows of a way of
+of them, with the paper's figures below. A cell is the mean (least–most) over all rows of a way of
 drafting, each at its full length.
 
 {table}
@@ -44,41 +43,39 @@ drafting, each at its full length.
 
 def table(name: str, rows: list[Row]) -> str:
     """A table of the docs."""
-    made = SUMMARIES[name](rows) if name in SUMMARIES else tables.table(specs.load(name), rows)
-    return (
-        made.markdown() if made.body or made.below else missing(f"python -m benchmarks run {name}").markdown()
-    )
+    made = SUMMARIES[name]() if name in SUMMARIES else tables.table(specs.load(name), rows)
+    return made.markdown() or f"Not measured yet: `python -m benchmarks run {name}`.\n"
 
 
-def _pictures(part: dict[str, Any]) -> str:
-    """Links to a part's pictures."""
-    names = [group["name"] for group in part["groups"] if group["name"]]
-    return " ".join(f"[Picture {n}](results/{name}.svg)." for n, name in enumerate(names, 1))
+def said_of(part: report.Part) -> str:
+    """What a part's rows say, with links to its pictures."""
+    names = [name for name, picture in part.pictures if picture]
+    links = " ".join(f"[Picture {n}](results/{name})." for n, name in enumerate(names, 1))
+    return f"- **{part.spec.label}.** {part.note or 'No remark.'} {links}".rstrip() + "\n"
 
 
 def made(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
     """Every page and picture; ``plot`` draws."""
     folder = RESULTS / "paper"
-    found = report.make(specs.chosen(()), read_rows(folder), report.notes(folder), plot)
-    said = "".join(
-        f"- **{part['label']}.** {part['note'] or 'No remark.'} {_pictures(part)}\n" for part in found.parts
-    )
-    page = RESULTS_PAGE.format(summary=found.summary, table=paper(found.parts).markdown(), said=said)
+    notes = report.notes(folder)
+    found = report.parts(specs.chosen(()), read_rows(folder), notes, plot)
+    said = "".join(map(said_of, found))
+    page = RESULTS_PAGE.format(summary=notes.get("summary", ""), table=paper(found).markdown(), said=said)
     files = {DOCS / "results.md": page.encode()}
-    files |= {DOCS / "results" / name: data for name, data in found.pictures.items() if name[-3:] == "svg"}
+    files |= {DOCS / "results" / name: data for part in found for name, data in part.pictures if data}
     rows = read_rows(RESULTS)
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
     for name in DRAWN:
         (group,) = tables.groups(specs.load(name), rows)
-        files[DOCS / f"{name}.svg"] = plot(specs.load(name), group)["svg"]
+        files[DOCS / f"{name}.svg"] = plot(specs.load(name), group)
     return files
 
 
-def undrawn(spec: specs.Spec, group: tables.Group) -> dict[str, bytes]:
-    """Pictures by name alone."""
-    return dict.fromkeys(("svg", "png"), b"") if spec.data.get("plot") and group.lines else {}
+def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:
+    """In place of a picture."""
+    return b"svg" if spec.data.get("plot") and group.lines else b""
 
 
 def main() -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from benchmarks import tables
+from benchmarks.report import Part
 from benchmarks.tables import Table
 from benchmarks.words import Row
 
@@ -17,7 +17,7 @@ REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
 COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
 
 
-def real(rows: list[Row]) -> Table:
+def real() -> Table:
     """A real model beside llama.cpp on the same file: automatic and plain decoding of each task."""
     lines = [row for row in _real() if "task" in row]
     body = [
@@ -38,7 +38,7 @@ def real(rows: list[Row]) -> Table:
     return Table([*head, "tokens a step", "accepted drafts from", "identical"], body, _from(lines))
 
 
-def contexts(rows: list[Row]) -> Table:
+def contexts() -> Table:
     """The same model's prompt and plain decoding by length of the context, beside llama.cpp."""
     lines = [row for row in _real() if "context" in row]
     body = [
@@ -90,19 +90,19 @@ def _from(lines: list[Row]) -> str:
     )
 
 
-def paper(parts: list[dict[str, Any]]) -> Table:
+def paper(parts: list[Part]) -> Table:
     """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed
     of adaptive drafting over plain decoding."""
     lines = []
     for part in parts:
-        rows = [row for group in part["groups"] for row in group["rows"]]
+        rows, data = part.rows, part.spec.data
         cells = [_spread(rows, way, "length") for way in WAYS]
         same = {bool(row["identical"]) for row in rows if row.get("lossless")}
-        claim = part["claim"] if part["claim"] != NO_CLAIM else tables.MISSING
+        claim = data["claim"] if data["claim"] != NO_CLAIM else tables.MISSING
         told = {True: "yes", False: "no"}[same == {True}] if same else tables.MISSING
         lines.append(
             [
-                f"{part['label']}. {part['title']}",
+                f"{part.spec.label}. {part.spec.title}",
                 claim,
                 *cells,
                 _spread(rows, "auto", "speedup"),
@@ -123,11 +123,6 @@ def _spread(rows: list[Row], way: str, figure: str) -> str:
         return tables.MISSING
     spread = f" ({min(values):.2f}–{max(values):.2f})" if len(values) > 1 else ""
     return f"{sum(values) / len(values):.2f}{spread}"
-
-
-def missing(command: str) -> Table:
-    """What stands where a table will be."""
-    return Table([], [], f"Not measured yet: `{command}`.")
 
 
 SUMMARIES = {"real": real, "contexts": contexts}

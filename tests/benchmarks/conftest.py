@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from multiprocessing import forkserver
 
 import pytest
 
-from benchmarks.__main__ import build_parser
+from benchmarks.__main__ import main
 from tests.cli.conftest import Call, cli  # noqa: F401
-from tokenswift.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -23,5 +21,5 @@ def rows() -> None:
 @pytest.fixture
 def bench(rows: None, cli: Call, monkeypatch: pytest.MonkeyPatch) -> Call:  # noqa: F811
     """``bench("run", "table5")`` runs in an empty working folder."""
-    monkeypatch.setattr("tests.cli.conftest.main", partial(main, build=build_parser))
+    monkeypatch.setattr("tests.cli.conftest.main", main)
     return cli

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import real
+from benchmarks import prompts, real
 from scripts import summaries
 from tokenswift import LLM
 from tokenswift.types import RunError
@@ -40,7 +40,7 @@ def test_rows_and_their_tables(
     """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest rows."""
     llm = LLM(tiny_folder("qwen2"), dtype="float32")
     (tmp_path / "harbour.txt").write_text("The lamp was lit before the fog came in.")
-    monkeypatch.setattr(real, "PROMPTS", tmp_path)
+    monkeypatch.setattr(prompts, "SHIPPED", tmp_path)
     monkeypatch.setitem(real.TASKS, "novel", (None, 40, {}))
     row = real.task(llm, "novel", peer, 2)
     assert row["identical"] and 0 < row["tokens"] <= 40 and len(row["ratios"]) == 2
@@ -51,7 +51,7 @@ def test_rows_and_their_tables(
     more = {"model": "m", "dtype": "int8", "machine": "cpu", "commit": "c", "peer": peer.version}
     (tmp_path / "real.jsonl").write_text("".join(json.dumps({**r, **more}) + "\n" for r in both))
     monkeypatch.setattr(summaries, "REAL", tmp_path / "real.jsonl")
-    tasks, contexts = summaries.real([]), summaries.contexts([])
+    tasks, contexts = summaries.real(), summaries.contexts()
     assert [cells[0] for cells in tasks.body] == ["novel"] and tasks.body[0][3] == f"**{row['auto']:.1f}**"
     assert [cells[0] for cells in contexts.body] == ["48"] and "1.2.3 (AVX2)" in contexts.below
 
@@ -63,4 +63,4 @@ def test_a_peer_without_llama_cpp(tmp_path: Path) -> None:
 
 def test_nothing_measured_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summaries, "REAL", tmp_path / "none.jsonl")
-    assert "Not measured yet" in summaries.real([]).below
+    assert "Not measured yet" in summaries.real().below

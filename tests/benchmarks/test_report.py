@@ -26,6 +26,7 @@ def row(variant: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) 
         "model": "m",
         "prefill": 2000,
         "prompts": "shipped",
+        "sampler": "llama3.1-8b",
     }
     config |= {"options": {}, "sampling": {"seed": seed, "repetition_penalty": 1.2}, **more.pop("config", {})}
     given: dict[str, Any] = {"spec": "mine", "kind": "decode", "preset": "cpu", "config": config}
@@ -57,46 +58,40 @@ SPEC = Spec(
 )
 
 
-def test_means_spreads_and_published_figures() -> None:
-    """Two seeds of one variant (1 and 3: mean 2, deviation √2), a row of another without published ones."""
+def test_medians_spreads_and_published_figures() -> None:
+    """Two seeds of one variant (1 and 3), a row of another, and the paper's own lines."""
     found = [row(speedup=1.0), row(seed=1, speedup=3.0, identical=False), row("other", lossless=False)]
     found.append(row("elsewhere", spec="another"))
     (group,) = tables.groups(SPEC, found)
-    cells = [tables.cells(SPEC, line) for line in group.lines]
-    assert tables.head(SPEC) == [
-        "strategy", "prefill", "new tokens", "α", "×", "published: α / ×", "prompts × seeds",
-        "same text as plain", "heads or draft model",
+    made = tables.of_group(SPEC, group)
+    assert made.head == [
+        "strategy", "prefill", "new tokens", "α", "×", "prompts × seeds", "same text as plain",
+        "heads or draft model",
     ]  # fmt: skip
-    assert cells == [
-        [
-            "TokenSwift",
-            "2000",
-            "100",
-            "0.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.00",
-            "2.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}1.41",
-            "0.60 / 1.80",
-            "1 × 2",
-            "no",
-            "none",
-        ],
-        [
-            "TokenSwift",
-            "2000",
-            "200",
-            "0.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.00",
-            "4.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2.83",
-            "0.60 / 1.80 (at 100)",
-            "1 × 2",
-            "no",
-            "none",
-        ],
-        ["other", "2000", "100", "0.50", "1.00", "–", "1 × 1", "not lossless", "none"],
-        ["other", "2000", "200", "0.50", "2.00", "–", "1 × 1", "not lossless", "none"],
+    assert made.body == [
+        ["TokenSwift", "2000", "100", "0.50", "2.00 (1.00–3.00)", "1 × 2", "no", "none"],
+        ["TokenSwift", "2000", "200", "0.50", "4.00 (2.00–6.00)", "1 × 2", "no", "none"],
+        ["other", "2000", "100", "0.50", "1.00", "1 × 1", "not lossless", "none"],
+        ["other", "2000", "200", "0.50", "2.00", "1 × 1", "not lossless", "none"],
     ]
-    assert (
-        "preset cpu; m; float32; a processor; sampler: θ 1.2; prompts of 2,000 tokens, 100 to 200 new ones; "
-        "1 text, 2 seeds; prompts: shipped; lengths reached by generating; commit abc" == group.about
+    assert group.about == (
+        "preset cpu; m; float32; a processor; sampler llama3.1-8b; prompts shipped; "
+        "lengths reached by generating; commit abc"
     )
+    theirs = tables.published(SPEC)
+    assert theirs is not None and theirs.body[0] == ["TokenSwift", "2048", "20,000", "0.64", "1.87"]
+
+
+def test_a_table_of_our_own_shows_the_newest_measurement() -> None:
+    """Three seeds of the newest commit; an older commit's row does not count."""
+    columns = [["a", "{variant}"], ["×", "{speedup:.1f} {least:.1f}–{most:.1f}"]]
+    spec = Spec(
+        "mine", {"title": "A test", "group": "ours", "table": {"by": ["variant"], "columns": columns}}
+    )
+    old = row("a", speedup=9.0, commit="old", date="2026-01-01")
+    new = [row("a", seed=i, speedup=s, date="2026-01-02") for i, s in enumerate((1.0, 4.0, 2.0))]
+    made = tables.table(spec, [*new, old, row("b", commit="old")])
+    assert made.head == ["a", "×"] and made.body == [["a", "4.0 2.0–8.0"], ["b", "2.0 2.0–2.0"]]  # at 200
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "bench" / "results").glob("*/*.jsonl")), ids=lambda f: f.stem)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +32,10 @@ class Tally:
     Attributes:
         rows: compared with the same row alone.
         wrong: how many of a case's rows differ, by what the case is.
-        digests: of the rows alone, by what the case is; equal for libraries of the same arithmetic.
     """
 
     rows: int = 0
     wrong: dict[str, int] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
 
     def compare(self, case: str, found: Tensor, expected: Tensor) -> None:
         """Count rows (the first axis) of a pass that have other bytes than the rows alone."""
@@ -47,11 +44,6 @@ class Tally:
         self.rows += len(found)
         if differing:
             self.wrong[case] = self.wrong.get(case, 0) + int(differing)
-
-    def keep(self, case: str, alone: Tensor) -> None:
-        """Note a case's rows alone."""
-        assert alone.isfinite().all(), case
-        self.digests[case] = hashlib.sha256(_bytes(alone).numpy().tobytes()).hexdigest()
 
 
 def _bytes(rows: Tensor) -> Tensor:
@@ -102,7 +94,7 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window)
 
     alone = torch.cat([run(row, [row], None) for row in range(tail)])
-    tally.keep(case, alone)
+    assert alone.isfinite().all(), case
     tally.compare(f"{case}, as a whole", run(0, list(range(tail)), None), alone)
     for row in {0, tail - 1, made.randrange(tail)}:
         tally.compare(f"{case}, as a root", run(row, [row], [-1]), alone[row : row + 1])
@@ -164,11 +156,17 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     def run(rows: slice) -> Tensor:
         return made.choice(kernels).linear(states[rows], weight, bias)
 
+    parts(made, count, case, run, tally)
+
+
+def parts(made: random.Random, count: int, case: str, run: Callable[[slice], Tensor], tally: Tally) -> Tensor:
+    """Some of the rows together against the rows one at a time; these."""
     alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
-    tally.keep(case, alone)
+    assert alone.isfinite().all(), case
     for first in (0, made.randrange(count), made.randrange(count)):
         end = count if first == 0 else made.randrange(first, count) + 1
         tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+    return alone
 
 
 def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
@@ -194,11 +192,7 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         def run(rows: slice, packed: Packed = weight, active: torch.dtype = active) -> Tensor:
             return made.choice(kernels).linear(states[rows], packed, bias, active)
 
-        alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
-        tally.keep(case, alone)
-        for first in (0, made.randrange(count), made.randrange(count)):
-            end = count if first == 0 else made.randrange(first, count) + 1
-            tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+        alone = parts(made, count, case, run, tally)
         ids = torch.tensor([made.randrange(outputs) for _ in range(5)])
         values = stored.decode().to(dtype)
         taken = made.choice(kernels).take(weight, ids) + 0.0  # which has no -0.0, as what gguf unpacks

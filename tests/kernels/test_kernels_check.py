@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiny import tiny_model
 from tokenswift.kernels.cpu import backend, library
-from tokenswift.kernels.cpu.backend import CpuBackend, fault_of
+from tokenswift.kernels.cpu.backend import fault_of
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.models import target as targets
 
@@ -41,10 +41,6 @@ def _made(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> 
     if isinstance(compiled, str):
         pytest.skip("no C compiler here")
     return compiled
-
-
-def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
-    assert fault_of(kernels._lib) is None
 
 
 @pytest.mark.slow  # each compiles all kernels

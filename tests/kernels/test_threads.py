@@ -1,4 +1,4 @@
-"""The team of threads: how many, on a busy machine, at the same time, and after a fork."""
+"""The team of threads: how many, at the same time, and after a fork."""
 
 from __future__ import annotations
 
@@ -15,35 +15,25 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.library import quota
 
-# ---- how many --------------------------------------------------------------------------------------
-
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/a/b\n")
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    assert quota(tmp_path, own) == math.inf
-    (inner / "cpu.max").write_text("max 100000\n")
-    assert quota(tmp_path, own) == math.inf
+    inner, old = tmp_path / "a" / "b", tmp_path / "cpu" / "a" / "b"  # of version 2, of version 1
+    for folder in (inner, old):
+        folder.mkdir(parents=True)
+    assert quota(tmp_path, own) == quota(tmp_path, tmp_path / "none") == math.inf
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    assert quota(tmp_path, own) == 1.5
-    (inner / "cpu.max").write_text("nonsense")
-    assert quota(tmp_path, own) == 1.5
-    old = tmp_path / "cpu" / "a" / "b"  # version 1
-    old.mkdir(parents=True)
-    (old / "cpu.cfs_quota_us").write_text("50000\n")
+    for said in ("max 100000\n", "nonsense"):
+        (inner / "cpu.max").write_text(said)
+        assert quota(tmp_path, own) == 1.5
     (old / "cpu.cfs_period_us").write_text("100000\n")
-    assert quota(tmp_path, own) == 0.5
-    (old / "cpu.cfs_quota_us").write_text("-1\n")
-    assert quota(tmp_path, own) == 1.5
-    assert quota(tmp_path, tmp_path / "none") == math.inf
+    for said, count in (("50000\n", 0.5), ("-1\n", 1.5)):
+        (old / "cpu.cfs_quota_us").write_text(said)
+        assert quota(tmp_path, own) == count
 
 
-# ---- the team --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("count", [2, 7])
 def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> None:
     made = torch.Generator().manual_seed(count)
     packed = kernels.pack(torch.randn(1100, 600, generator=made))
@@ -53,9 +43,6 @@ def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> N
         expected = one.linear(states, packed)
         for _ in range(200):
             assert torch.equal(many.linear(states, packed), expected)
-
-
-# ---- fork --------------------------------------------------------------------------------
 
 
 def _text(llm: LLM) -> list[int]:

@@ -78,12 +78,9 @@ def test_a_student_with_all_layers_is_the_target(family: str) -> None:
     torch.testing.assert_close(student(TOKENS).logits, model(TOKENS).logits)
     other = make_student(model, 1)
     assert len(other.model.layers) == 1 and not torch.allclose(other(TOKENS).logits, model(TOKENS).logits)
-
-
-@pytest.mark.parametrize("layers", [0, 3])
-def test_layers_that_the_target_has_not(layers: int) -> None:
-    with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
-        make_student(tiny_model(), layers)
+    for layers in (0, 3):
+        with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
+            make_student(model, layers)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.spec.eagle.files import EagleWeights, load_eagle
 from tokenswift.spec.eagle.model import EagleModel
-from tokenswift.train.data import questions
 from tokenswift.train.eagle import EagleStudent, eagle_config, train_eagle
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
@@ -136,10 +134,3 @@ def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
     features = states.float().unflatten(1, (3, -1)).transpose(0, 1).contiguous()
     got = made.logits(made.run(tokens[1:], made.fuse(features[:, :19]), 0, made.new_cache()))
     torch.testing.assert_close(got, want[:19], atol=0.02, rtol=0.05)  # int8 against float32
-
-
-def test_questions_are_of_six_kinds_and_the_same_for_a_seed() -> None:
-    first, again = (list(islice(questions(3), 600)) for _ in range(2))
-    assert first == again and first != list(islice(questions(4), 600))
-    assert len({text for text, _ in first}) > 500 and {warmth for _, warmth in first} == {0.7, 1.0}
-    assert not any("{0}" in text for text, _ in first)

@@ -1,9 +1,8 @@
-"""Training text: first tokens, whole blocks from streams, passages, and that no more is read than needed."""
+"""Training text: first tokens, whole blocks, passages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,33 +17,10 @@ from tokenswift.train.data import blocks, passages, prefix_of
 BOOK = words(2000)
 
 
-class Hub(ModuleType):
-    """Stands in for the package ``datasets``: a stream of books that counts what was taken from it."""
-
-    def __init__(self, books: int = 10**6, fails: Exception | None = None) -> None:
-        super().__init__("datasets")
-        self.books, self.fails, self.taken, self.asked = books, fails, 0, {}
-
-    def load_dataset(self, name: str, **options: Any) -> Iterator[dict[str, str]]:
-        self.asked = {"name": name, **options}
-        if self.fails is not None:
-            raise self.fails
-        return self._rows()
-
-    def _rows(self) -> Iterator[dict[str, str]]:
-        for _ in range(self.books):
-            self.taken += 1
-            yield {"short_book_title": "Sea", "text": BOOK}
-
-
-def hub(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Hub:
-    made = Hub(**options)
-    monkeypatch.setitem(sys.modules, "datasets", made)
-    return made
-
-
 def test_training_on_pg19(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, books=3)
+    hub: Any = ModuleType("datasets")
+    hub.load_dataset = lambda name, **options: iter([{"short_book_title": "Sea", "text": BOOK}] * 3)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     notes = full_run(tiny_model(), "pg19", tmp_path, small(steps=2))
     assert notes["steps"] == 2 and (tmp_path / "h.safetensors").exists()
 
@@ -58,14 +34,10 @@ def with_bos() -> PreTrainedTokenizerFast:
     return made
 
 
-def test_first_tokens_are_those_of_encode() -> None:
-    assert prefix_of(tiny_tokenizer()) == []
-    assert prefix_of(with_bos()) == with_bos()("")["input_ids"] == [256]
-
-
 def test_blocks_begin_as_decoding_begins(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(BOOK)
     tokenizer = with_bos()
+    assert prefix_of(tiny_tokenizer()) == [] and prefix_of(tokenizer) == tokenizer("")["input_ids"] == [256]
     made = list(blocks(str(tmp_path), tokenizer, 1000, 100, prefix_of(tokenizer)))
     assert all(block[0] == 256 and len(block) == 100 and 256 not in block[1:] for block in made)
     assert made[0] == tokenizer(BOOK)["input_ids"][:100]

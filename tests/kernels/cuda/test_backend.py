@@ -9,20 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.families import rare
-from tests.kernels.cuda.cases import Rows, product, standing
+from tests.kernels.cuda.cases import product, standing
 from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import PAPER, random_heads
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import Segment
-from tokenswift.kernels.cuda import backend as backends
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.select import OBSERVED
@@ -106,20 +102,6 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     assert not torch.equal(read.cache.data[:, :, :known], first.cache.data[:, :, :known])
 
 
-def test_beginnings_are_shared_in_whole_chunks_of_both_prompts(target: NativeTarget) -> None:
-    prefixes = Prefixes(1 << 30)
-    first = sequence_of(target, LONG[:230], 230)
-    prefill(first)
-    prefixes.watch(first)
-    for length, prompt, shared in ((250, 250, 160), (250, 180, 80), (90, 90, None)):
-        alone = sequence_of(target, LONG[:length], prompt)
-        found = prefixes.begin(alone, 400)
-        assert (None if found is None else found.length) == shared
-        if found is not None:
-            prefill(alone)
-            assert torch.equal(found.data[:, :, :shared], alone.cache.data[:, :, :shared])
-
-
 def test_runs_are_resumed_and_texts_share_passes(
     backend: CudaBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,77 +134,3 @@ def test_int8_is_refused_in_a_line(
     asked: Any = {option: "int8"}
     with pytest.raises(InputError, match=rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"):
         LLM(tiny_folder(), heads="none", device="cpu", **asked)
-
-
-class Waits(TorchDispatchMode):
-    """Notes what a host would wait for: numbers that are sent in a way that blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        here = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
-        there = str(kwargs.get("device", "")) == "meta"
-        if name == "_to_copy" and here and there and not kwargs.get("non_blocking"):
-            self.seen.append(name)
-        if name == "copy_" and args[1].device.type == "cpu" and args[0].is_meta and not any(args[2:]):
-            self.seen.append(name)
-        return func(*args, **kwargs)
-
-
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_a_layer_is_ten_launches_and_nothing_is_waited_for(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device without memory stands for the card: whatever looks at a value is an error."""
-    pytest.importorskip("triton")
-    from tokenswift.kernels.cuda.launch import Kernels
-
-    class Unstarted(Kernels):
-        started: list[str] = []
-
-        def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
-            assert all(
-                each.is_meta and each.is_contiguous() for each in given.values() if isinstance(each, Tensor)
-            )
-            self.started.append(kernel.__name__)
-
-    def library(states: Tensor, weight: Tensor) -> Tensor:
-        assert len(states) in (16, 64) and states.dtype == weight.dtype and states.is_contiguous()
-        ops.started.append("product")
-        return torch.empty(len(states), len(weight), device=meta)
-
-    meta = torch.device("meta")
-    ops = Unstarted(meta)
-    monkeypatch.setattr(backends, "sizes_that_keep", lambda product, weight: (16, 64))
-    model = tiny_model("llama").to(meta, torch.bfloat16)
-    target = NativeTarget(model, CudaBackend(meta, ops, library), rotary_of(model))
-    cache, numbers = target.new_cache(80), torch.arange(rows)
-    with Waits() as waits:
-        target.forward_all([Segment(numbers, numbers, cache, list(range(-1, rows - 1)))])
-    block = ["product", "turn_append", "attend", "merge", "product"]
-    layer = ["add_norm", *block, "add_norm", "product", "gated", "product"]
-    assert ops.started == [*layer * target.layers, "add_norm"]
-    assert not waits.seen
-
-
-def test_a_step_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice of a tree's tokens, with penalty and noise: one copy back."""
-    meta, copies = torch.device("meta"), []
-    model = tiny_model("llama").to(meta)
-    monkeypatch.setattr(backends, "sizes_that_keep", lambda product, weight: (16, 64))
-    target = NativeTarget(model, CudaBackend(meta, Rows(), product), rotary_of(model))
-    sampler = target.sampler(PAPER)
-
-    def tolist(made: Tensor) -> Any:
-        copies.append(made.shape)
-        return [[[1.0]] * made.shape[1]] * len(made)
-
-    paths = [[], [5], [5, 6], [7]]
-    with Waits() as waits:
-        monkeypatch.setattr(Tensor, "tolist", tolist)
-        chosen = sampler.choose(torch.empty(4, VOCAB, device=meta), LONG, paths)
-        monkeypatch.undo()
-    assert chosen == [1, 1, 1, 1] and copies == [(3, 4, 1)] and not waits.seen

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.default_model import prompt_of
-from tests.families import rare
 from tests.kernels.cuda.cases import standing
 from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.eagle.reference import EagleCache, EagleReference
@@ -22,13 +19,12 @@ from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.control import PLAIN, Control
+from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.eagle import Branches, EagleDrafter
-from tokenswift.spec.eagle import model as eagle_model
+from tokenswift.spec.drafters.eagle import Branches
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.eagle.model import EagleModel
-from tokenswift.spec.strategy import BatchLoad, TokenSequence
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
@@ -96,90 +92,6 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
                 last, logits = reference.step(torch.tensor([token]), last, torch.tensor([40 + depth]), keys)
             torch.testing.assert_close(row, logits, **close)
     assert cache.length == 40 + 4  # the path that all of the last pass have in common
-
-
-class Noted:
-    """What drafters drafted from in a run: the text, and each path's tokens with the logits behind it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.drafts: list[tuple[list[int], list[tuple[list[int], Tensor]]]] = []
-        propose, noted = EagleDrafter.propose, self
-
-        def proposed(self: EagleDrafter, sequence: TokenSequence, candidates: Any) -> None:
-            spread, drafted = candidates.spread, list[tuple[list[int], Tensor]]()
-            noted.drafts.append((list(sequence.tokens), drafted))
-
-            def spreading(run: Any, *args: Any, **more: Any) -> None:
-                def ran(nodes: list[int]) -> Tensor:
-                    logits = run(nodes)
-                    rows = zip(nodes, logits.split(1), strict=True)
-                    drafted.extend((candidates.tree.path(node), row) for node, row in rows)
-                    return logits
-
-                spread(ran, *args, **more)
-
-            candidates.spread = spreading
-            propose(self, sequence, candidates)
-
-        monkeypatch.setattr(EagleDrafter, "propose", proposed)
-
-
-@torch.no_grad()
-def expected(
-    reference: EagleReference, features: Tensor, text: list[int], paths: list[list[int]]
-) -> Iterator[Tensor]:
-    """By the reference, over the whole text: logits behind each path, which runs alone."""
-    keys, count = EagleCache(), len(text) - 1
-    rows = reference.fuse(features[:count])
-    hidden, logits = reference.step(torch.tensor(text[1:]), rows, torch.arange(count), keys)
-    for path in paths:
-        keys.cut(count)
-        state, found = hidden[-1:], logits[-1:]
-        for depth, token in enumerate(path):
-            place = torch.tensor([count + depth])
-            state, found = reference.step(torch.tensor([token]), state, place, keys)
-        yield found
-
-
-@pytest.mark.parametrize("kernels", [True, rare(False)])
-def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
-    """Step after step, with drafts that are wrong at every depth: features of the right tokens, keys of the
-    window and no others. The cache is small, so that its window moves; now and then others draft for longer
-    than it reaches."""
-
-    drafts_always(monkeypatch)
-
-    def in_turn(self: Control, context: int, load: BatchLoad) -> str:
-        return always("eagle" if context % 60 < 30 else PLAIN)(self, context, load)
-
-    monkeypatch.setattr(Control, "mode", in_turn)
-    monkeypatch.setattr(eagle_model, "CHUNK", 16)
-    model = tiny_model("llama")
-    weights = random_eagle(names=41, window=11)
-    llm = LLM.from_model(model, heads=None, eagle=weights, backend="auto" if kernels else "torch")
-    noted = Noted(monkeypatch)
-    out = llm.generate(
-        TEXT[:30],
-        190,
-        strategy_options={"ngrams": 0, "draft": "hidden"},
-        sampling=SAMPLINGS["noisy"],
-        ignore_eos=True,
-    )
-    assert len({len(paths) for _, paths in noted.drafts}) > 1 and out.metrics.mean_acceptance_length > 1.02
-    reference = reference_of(weights, model)
-    with torch.no_grad():
-        given = torch.tensor([TEXT[:30] + out.token_ids])
-        states = model(given, output_hidden_states=True).hidden_states
-    features = torch.cat([states[layer][0] for layer in weights.config.feature_layers], dim=-1)
-    seen = branched = 0
-    for text, drafted in noted.drafts:
-        paths = [path for path, _ in drafted]
-        branched += len(paths) > 1 + max(map(len, paths))
-        wanted = expected(reference, features, text, paths)
-        for (_, found), logits in zip(drafted, wanted, strict=True):
-            torch.testing.assert_close(found, logits, rtol=1e-3, atol=1e-3)
-            seen += 1
-    assert seen > 150 and branched > 20
 
 
 def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> None:

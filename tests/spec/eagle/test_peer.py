@@ -7,13 +7,11 @@ beside and runs this file; elsewhere it is skipped.
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -77,23 +75,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def research(folder: Path, made: Any) -> Path:
-    """The same drafter in the other form."""
-    found = {}
-    for name, value in made.state_dict().items():
-        if not name.startswith("verifier"):
-            found[name.replace("layers.0.", "midlayer.")] = value
-    said = json.loads(made.config.transformer_layer_config.to_json_string(use_diff=False))
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "draft_vocab_size")
-    said |= {name: getattr(made.config, name) for name in flags}
-    said |= {"architectures": ["LlamaForCausalLMEagle3"]}
-    said["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # the layers before
-    folder.mkdir()
-    save_file(found, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(said))
-    return folder
-
-
 @torch.no_grad()
 def theirs(made: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
     """Their logits by depth."""
@@ -120,19 +101,14 @@ def ours(reference: EagleReference, tokens: Tensor, features: Tensor, deep: int)
     return found
 
 
-@pytest.mark.parametrize("form", ["speculators", "research"])
 @pytest.mark.parametrize("case", list(CASES))
-def test_every_depth(case: str, form: str, tmp_path: Path) -> None:
+def test_every_depth(case: str, tmp_path: Path) -> None:
     kind, sizes, flags = CASES[case]
     made = peer(kind, SIZES | sizes, **flags)
-    folder = tmp_path / form
-    if form == "speculators":
-        made.save_pretrained(folder)
-    else:
-        research(folder, made)
+    made.save_pretrained(tmp_path)
     torch.manual_seed(4)
     tokens, features = torch.randint(0, 90, (TEXT,)), torch.randn(TEXT, 3 * 32)
-    loaded = load_eagle(folder, eagles.target())
+    loaded = load_eagle(tmp_path, eagles.target())
     assert loaded.config.feature_layers == (2, 4, 5)
     nothing = torch.full((90, 32), torch.nan)  # what it has of its own is not the target's
     # Theirs counts a window from the first depth's row, serving engines and this one from each row.

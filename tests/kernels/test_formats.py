@@ -1,43 +1,56 @@
-"""Panels of low-bit weights hold what blocks hold, and products with them are those of the values."""
+"""Number formats against the `gguf` package; panels hold what blocks hold, and products are of the values."""
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 
 from tests.kernels.rows import random_weight
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.formats import FORMATS, Q4_1, Q8_0, Format, Stored
+from tokenswift.kernels.formats import BY_CODE, FORMATS, Q4_1, Q8_0, Format, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
-from tokenswift.models.target import backend_for
 
 ALL = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CpuBackend:
-    backend = backend_for()
-    if not isinstance(backend, CpuBackend):
-        pytest.skip("no compiled kernels here")
-    return backend
+WRITTEN = {"q8_0": 0.01, "q4_1": 0.1, "q4_0": 0.12}  # and how far off weights may be
 
 
 @ALL
-@pytest.mark.parametrize("rows", [1, 32, 70])
-def test_packing_is_reversible(kernels: CpuBackend, form: Format, rows: int) -> None:
-    stored, every = random_weight(form, rows, 512, rows), torch.arange(rows)
-    assert torch.equal(kernels.take(kernels.pack(stored), every), stored.decode())
-    several = kernels.pack([stored, random_weight(form, 64, 512, 1), stored])
-    assert torch.equal(kernels.take(several, every + rows + 64), stored.decode())
+def test_values_are_those_of_the_gguf_package(form: Format) -> None:
+    kind = gguf.GGMLQuantizationType[form.name.upper()]
+    assert BY_CODE[form.code] is form and kind.value == form.code
+    assert gguf.GGML_QUANT_SIZES[kind] == (form.block, form.nbytes)
+    stored = random_weight(form, 40, 3 * form.block, 1)
+    expected = torch.from_numpy(gguf.dequantize(stored.blocks.numpy(), kind))
+    assert stored.shape == expected.shape and len(stored) == len(expected)
+    assert torch.equal(stored.decode(), expected)
+    line = f"a {form.name} weight has 33 columns; valid: a multiple of {form.block}"
+    with pytest.raises(ValueError, match=line):
+        form.row_bytes(33)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_blocks_hold_weights_and_those_too_small_for_a_scale_are_nothing(name: str) -> None:
+    form = FORMATS[name]
+    assert form.encode is not None
+    rows = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    far = (Stored(form, form.encode(rows)).decode() - rows).norm() / rows.norm()
+    assert float(far) < WRITTEN[name]
+    decoded = Stored(form, form.encode(torch.full((1, 32), 1e-44) * torch.arange(32))).decode()
+    assert torch.equal(decoded, torch.zeros(1, 32))
 
 
 @ALL
-def test_a_packed_weight_takes_the_bytes_of_the_file(kernels: CpuBackend, form: Format) -> None:
+def test_packing_is_reversible_and_takes_the_bytes_of_the_file(kernels: CpuBackend, form: Format) -> None:
+    for rows in (1, 32, 70):
+        stored, every = random_weight(form, rows, 512, rows), torch.arange(rows)
+        assert torch.equal(kernels.take(kernels.pack(stored), every), stored.decode())
+        several = kernels.pack([stored, random_weight(form, 64, 512, 1), stored])
+        assert torch.equal(kernels.take(several, every + rows + 64), stored.decode())
     stored = random_weight(form, 64, 512, 0)
-    packed = kernels.pack(stored)
     more = {"q2_k": 2, "q3_k": 1.4}.get(form.name, 1.05)  # the first two hold numbers in 4 bits
-    assert packed.nbytes <= more * stored.blocks.numel()
+    assert kernels.pack(stored).nbytes <= more * stored.blocks.numel()
 
 
 @ALL
@@ -54,11 +67,10 @@ def test_products_have_the_bits_of_the_unpacked_weight(
 
 def quantized(states: torch.Tensor) -> torch.Tensor:
     """What integers of 8 bits stand for: groups of 32, each with the scale of its largest."""
-    width = states.shape[-1]
-    groups = torch.nn.functional.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))
+    groups = states.unflatten(-1, (-1, 32))
     most = groups.abs().amax(-1, keepdim=True)
     whole = torch.where(most > 0, groups * (127.0 / most), 0.0).round()
-    return (whole * (most / 127.0)).flatten(-2)[..., :width]
+    return (whole * (most / 127.0)).flatten(-2)
 
 
 @ALL
