@@ -88,4 +88,4 @@ def test_what_is_said_later_goes_over_what_is_said_before() -> None:
     assert [row["sampling"]["min_p"] for row in two] == [0.0, 0.5]
     assert "budget" not in two[0]["options"]  # medusa has none
     assert [row["text"] for row in rows("cpu")] == [0, 1]
-    assert [row["options"]["budget"] for row in rows("cpu", texts=1, budget=[7, 8])] == [7, 8]
+    assert [row["options"]["budget"] for row in rows("cpu", texts=1, budget=[70, 80])] == [70, 80]
