@@ -15,6 +15,7 @@ from benchmarks.needs import FETCHED, missing
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
+from tokenswift.checks import check_choice
 from tokenswift.types import InputError, RunError
 
 GIVEN = ("model", "dtype", "device", "heads", "threads", "prompts")
@@ -84,17 +85,15 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     """
     given: dict[str, Any] = dict(parse(text) for text in args.set)
     given |= {name: getattr(args, name) for name in GIVEN if getattr(args, name) is not None}
-    chosen = specs.chosen(args.specs)
     found = [
         (source, config)
-        for spec in chosen
+        for spec in specs.chosen(args.specs)
         for source in (spec, *map(specs.load, spec.sources[1:]))
         for config in source.rows(args.preset, given)
     ]
     valid = sorted({config["variant"] for _, config in found})
     for name in args.variant:
-        if name not in valid:
-            raise InputError(f"variant is {name!r}; valid: {', '.join(valid)}")
+        check_choice("variant", name, valid)
     jobs = [
         Job(spec.name, spec.kind, args.preset, config, _label(spec, config))
         for spec, config in found
@@ -105,11 +104,10 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
 
 def _label(spec: specs.Spec, config: dict[str, Any]) -> str:
     """What tells a row from the spec's other rows, in words."""
-    keys = [key for key in (*spec.by, *spec.data.get("table", {}).get("tried", ())) if key != "variant"]
-    told = [(key, value_of(config, key)) for key in keys]
-    return ", ".join(
-        [config["variant"], *(f"{key} {shown(value)}" for key, value in told if value is not None)]
-    )
+    keys = (*spec.by, *spec.data.get("table", {}).get("tried", ()))
+    told = [(key, value_of(config, key)) for key in keys if key != "variant"]
+    parts = [f"{key} {shown(value)}" for key, value in told if value is not None]
+    return ", ".join([config["variant"], *parts])
 
 
 def check_jobs(jobs: list[Job]) -> None:
@@ -149,7 +147,6 @@ def run_rows(args: argparse.Namespace) -> None:
             word = "there" if job.key in there else "unfit" if lacking else "to do"
             print("  ".join(filter(None, (word, str(job), lacking, json.dumps(job.config)))))
         return
-    check_packages("pandas")
     check_jobs([job for job in jobs if not missing(job.config)])
     try:
         counts = runner.run(jobs, folder)

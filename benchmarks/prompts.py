@@ -39,14 +39,10 @@ class Prompt(NamedTuple):
     ids: list[int]
 
     @property
-    def digest(self) -> str:
-        """What tells it from another prompt."""
-        return hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest()[:16]
-
-    @property
     def about(self) -> dict[str, Any]:
         """What a row says of it."""
-        return {"name": self.name, "tokens": len(self.ids), "digest": self.digest}
+        digest = hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest()[:16]
+        return {"name": self.name, "tokens": len(self.ids), "digest": digest}
 
 
 def check_source(source: str) -> None:

@@ -25,16 +25,8 @@ KINDS = tuple(OWN)
 LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
 #: strategy → names of its options
 TAKEN = {name: tuple(field.name for field in fields(kind)) for name, kind in OPTIONS.items()}
-KEYS = tuple(
-    dict.fromkeys(
-        (
-            *DEFAULTS,
-            *FIELDS,
-            *(key for each in TAKEN.values() for key in each),
-            *(k for o in OWN.values() for k in o),
-        )
-    )
-)
+_ALL = [*DEFAULTS, *FIELDS, *sum(TAKEN.values(), ()), *(name for own in OWN.values() for name in own)]
+KEYS = tuple(dict.fromkeys(_ALL))
 #: settings that may name a file or folder
 _PLACES = ("model", "heads", "eagle", "prompts", "draft_model")
 
