@@ -101,9 +101,10 @@ def rows_of_states(ahead: Ahead, before: int, rows: int, norm: bool, rope: int, 
     ahead.norm(states, weight, 1e-5, BF16, states)
     ahead.gated(states, BF16)
     none: Any = Packed(torch.zeros(2, 2))
-    norms = {"query_norm": weight[:64], "key_norm": weight[:64]} if norm else {}
+    norms: Any = {"query_norm": weight[:64], "key_norm": weight[:64]} if norm else {}
     made = LayerWeights(none, none, none, none, None, weight, rope=rope, **norms)
-    ahead.append(batch, torch.zeros(rows, 8 * 64), *torch.zeros(2, rows, 32), layer, made, shape)
+    cos, mixed = torch.zeros(rows, 32), torch.zeros(rows, 8 * 64)
+    ahead.append(batch, mixed, cos, cos, layer, made, shape)
 
 
 @pytest.mark.parametrize("card", ROOM)
