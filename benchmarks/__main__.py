@@ -91,7 +91,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         for source in (spec, *map(specs.load, spec.sources[1:]))
         for config in source.rows(args.preset, given)
     ]
-    valid = sorted({config["variant"] for _, config in found})
+    valid = tuple(sorted({config["variant"] for _, config in found}))
     for name in args.variant:
         check_choice("variant", name, valid)
     jobs = [

@@ -90,7 +90,7 @@ def run(jobs: Sequence[Job], folder: Path) -> dict[str, int]:
     Raises:
         InputError: another runner works there, or a file there holds other lines.
     """
-    counts = dict.fromkeys(("there", "done", "left out", "failed"), 0)
+    counts: dict[str, int] = dict.fromkeys(("there", "done", "left out", "failed"), 0)
     with _locked(folder) as file:
         there = {row["key"] for row in read_rows(folder)}
         left = {job.key: job for job in jobs if job.key not in there}
