@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,42 +85,19 @@ class Terminal:
         return getattr(self.stream, name)
 
 
-@dataclass
-class Shown:
-    """What a terminal got, what went to pipes, and the exit code."""
-
-    code: int
-    screen: bytes
-    out: bytes
-    err: bytes
-
-
-def on_a_terminal(
-    *argv: str, streams: tuple[int, ...] = (1, 2), term: str = "xterm", program: tuple[str, ...] = ()
-) -> Shown:
-    """Run the command line with some streams on one terminal (which changes no byte), others on pipes."""
+def on_a_terminal(*argv: str) -> tuple[str, int]:
+    """What a program of Python's writes to standard error, a terminal (which changes no byte); its exit
+    code."""
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, settings)
-    out, err = (slave if number in streams else subprocess.PIPE for number in (1, 2))
-    process = subprocess.Popen(
-        [sys.executable, *(program or ("-m", "tokenswift")), *argv],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": term},
-    )
+    env = {**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, *argv], stdin=subprocess.DEVNULL, stderr=slave, env=env)
     os.close(slave)
     screen = b""
-    while True:
-        try:
-            block = os.read(master, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not block:
-            break
-        screen += block
+    with suppress(OSError):  # the other end is closed
+        while block := os.read(master, 1 << 16):
+            screen += block
     os.close(master)
-    piped_out, piped_err = process.communicate(timeout=120)
-    return Shown(process.returncode, screen, piped_out or b"", piped_err or b"")
+    return screen.decode(), process.wait(120)

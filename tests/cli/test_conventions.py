@@ -7,8 +7,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Call
 from tokenswift import SamplingParams
 from tokenswift.cli.main import parsed
@@ -78,14 +76,6 @@ def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
 
 
 # ---- words ------------------------------------------------------------------------------------------------
-
-
-def test_out_of_memory_is_one_line(cli: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(args: object) -> int:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10^15 bytes\nat line 3")
-
-    monkeypatch.setattr("tokenswift.cli.runs.list_runs", run)
-    assert cli("runs").err == "error: out of memory\n"
 
 
 def test_the_command_alone_says_how_to_begin(cli: Call) -> None:

@@ -49,19 +49,6 @@ def parser(**more: object) -> Parser:
     return made
 
 
-def test_a_field_is_an_option() -> None:
-    argv = "here --top-k 4 -r 2 --out a --word x --word y --quiet".split()
-    assert vars(parser().parse_args(argv)) == {
-        "top_k": 4, "rate": 2.0, "out": Path("a"), "word": ["x", "y"], "quiet": True, "place": "here",
-        "share": None,
-    }  # fmt: skip
-    plain = parser().parse_args(["here"])
-    assert (plain.top_k, plain.rate, plain.word, plain.quiet) == (3, 0.5, [], False)
-    assert parser(unset=True).parse_args(["here"]).top_k is None
-    assert parser(top_k=8).parse_args(["here"]).top_k == 8
-    assert not hasattr(parser(only=("place", "rate")).parse_args(["here"]), "top_k")
-
-
 def test_what_no_option_takes() -> None:
     for argv, words in (
         ("here --top-k 0", "--top-k is 0; valid: an integer of at least 1"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.cli.measure import SHORT, expected
+from tokenswift.cli.measure import expected
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
@@ -64,18 +67,14 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "budget 60" not in expected(run_of(llm, 5), False)["parts"]  # never that long
 
 
-def test_a_measured_plan(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measurement is a run of the same kind, shorter; it leaves the model as it was."""
-    before = llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids
-    run, made = run_of(llm, 2000), list[Request]()
-    real = Sequence.__init__
-
-    def noted(self: Sequence, llm: LLM, request: Request, *more: Any) -> None:
-        made.append(request)
-        real(self, llm, request, *more)
-
-    monkeypatch.setattr(Sequence, "__init__", noted)
-    found = expected(run, True)
-    assert [one.max_new_tokens for one in made] == [SHORT] and made[0].strategy == "tokenswift"
-    assert found["seconds"] > 2000 / found["tokens_per_second"] > 0
-    assert llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids == before
+def test_as_a_command(cli: Call, tiny: Path) -> None:
+    """With a short run that is timed, and without; nothing is written."""
+    argv = ("plan", "hello", "--model", tiny, "--quiet")
+    shown = cli(*argv, "--max-new-tokens", "100")
+    assert shown.code == 0 and shown.err == "" and shown.files == []
+    for words in ("expected peak", "expected time", "5 tokens of prompt, 100 new tokens"):
+        assert words in shown.out
+    record = json.loads(cli(*argv, "--no-measure", "--json").out)
+    assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
+    refused = cli(*argv, "--max-new-tokens", "1000")
+    assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error

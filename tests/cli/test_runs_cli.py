@@ -8,13 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.engine.llm import LLM
-from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Stream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report import summary_of
@@ -129,34 +126,6 @@ def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
     assert not contents.damaged and len(state.tokens) == 3
 
 
-def test_out_of_memory(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One clear line, exit code 1, the journal is whole and the run can go on."""
-    real, left = LLM.start, [12]
-
-    def start(self: LLM, request: Request, *more: Any) -> Stream:
-        forward = self.target.forward_all
-
-        def failing(*args: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                raise MemoryError
-            return forward(*args)
-
-        self.target.forward_all = failing  # type: ignore[method-assign]
-        return real(self, request, *more)
-
-    plain = ("--strategy", "autoregressive")  # a pass a token, however busy the machine is
-    argv = ("generate", "hello", "--model", tiny, *LENGTH, *plain, "--run-dir", "run", "--quiet")
-    with monkeypatch.context() as patch:
-        patch.setattr(LLM, "start", start)
-        done = cli(*argv)
-    assert done.code == 1 and done.error.startswith("out of memory; ")
-    assert done.error.endswith("the text so far is on standard output; continue with: tokenswift resume run")
-    kept = summary_of(tmp_path / "cwd" / "run")
-    assert kept["state"] == "interrupted" and kept["tokens"] >= 11
-    assert cli("resume", "run", "--quiet").code == 0
-
-
 def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
     """It is said without the model's being loaded; more tokens make it longer."""
     cli("generate", "hello", "--model", tiny, "-n", "8", "--ignore-eos", "--run-dir", "r", "--quiet")
@@ -192,21 +161,3 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert (tmp_path / "cwd/page.html").exists()
     (tmp_path / "cwd/empty").mkdir()
     assert "holds no run" in cli("report", "empty").error
-
-
-def test_plan(cli: Call, tiny: Path) -> None:
-    shown = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "100")
-    assert shown.code == 0 and shown.err == "" and shown.files == []
-    for word in (
-        "max_new_tokens 100",
-        "expected peak",
-        "expected time",
-        "5 tokens of prompt, 100 new tokens",
-    ):
-        assert word in shown.out
-    argv = ("plan", "hello", "--model", tiny, "--quiet", "--no-measure")
-    record = json.loads(cli(*argv, "--json").out)
-    assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
-    assert "expected time" not in cli(*argv).out
-    refused = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "1000")
-    assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error

@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from tokenswift.cli.declare import dashed
 from tokenswift.cli.terminal import say, shown_on
-from tokenswift.files import replacing
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -217,15 +216,18 @@ def write_text(path: Path, text: str) -> None:
     if path == STDOUT:
         say(shown_on(sys.stdout, text))  # JSON in every case: it stays the same JSON
         return
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{os.getpid()}.part") if is_regular(target) else target
     try:
-        if is_regular(path):
-            with replacing(path) as part:
-                part.write_text(text, encoding="utf-8", newline="")
-        else:
-            path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", newline="")
+        if part != target:
+            os.replace(part, target)
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"writing {path} failed ({reason}); what was there before was kept") from error
+    finally:
+        if part != target:
+            part.unlink(missing_ok=True)
 
 
 def drafted(result: Generation) -> str:
