@@ -20,7 +20,6 @@ from tokenswift.words import counted
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ANSWER = 1024  # new tokens that an answer may have in any case
 SHARE = 16  # part of a device's memory that an answer may fill by default, and that a pass works in
-LOGIT = 4  # bytes of a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Memory(NamedTuple):
 
 
 class Sized(Protocol):
-    """What the reckoning takes from a model."""
+    """What the reckoning takes from a model; ``kv_bytes``: of keys and values per cached token."""
 
     vocab_size: int
     dtype: torch.dtype
@@ -56,9 +55,7 @@ class Sized(Protocol):
     rotary: Any
 
     @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values per cached token."""
-        ...
+    def kv_bytes(self) -> int: ...
 
 
 def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
@@ -89,10 +86,8 @@ def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spa
         valid = _fitting(model, strategy, prompt, free)
         valid += ", a dtype of two bytes" if str(model.dtype) == "torch.float32" else ""
     value = most.value if isinstance(most.value, str) else shown(most.value)
-    raise InputError(
-        f"{most.name} is {value}; the run needs {total:,} bytes of memory, {free:,} bytes are available; "
-        f"valid: {valid}"
-    )
+    needed = f"the run needs {total:,} bytes of memory, {free:,} bytes are available"
+    raise InputError(f"{most.name} is {value}; {needed}; valid: {valid}")
 
 
 def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
@@ -101,7 +96,7 @@ def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> l
     return [
         Need("prompt", counted(prompt, "token"), prompt * token),
         Need("max_new_tokens", max_new_tokens, max_new_tokens * token),
-        *strategy.needs(prompt + max_new_tokens, token + LOGIT * model.vocab_size),
+        *strategy.needs(prompt + max_new_tokens, token + 4 * model.vocab_size),  # a float32 a logit
     ]
 
 
@@ -138,10 +133,8 @@ def ran_out(model: Sized, strategy: Any, prompt: int, held: int, others: Sequenc
     """
     memory = model.backend.memory() or Memory(0, 0)
     ways = [_fitting(model, strategy, prompt, memory.free + held - memory.total // SHARE), *others]
-    return (
-        f"out of memory: the run's caches take {held:,} bytes, {memory.free:,} bytes are free; "
-        f"valid: {', or '.join(ways)}"
-    )
+    taken = f"the run's caches take {held:,} bytes, {memory.free:,} bytes are free"
+    return f"out of memory: {taken}; valid: {', or '.join(ways)}"
 
 
 def _fitting(model: Sized, strategy: Any, prompt: int, free: int) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
+PLAIN = str | int | float | tuple | list | None  # options that a journal can hold: no model objects
 
 
 def asked_of(
@@ -95,7 +96,7 @@ def _session(sequence: Any) -> dict[str, Any]:
         "pid": os.getpid(),
         "max_new_tokens": request.max_new_tokens,
         "strategy": request.strategy,
-        "options": {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)},
+        "options": {k: v for k, v in request.given.items() if k != "explain" and isinstance(v, PLAIN)},
         "on_loop": request.on_loop,
         "ignore_eos": request.ignore_eos,
         "numerics": sequence.llm.numerics(),
@@ -118,13 +119,6 @@ def _go_on(sequence: Any, state: RunState) -> None:
             f"model's vocabulary, 0 to {vocabulary - 1}"
         )
     sequence.restore(state)
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value can be written to a journal."""
-    return isinstance(value, str | int | float | None) or (
-        isinstance(value, tuple | list) and all(map(_is_plain, value))
-    )
 
 
 def _warn(then: Session, now: dict[str, Any], acceptance: str) -> None:
