@@ -125,8 +125,7 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     state = None
     check_folder("--run-dir", name)
     if folders.has_run(folder):
-        contents, state = folders.load(folder)
-        folders.check_whole(folder, contents, state)
+        state = folders.load_whole(folder)
     else:
         folders.check_new(folder)
     return folder, state

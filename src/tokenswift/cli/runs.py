@@ -94,9 +94,7 @@ def resume(args: argparse.Namespace) -> int:
     LoadConfig(threads=args.threads)
     record = output.check_record(args.json)
     folder = Path(args.run_dir).expanduser()
-    contents, state = folders.load(folder)
-    if not args.drop_damaged:
-        folders.check_whole(folder, contents, state)
+    state = folders.load(folder)[1] if args.drop_damaged else folders.load_whole(folder)
     longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
     if state.end is not None and record is None and not (longer and state.end.reason == "length"):
         how = (

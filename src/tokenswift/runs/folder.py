@@ -119,12 +119,13 @@ def load(folder: Path) -> tuple[journal.Contents, RunState]:
     return contents, replay(contents.records, str(path))
 
 
-def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> None:
-    """Refuse a damaged journal.
+def load_whole(folder: Path) -> RunState:
+    """The state of a run whose journal is not damaged.
 
     Raises:
-        InputError: what is good, and what --drop-damaged would drop.
+        InputError: as :func:`load`; or what is good of it, and what --drop-damaged would drop.
     """
+    contents, state = load(folder)
     if contents.damaged:
         before = counted(len(state.tokens), "token before it is", "tokens before it are")
         raise InputError(
@@ -132,15 +133,16 @@ def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> No
             f"the {before} good; valid: --drop-damaged goes on from there "
             f"and keeps the {counted(contents.damaged, 'byte')} behind it in a file of their own"
         )
+    return state
 
 
-def drop_damaged(folder: Path, contents: journal.Contents) -> None:
+def drop_damaged(folder: Path) -> None:
     """Cut a damaged journal after its last good record; what is behind goes to ``journal.damaged-N``."""
-    path = folder / JOURNAL
-    data = read_regular(path)
-    write_whole(_unused(folder, "journal.damaged-{}"), data[contents.good :])
-    write_whole(path, data[: contents.good])
-    contents.damaged = 0
+    path, contents = folder / JOURNAL, load(folder)[0]
+    if contents.damaged:
+        data = read_regular(path)
+        write_whole(_unused(folder, "journal.damaged-{}"), data[contents.good :])
+        write_whole(path, data[: contents.good])
 
 
 def _unused(folder: Path, name: str) -> Path:

@@ -190,10 +190,9 @@ def open_run(name: str | Path, header: Record, session: Record, drop_damaged: bo
             lock = folders.Lock(folder)
             held.callback(lock.release)
             if folders.has_run(folder):
-                contents, state = folders.load(folder)
-                if drop_damaged and contents.damaged:
-                    folders.drop_damaged(folder, contents)
-                folders.check_whole(folder, contents, state)
+                if drop_damaged:
+                    folders.drop_damaged(folder)
+                state = folders.load_whole(folder)
                 check_same(str(folder), state.header, header)
         except OSError as error:
             reason = error.strerror or error

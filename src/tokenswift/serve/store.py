@@ -135,8 +135,4 @@ class Store:
             InputError: it is damaged.
         """
         folder = self.run_dir(name, index)
-        if not folders.has_run(folder):
-            return None
-        contents, state = folders.load(folder)
-        folders.check_whole(folder, contents, state)
-        return state
+        return folders.load_whole(folder) if folders.has_run(folder) else None
