@@ -49,13 +49,11 @@ class Memory(NamedTuple):
 class Sized(Protocol):
     """What the reckoning takes from a model; ``kv_bytes``: of keys and values per cached token."""
 
+    kv_bytes: int
     vocab_size: int
     dtype: torch.dtype
     backend: Any
     rotary: Any
-
-    @property
-    def kv_bytes(self) -> int: ...
 
 
 def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
