@@ -38,6 +38,7 @@ _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at firs
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
 _IDLE, _REST, _LONG_REST = 16, 16, 64  # steps without a draft until a rest; of a rest at first, and at most
+_ASKED = 4  # steps between rests
 _DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
 _DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
@@ -363,12 +364,14 @@ class Control:
     def rest(self) -> int:
         """Steps to come in which nobody need be asked: nothing was worth a row for a while, and asking takes
         long. Each rest takes twice as many as the one before, until something is drafted."""
-        drafted = self.last.rows > 1
-        self._idle = 0 if drafted or self.last.mode != PLAIN else self._idle + 1
+        if self._trial is not None:
+            return 0
+        drafted = self.last.rows > 1 and self.last.mode == self.current  # else it was a trial
+        self._idle = 0 if drafted or self.current != PLAIN else self._idle + 1
         self._rest = _REST if drafted else self._rest
         if self._idle < _IDLE or self.modes[PLAIN].draft <= _DEAR:
             return 0
-        self._idle, rest, self._rest = _IDLE // 2, self._rest, min(_LONG_REST, 2 * self._rest)
+        self._idle, rest, self._rest = _IDLE - _ASKED, self._rest, min(_LONG_REST, 2 * self._rest)
         return rest
 
     def lead(self, of: int | str) -> float:
