@@ -47,19 +47,22 @@ class LLM(AbstractContextManager["LLM"]):
             with heads, or the heads themselves.
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the one that
             `tokenswift train` made for it, if it did; None: none.
-        rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
-            texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "load"
             (tensors) and "pack" (layers).
-        threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
-        weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
+
+    Keyword Args:
+        rope_scaling (str | None): None, "yarn:4" (four times the model's positions) or "yarn" (room for
+            131,072), for texts beyond the model's positions.
+        threads (int | None): CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None
+            leaves them.
+        weights (str): what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
             quantized at loading: "q8_0", "q4_0", "q4_1".
-        activations: "float", or "int8": products alone in int8, keys and values in floats.
-        kv_cache_dtype: of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half the
-            memory of bfloat16, for long texts).
-        backend: what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
+        activations (str): "float", or "int8": products alone in int8, keys and values in floats.
+        kv_cache_dtype (str): of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half
+            the memory of bfloat16, for long texts).
+        backend (str): what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
             "cuda" (those kernels, or an error), or "torch", for diagnosis.
-        cuda_graphs: "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
+        cuda_graphs (str): "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
