@@ -31,14 +31,11 @@ TOKENS = torch.arange(20)[None] * 7 % 256
 def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **changes: Any) -> dict[str, Any]:
     """A draft model in ``folder / "draft"`` from a text that is written there."""
     (folder / "t.txt").write_text(words(800))
-    values: dict[str, Any] = {
+    how: dict[str, Any] = {
         "data": options(str(folder / "t.txt")),
         "training": small(steps=steps, lr=0.01, window=64),
-        "out": folder / "draft",
-        "work": folder / "work",
-        "name": "tiny",
     }
-    job = Job(**{**values, **changes})
+    job = Job(**how, out=folder / "draft", work=folder / "work", name="tiny", **changes)
     ignored: Any = lambda *told: None  # noqa: E731
     return train_draft(LLM.from_model(model, tiny_tokenizer()), job, ignored, ignored, layers=layers)
 
@@ -110,21 +107,15 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
         draft_run(model, tmp_path, 12, layers=2)
 
 
-@pytest.fixture
-def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The packed draft model of a tiny default model; both stand in for the real ones."""
+def test_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of the packed file, embedding, LM head and tokenizer of the default model (here a tiny one)."""
     (tmp_path / "cache").mkdir()
-    target = write(tmp_path / "cache" / default_model.GGUF, small_model(tie_word_embeddings=True))
-    file = tmp_path / "package" / f"{default_model.NAME}.draft.safetensors"
-    draft_run(target, tmp_path, 2)
-    pack_draft.write(tmp_path / "draft", file)
+    gguf = write(tmp_path / "cache" / default_model.GGUF, small_model(tie_word_embeddings=True))
+    packed = tmp_path / "package" / f"{default_model.NAME}.draft.safetensors"
+    draft_run(gguf, tmp_path, 2)
+    pack_draft.write(tmp_path / "draft", packed)
     monkeypatch.setattr(default_model, "RIVALS", tmp_path / "package")
     monkeypatch.setattr(default_model, "ensure", lambda cache, on_progress=None: tmp_path / "cache")
-    return file
-
-
-def test_the_alias(packed: Path, tmp_path: Path) -> None:
-    """Layers of the file, embedding, LM head and tokenizer of the default model."""
     loaded, target = load(default_model.DRAFT, device="cpu"), load(tmp_path / "cache", device="cpu")
     assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
     assert loaded.tokenizer.get_vocab() == target.tokenizer.get_vocab()
