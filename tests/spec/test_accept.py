@@ -110,42 +110,6 @@ def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> N
     assert accept_published(tree, logits, [0], sampler) == Accepted((0, 1, 2), 1)
 
 
-def kept(tree: DraftTree, logits: Tensor, nodes: int, runs: int = 1000) -> float:
-    """How often the published rule keeps at least so many nodes."""
-    count = 0
-    for seed in range(runs):
-        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), logits.shape[1])
-        count += len(accept_published(tree, logits, [0], sampler).nodes) >= nodes
-    return count / runs
-
-
-def near(p: float, runs: int = 1000) -> Any:
-    return pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / runs))
-
-
-def test_published_accepts_once_per_leaf() -> None:
-    """Three leaves of equal tokens' probability 1/4 each below one certain token: independent draws
-    per leaf give 1 - (3/4)^3 for a match, not 3/4 as one shared draw would."""
-    builder = CandidateTree(0)
-    builder.add_levels([[1], [0, 1, 2]])
-    tree = builder.build()
-    logits = torch.zeros(len(tree), 4)
-    logits[0, 1] = 1000.0
-    assert kept(tree, logits, 3) == near(1 - 0.75**3)
-
-
-def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
-    """A branch that repeats a path of the tree is a second chance for it; so is one that is its prefix."""
-    for branch, p in ((None, 0.25), ([1, 2], 1 - 0.75**2), ([1], 1 - 0.75**2)):
-        builder = CandidateTree(9)
-        builder.add_levels([[1], [2]])
-        if branch is not None:
-            builder.add_path(branch)
-        tree = builder.build()
-        assert len(tree) == 3 and "ngram" not in tree.sources
-        assert kept(tree, torch.zeros(len(tree), 4), 2) == near(p)
-
-
 def test_published_paths_stand_in_the_published_order() -> None:
     """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
     builder = CandidateTree(9)
