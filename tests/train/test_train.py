@@ -8,19 +8,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tests.sampling.test_logprobs import recent_scores
-from tokenswift.config import SamplingParams
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
+from tokenswift.models.generic import final_norm
 from tokenswift.spec.heads.files import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.train.data import read_texts
+from tokenswift.train import loss
+from tokenswift.train.data import blocks, passages, prefix_of, read_texts
 from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
@@ -233,6 +238,99 @@ def test_full_disk_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert torch.load(tmp_path / "work" / "checkpoint.pt")["step"] == 2
     assert not list((tmp_path / "work").glob("*.part"))
 
+
+# ---- text ------------------------------------------------------------------------------
+
+
+BOOK = words(2000)
+
+
+def test_training_on_pg19(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub: Any = ModuleType("datasets")
+    hub.load_dataset = lambda name, **options: iter([{"short_book_title": "Sea", "text": BOOK}] * 3)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    notes = full_run(tiny_model(), "pg19", tmp_path, small(steps=2))
+    assert notes["steps"] == 2 and (tmp_path / "h.safetensors").exists()
+
+
+def with_bos() -> PreTrainedTokenizerFast:
+    """The tiny tokenizer, made to put <s> before a text as Llama-3's does."""
+    made = tiny_tokenizer()
+    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    return made
+
+
+def test_blocks_begin_as_decoding_begins(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(BOOK)
+    tokenizer = with_bos()
+    assert prefix_of(tiny_tokenizer()) == [] and prefix_of(tokenizer) == tokenizer("")["input_ids"] == [256]
+    made = list(blocks(str(tmp_path), tokenizer, 1000, 100, prefix_of(tokenizer)))
+    assert all(block[0] == 256 and len(block) == 100 and 256 not in block[1:] for block in made)
+    assert made[0] == tokenizer(BOOK)["input_ids"][:100]
+    assert [t for block in made for t in block[1:]] == tokenizer(BOOK)["input_ids"][1 : 1 + 99 * len(made)]
+    starts = passages(str(tmp_path), tokenizer, [40, 80], [256], 0)
+    assert [len(p) for p in starts] == [40, 80] and all(p[0] == 256 for p in starts)
+
+
+def test_blocks_never_cross_documents(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        "".join(f'{{"text": "{letter * n}"}}\n' for letter, n in (("a", 250), ("b", 30), ("c", 100)))
+    )
+    made = list(blocks(str(tmp_path), tiny_tokenizer(), 10**6, 100))
+    assert [len(b) for b in made] == [100, 100, 100]  # remainders of 50 and 30 tokens teach little
+    assert all(len(set(b)) == 1 for b in made)
+
+
+# ---- what training computes ----------------------------------------------------------------
+
+SAMPLERS = [
+    SamplingParams(penalty_window=7),
+    SamplingParams(min_p=0.0, top_p=0.6, temperature=0.7, penalty_window=30),
+    SamplingParams(min_p=0.0, eta_cutoff=0.02, repetition_penalty=1.1, penalty_window=11),
+    SamplingParams(temperature=1.3, top_k=40, top_p=0.9, min_p=0.05, eta_cutoff=0.001),
+    SamplingParams(greedy=True),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS)
+@torch.no_grad()
+def test_the_teacher_is_the_samplers_distribution(sampling: SamplingParams) -> None:
+    """Position by position against the sampler of decoding, over the whole vocabulary."""
+    torch.manual_seed(3)
+    model = tiny_model(initializer_range=0.3)
+    text = torch.randint(0, 40, (1, 60))  # few tokens: many stand in the window
+    base = frozen(model)
+    hidden = states_of(LLM.from_model(model), text[0].tolist())[None].float()
+    recent = base.recent(text, 20, 40, sampling.window)
+    shares, places = base.teacher(hidden[:, 20:], recent, sampling)
+    teacher = torch.zeros(40, V).scatter_(1, places[0], shares[0])
+    sampler = Sampler(sampling, V)
+    for row, at in enumerate(range(20, 60)):
+        logits = model.lm_head(final_norm(model)(hidden[0, at : at + 1]))
+        scores = sampler.scores(logits.clone(), text[0, : at + 1].tolist(), [[]])
+        want = scores.softmax(-1)
+        if sampling.greedy:
+            want = torch.nn.functional.one_hot(scores.argmax(-1), V).float()
+        torch.testing.assert_close(teacher[row : row + 1], want, rtol=1e-4, atol=1e-5)
+
+
+def test_of_many_tokens_a_step_looks_at_the_likeliest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their rows are the LM head's, and so is the loss where the others hold nothing."""
+    base = frozen(tiny_model())
+    places = torch.randint(0, V, (2, 3, 4))
+    assert base.among(places)[0] is base.rows
+    for name, value in (("MANY", 16), ("OTHERS", 20)):
+        monkeypatch.setattr(loss, name, value)
+    rows, found = base.among(places)
+    assert torch.equal(rows[found], base.rows[places]) and 20 <= len(rows) <= 20 + 2 + places.numel()
+    shares, likeliest = base.teacher(torch.randn(1, 5, base.width), None, SamplingParams(**NEUTRAL))
+    assert shares.shape == likeliest.shape == (1, 5, loss.LIKELIEST)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(1, 5))
+
+
+# ---- several processes -------------------------------------------------------------------
 
 SCRIPT = """
 import sys
