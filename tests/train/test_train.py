@@ -22,6 +22,7 @@ from tests.sampling.test_logprobs import recent_scores
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.models.generic import final_norm
+from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.heads.files import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train import loss
@@ -337,7 +338,6 @@ import sys
 from pathlib import Path
 from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small
-from tests.sampling.test_logprobs import recent_scores
 folder = Path(sys.argv[1])
 training = small(steps=int(sys.argv[2]), save_every=5, log_every=5, batch=2)
 notes = full_run(tiny_model(), str(folder / "t.txt"), folder, training)
