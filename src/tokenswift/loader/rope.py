@@ -75,10 +75,10 @@ class Rotary:
         cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
         if self.scaling == 1.0:
             return cos, sin
-        factor: Any = self.scaling
-        if isinstance(factor, tuple):
-            factor = torch.tensor(factor, dtype=torch.float32, device=cos.device)[:, None, None]
-        return cos * factor, sin * factor
+        if isinstance(self.scaling, tuple):  # as numbers: a device would be waited for that takes a tensor
+            sets = [[x * by for x, by in zip(part, self.scaling, strict=True)] for part in (cos, sin)]
+            return torch.stack(sets[0]), torch.stack(sets[1])
+        return cos * self.scaling, sin * self.scaling
 
 
 class AngleTable:
