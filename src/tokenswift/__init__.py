@@ -10,7 +10,7 @@ import gc as _gc
 import os as _os
 import sys as _sys
 
-from tokenswift.version import __version__
+from tokenswift.version import __version__ as __version__
 
 if "torch" not in _sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _os.environ.keys():
     # torch's threads spin for milliseconds when they have nothing to do, on cores that ours or another
@@ -23,48 +23,29 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
-    from tokenswift.chat.calls import Reply, ToolCall
-    from tokenswift.config import (
-        AutoOptions,
-        MagicDecOptions,
-        MedusaOptions,
-        SamplingParams,
-        TokenSwiftOptions,
-        TriForceOptions,
-    )
-    from tokenswift.engine.journal import resume
-    from tokenswift.engine.llm import LLM
-    from tokenswift.engine.request import Request
-    from tokenswift.engine.scheduler import Scheduler, Ticket
-    from tokenswift.engine.sequence import Stream
-    from tokenswift.grammar import Grammar
-    from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
+    from tokenswift.chat.calls import Reply as Reply
+    from tokenswift.chat.calls import ToolCall as ToolCall
+    from tokenswift.config import AutoOptions as AutoOptions
+    from tokenswift.config import MagicDecOptions as MagicDecOptions
+    from tokenswift.config import MedusaOptions as MedusaOptions
+    from tokenswift.config import SamplingParams as SamplingParams
+    from tokenswift.config import TokenSwiftOptions as TokenSwiftOptions
+    from tokenswift.config import TriForceOptions as TriForceOptions
+    from tokenswift.engine.journal import resume as resume
+    from tokenswift.engine.llm import LLM as LLM
+    from tokenswift.engine.request import Request as Request
+    from tokenswift.engine.scheduler import Scheduler as Scheduler
+    from tokenswift.engine.scheduler import Ticket as Ticket
+    from tokenswift.engine.sequence import Stream as Stream
+    from tokenswift.grammar import Grammar as Grammar
+    from tokenswift.types import Generation as Generation
+    from tokenswift.types import InputError as InputError
+    from tokenswift.types import Logprob as Logprob
+    from tokenswift.types import Loop as Loop
+    from tokenswift.types import Metrics as Metrics
+    from tokenswift.types import RunError as RunError
+    from tokenswift.types import Step as Step
 
-__all__ = [
-    "LLM",
-    "AutoOptions",
-    "Generation",
-    "Grammar",
-    "InputError",
-    "Logprob",
-    "Loop",
-    "MagicDecOptions",
-    "MedusaOptions",
-    "Metrics",
-    "Reply",
-    "Request",
-    "RunError",
-    "SamplingParams",
-    "Scheduler",
-    "Step",
-    "Stream",
-    "Ticket",
-    "TokenSwiftOptions",
-    "ToolCall",
-    "TriForceOptions",
-    "__version__",
-    "resume",
-]
 _MODULES = {
     "chat.calls": "Reply ToolCall",
     "config": "AutoOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions TriForceOptions",
@@ -79,7 +60,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return ["__version__", *" ".join(_MODULES.values()).split()]
 
 
 def __getattr__(name: str) -> object:

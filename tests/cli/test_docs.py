@@ -31,20 +31,19 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
     assert "(triforce: 6; magicdec: 3)" in told and "NOT lossless" in told
 
 
-#: how many options a help may show, and lines a group of them may have at 80 columns
-MOST, SCREEN = 25, 24
+#: lines of a help at 80 columns, at most
+SCREEN = 60
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "resume", "plan", "demo", "audit"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "resume", "plan", "demo", "audit", "train"])
 def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """Few options, in groups that fit a screen; --help-all shows all of these and others."""
+    """On a screen, a few words each; --help-all shows all of these and others."""
     monkeypatch.setenv("COLUMNS", "80")
     few, every = (cli(command, how) for how in ("--help", "--help-all"))
     assert few.code == every.code == 0
     shown, more = (
         set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", done.out, re.MULTILINE)) for done in (few, every)
     )
-    assert len(shown) <= MOST and shown < more
-    assert {"--debug", "--kv-cache-dtype"} <= more or command == "resume"
-    assert max(len(part.splitlines()) for part in few.out.split("\n\n")) <= SCREEN
+    assert len(few.out.splitlines()) <= SCREEN and shown < more
+    assert {"--debug", "--kv-cache-dtype"} <= more or command in ("resume", "train")
     assert max(map(len, few.out.splitlines())) <= 80

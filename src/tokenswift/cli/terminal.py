@@ -84,11 +84,13 @@ def usable_streams() -> Iterator[bool]:
     What could not be written of standard output is thrown away at the end, so that the interpreter does not
     fail once more at its exit.
     """
+    null = os.open(os.devnull, os.O_RDWR)
+    while null < 3:  # closed by the shell: a file of the run would get the number, and what libraries print
+        null = os.dup(null)
     before = sys.stdout, sys.stderr
-    for number, name in enumerate(("stdout", "stderr"), 1):
+    for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the shell
-            _point(number, os.O_RDWR)  # or a file of the run gets the number, and what libraries print
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
@@ -98,15 +100,8 @@ def usable_streams() -> Iterator[bool]:
         try:
             sys.stdout.flush()
         except OSError:
-            _point(1, os.O_WRONLY)
+            os.dup2(null, 1)
         sys.stdout, sys.stderr = before
-
-
-def _point(number: int, flags: int) -> None:
-    """Make a descriptor one of the null device."""
-    null = os.open(os.devnull, flags)
-    if null != number:
-        os.dup2(null, number)
         os.close(null)
 
 
