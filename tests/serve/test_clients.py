@@ -11,7 +11,6 @@ from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 
 from tests.serve.conftest import ROOT, Running
-from tests.serve.offline import offline as offline
 from tokenswift import LLM
 
 QUESTION = "What is a lighthouse?"
@@ -32,8 +31,12 @@ def example(kind: str, start: str, server: Running) -> str:
 
 
 @pytest.fixture
-def langchain(server: Running, capsys: pytest.CaptureFixture[str]) -> tuple[ChatOpenAI, str]:
-    """The model of the page's example, and what the example prints."""
+def langchain(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[ChatOpenAI, str]:
+    """The model of the page's example, and what the example prints; it tells nobody."""
+    for name in ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING_V2"):
+        monkeypatch.setenv(name, "false")
     names: dict[str, Any] = {}
     exec(example("python", "from langchain_openai", server), names)
     return names["model"], capsys.readouterr().out

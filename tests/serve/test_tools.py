@@ -16,7 +16,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.chats import calling_model, calling_tokenizer
 from tests.serve.conftest import Running, Start
-from tests.serve.offline import offline as offline
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
 

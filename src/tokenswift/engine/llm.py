@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -380,32 +380,21 @@ class LLM(AbstractContextManager["LLM"]):
             raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
         check_at_once(at_once)
-        requests = self._requests(prompts, *args, **options)
-        results: dict[int, Generation] = {}
-        for i, result in self._run_all(requests, at_once):
-            if isinstance(result, Exception):
-                raise result
-            results[i] = result
-            if on_result is not None:
-                on_result(i, result)
-        return [results[i] for i in range(len(requests))]
-
-    def _requests(self, prompts: Sequence[Prompt], *how: Any, **options: Any) -> list[Request]:
-        """The requests of several prompts, each checked, with token ids and a length."""
-        template = options.get("template_options")
-        ids = several_ids(prompts, self.source.codec, self.target.vocab_size, template)
+        ids = several_ids(prompts, self.source.codec, self.target.vocab_size, options.get("template_options"))
         pairs = zip(prompts, ids, strict=True)
-        requests = [self.request(prompt, own, *how, **options) for prompt, own in pairs]
-        if requests:
-            TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
-        return requests
-
-    def _run_all(
-        self, requests: list[Request], at_once: int | Literal["auto"]
-    ) -> Iterator[tuple[int, Generation | Exception]]:
-        """Results by number, in the order in which they end."""
+        requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]
+        if not requests:
+            return []
+        TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
+        results: dict[int, Generation] = {}
         with Scheduler(self, at_once) as scheduler:
-            yield from run_all(scheduler, requests)
+            for i, result in run_all(scheduler, requests):
+                if isinstance(result, Exception):
+                    raise result
+                results[i] = result
+                if on_result is not None:
+                    on_result(i, result)
+        return [results[i] for i in range(len(requests))]
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,

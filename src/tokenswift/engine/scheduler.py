@@ -537,6 +537,13 @@ def run_all(
     thread."""
     ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
     under_way = 0
+
+    def collect(ticket: Ticket, number: int, event: Event) -> None:
+        if not isinstance(event, Step):
+            ended.put((number, ticket.result if event is None else event))
+        elif on_step is not None:
+            on_step(number, event)
+
     for number, request in enumerate(requests):
         if under_way >= 2 * scheduler.at_once:
             yield ended.get()
@@ -547,19 +554,6 @@ def run_all(
             yield number, error
             continue
         under_way += 1
-        ticket.on_event(partial(_collect, ticket, number, ended, on_step))
+        ticket.on_event(partial(collect, ticket, number))
     for _ in range(under_way):
         yield ended.get()
-
-
-def _collect(
-    ticket: Ticket,
-    number: int,
-    ended: SimpleQueue[tuple[int, Generation | Exception]],
-    on_step: Callable[[int, Step], object] | None,
-    event: Event,
-) -> None:
-    if not isinstance(event, Step):
-        ended.put((number, ticket.result if event is None else event))
-    elif on_step is not None:
-        on_step(number, event)

@@ -120,9 +120,7 @@ class Answer:
     Attributes:
         background: it goes on without a reader.
         readers: requests that wait for it now.
-        requests: of a new one, until they are handed on.
-        begun, running: its texts were, or are, with the scheduler (also an earlier server's). Nothing more
-            comes, for now, where it does not run.
+        running: its texts are with the scheduler; where it does not run, nothing more comes, for now.
         kept: it has a folder: what is stopped by the server's end goes on with the next one.
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
@@ -134,9 +132,8 @@ class Answer:
         self.record, self.body, self.calls, self.spell = record, body, calls, spell
         self.id, self.background = record.id, bool(body.given("background"))
         self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
-        self.requests: list[Request] | None = None
         self.readers, self.status, self.failure, self.stopped = 0, 500, "", ""
-        self.begun = self.running = self.kept = False
+        self.running = self.kept = False
         self.over_at: float | None = None
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
@@ -263,7 +260,7 @@ class Answers:
             why = " ".join(str(error).split())[:300]
             logger.warning("%s cannot be resumed: %s", record.id, why)
             return None
-        answer.begun = answer.kept = True
+        answer.kept = True
         answer = self.known.setdefault(record.id, answer)
         self._shed()
         return answer
@@ -272,13 +269,14 @@ class Answers:
         return Answer(record, body, Calls.of(body.tools_asked(), self._codec, record.thought), self._spell)
 
     async def make(self, kind: str, body: Body, client: str) -> Answer:
-        """A new answer to a request. It has a folder unless it tells what no journal holds.
+        """A new answer to a request, which is read: `detach` has to follow. It has a folder unless it tells
+        what no journal holds.
 
         Args:
             kind: a name of `schemas.KINDS`.
             client: the API key that was shown, "" without one.
         Raises:
-            InputError: naming what is wrong with the body.
+            InputError: naming what is wrong with the body, or the scheduler refuses it.
         """
         body.check_served()
         values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
@@ -296,12 +294,12 @@ class Answers:
             ids: Any = requests[0].prompt
             record.thought = thought_of(self._codec, ids)
         answer = self._made(record, body)
-        answer.requests = requests
         stored = body.likely is None and body.given("store") is not False
         answer.kept = stored and self.store.folder is not None
         if answer.kept:
             await asyncio.to_thread(self.store.write, record)
         self.known[name] = answer
+        await self.attach(answer, requests)
         return answer
 
     async def _before(self, body: Body, owner: str) -> list[dict[str, Any]]:
@@ -343,16 +341,18 @@ class Answers:
 
     # ---- running --------------------------------------------------------------------------------
 
-    async def attach(self, answer: Answer) -> None:
+    async def attach(self, answer: Answer, requests: list[Request] | None = None) -> None:
         """Somebody reads the answer from now on: it is begun, or resumed, unless it is done. `detach` has to
         follow, but not where this raises.
 
+        Args:
+            requests: of a new one, which is forgotten where this raises.
         Raises:
-            InputError: the scheduler refuses it; a new answer is forgotten then.
+            InputError: the scheduler refuses it.
         """
         answer.readers += 1
         try:  # in a task of its own: a client that goes away meanwhile ends the wait, not the beginning
-            await asyncio.shield(self._spawn(self._begin(answer)))
+            await asyncio.shield(self._spawn(self._begin(answer, requests)))
         except BaseException:
             self.detach(answer)
             raise
@@ -415,25 +415,25 @@ class Answers:
         if answer.kept:
             await asyncio.to_thread(self.store.remove, answer.id)
 
-    async def _begin(self, answer: Answer) -> None:
+    async def _begin(self, answer: Answer, requests: list[Request] | None = None) -> None:
         async with answer.lock:
             if answer.stopped:  # until its tickets have let go of their folders
                 await answer.wait()
             if answer.done or answer.running:
                 return
             try:
-                tickets = await asyncio.to_thread(self._submit, answer)
+                tickets = await asyncio.to_thread(self._submit, answer, requests)
             except (InputError, RunError) as error:
-                if not answer.begun:
+                if requests is not None:
                     await self._forget(answer)
                 if self.closing or self.scheduler.is_closed:
                     why = "is shutting down" if self.closing else "can no longer generate (see its log)"
                     raise Refused(503, f"the server {why}; valid: try again once it is back") from error
-                if isinstance(error, QueueFull) or not answer.begun:
+                if isinstance(error, QueueFull) or requests is not None:
                     raise
                 await self._settle(answer, "failed", str(error))
                 return
-            answer.stopped, answer.running, answer.begun = "", True, True
+            answer.stopped, answer.running = "", True
             self.known.setdefault(answer.id, answer)  # others may have had it shed meanwhile
             for part, (ticket, state) in zip(answer.parts, tickets, strict=True):
                 part.rewind(state)
@@ -441,7 +441,7 @@ class Answers:
             self._spawn(self._write(answer))
         self._leave(answer)
 
-    def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
+    def _submit(self, answer: Answer, requests: list[Request] | None) -> list[tuple[Any, RunState | None]]:
         """Hand the texts to the scheduler, in a thread; their tickets, and what their journals hold.
 
         Raises:
@@ -449,7 +449,6 @@ class Answers:
         """
         if self.closing:
             raise RunError("the server is shutting down")
-        requests, answer.requests = answer.requests, None
         requests = self._requests(answer.record, answer.body) if requests is None else requests
         owner = "" if self.settings.share_prefixes else answer.record.client
         made: list[tuple[Any, RunState | None]] = []

@@ -76,7 +76,6 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     async def answered(kind: str, body: Body, request: Request) -> Response:
         answer = await answers.make(kind, body, request.state.client)
-        await answers.attach(answer)
         if body.stream:
             if kind == "response":
                 return Events(answers, answer, of_responses.events(answer, model, -1, settings.ping))
