@@ -18,6 +18,7 @@ import pytest
 from tests.serve.conftest import Running, Start, until
 from tokenswift.serve import guard
 from tokenswift.serve.schemas import Body
+from tokenswift.serve.settings import Settings, bound, loading
 from tokenswift.serve.store import Store
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"
@@ -236,3 +237,21 @@ def test_a_prompt_is_read_anew_for_another_key(start: Start, keys: str, share: b
 
     assert reused(KEY) == 0 and (reused(OTHER) > 0) == share
     assert reused(KEY) > 0 and reused(OTHER) > 0
+
+
+def test_health_while_the_model_is_loaded(start: Start) -> None:
+    """At the address that the server will have: it takes over what nobody has answered."""
+    taken = bound(Settings(port=0))
+    url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with loading(taken):
+        found = httpx.get(f"{url}/health")
+        assert (found.status_code, found.json()["status"]) == (503, "loading")
+        asked = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})
+        assert asked.status_code == 503 and asked.headers["retry-after"] == "1"
+        assert asked.json()["error"]["message"].startswith("the model is being loaded; valid: ")
+        with socket.create_connection(taken.getsockname()):  # asks nothing, and holds nothing up
+            assert httpx.head(f"{url}/").status_code == 503
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(httpx.get, f"{url}/health", timeout=60)
+        server = start(taken=taken)
+        assert server.url == url and early.result().json() == {"status": "ok"}

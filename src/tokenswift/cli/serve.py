@@ -45,15 +45,16 @@ def run(args: argparse.Namespace) -> int:
         check_folder("--run-dir", settings.run_dir)
     options.check_model_options(args)
 
-    from tokenswift.serve.settings import bound
+    from tokenswift.serve.settings import bound, loading
     from tokenswift.serve.store import Store
 
     # what cannot be had is said before the model is loaded
     with closing(bound(settings)) as taken, closing(Store(settings.run_dir)) as store:
-        llm = options.load_model(args)
-        from tokenswift.serve.server import make_server
+        with loading(taken):
+            llm = options.load_model(args)
+            from tokenswift.serve.server import make_server
 
-        llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
+            llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
         server = make_server(llm, settings, taken, store)
         server.listen(lambda address: logger.info("listening on %s", address))
     left = server.answers.left

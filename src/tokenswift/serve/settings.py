@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tokenswift.checks import check_integer, check_number, shown
@@ -159,3 +163,30 @@ def bound(settings: Settings) -> socket.socket:
         given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
         raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
     return made
+
+
+async def _loading(scope: Any, receive: Any, send: Any) -> None:
+    """Whatever is asked, the model is being loaded."""
+    text = "the model is being loaded; valid: another try in a moment"
+    error = {"message": text, "type": "server_error", "param": None, "code": "loading"}
+    body = json.dumps({"status": "loading", "error": error}).encode()
+    head = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def loading(taken: socket.socket) -> Iterator[None]:
+    """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards finds those
+    that nobody has answered."""
+    import uvicorn
+
+    how: Any = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "http": "h11"}
+    server = uvicorn.Server(uvicorn.Config(_loading, **how))
+    thread = Thread(target=server.run, args=([taken.dup()],), name="tokenswift-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
