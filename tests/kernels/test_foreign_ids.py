@@ -35,7 +35,7 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("panels", [True, False])
 def test_rows_of_a_weight(kernels: CpuBackend, panels: bool) -> None:
     backend: Backend = kernels if panels else TorchBackend()
-    low: list[Any] = [Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))]  # type: ignore[misc]
+    low: list[Any] = [Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))]
     for given in (random(ROWS, 64), random(ROWS, 64).bfloat16(), low[0], low[1:]):
         weight = backend.pack(given)
         assert len(backend.take(weight, torch.tensor([0, ROWS - 1, 5]))) == 3

@@ -446,6 +446,4 @@ def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
         return weight.to(getattr(torch, kind)).float()
     from tokenswift.kernels.formats import Stored
 
-    encode = FORMATS[kind].encode
-    assert encode is not None
-    return Stored(FORMATS[kind], encode(weight)).decode()
+    return Stored(FORMATS[kind], FORMATS[kind].encode(weight)).decode()

@@ -15,7 +15,7 @@ from tokenswift import words
 from tokenswift.chat.calls import Calls, Reply, conversation
 from tokenswift.chat.tools import Tools, thought_of, tools_of
 from tokenswift.checks import named_arguments
-from tokenswift.config import LoadConfig, SamplingParams
+from tokenswift.config import CONTINUED, LoadConfig, SamplingParams, sampling_by
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import INSTEAD, Request, check_callback
@@ -23,6 +23,7 @@ from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.source import Source, open_model, wrap_model
+from tokenswift.loader.config import check_named
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
@@ -212,7 +213,7 @@ class LLM(AbstractContextManager["LLM"]):
         Raises:
             InputError: the file names no sampling setting, or a field is out of its range.
         """
-        return self.resources.sampling.of_model(given)
+        return sampling_by(check_named(self.named_sampling(), self.name), given)
 
     def named_sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the model itself names: in its ``generation_config.json``, or
@@ -223,7 +224,7 @@ class LLM(AbstractContextManager["LLM"]):
         """The sampling of a prompt for which none is given: the paper's for text and token ids, which are
         gone on from. Answers to chat messages have what the model itself names, else temperature 0.7 and
         min-p 0.05 without a penalty."""
-        return self.resources.sampling.usual(prompt)
+        return self.source.answers if is_chat(prompt) else CONTINUED
 
     def generate(
         self,

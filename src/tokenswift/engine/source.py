@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import LoadConfig, RopeScaling, check_backend, shown
+from tokenswift.config import (
+    ANSWERS,
+    LoadConfig,
+    RopeScaling,
+    SamplingParams,
+    check_backend,
+    sampling_by,
+    shown,
+)
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import BY_CODE, FORMATS
@@ -100,6 +108,16 @@ class Source:
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
         return named_sampling(getattr(self.model, "generation_config", None))
+
+    @cached_property
+    def answers(self) -> SamplingParams:
+        """The sampling of answers: as the model itself names it, `config.ANSWERS` where it names none that
+        can be used."""
+        try:
+            return sampling_by(self.named_sampling(), {}) if self.named_sampling() else ANSWERS
+        except InputError as error:
+            logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
+            return ANSWERS
 
     def weight(self, name: str) -> Any:
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""

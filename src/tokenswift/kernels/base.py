@@ -158,9 +158,8 @@ class Backend(ABC):
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
         """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""
-        encode = Q8_0.encode if int8 and Q8_0.name in self.formats else None
-        if encode is not None and weight.shape[1] % Q8_0.block == 0:
-            return self.pack(Stored(Q8_0, encode(weight.float())), torch.float32)
+        if int8 and Q8_0.name in self.formats and weight.shape[1] % Q8_0.block == 0:
+            return self.pack(Stored(Q8_0, Q8_0.encode(weight.float())), torch.float32)
         return self.pack(weight)
 
     def draft_product(

@@ -52,7 +52,7 @@ class Case:
 
         def weight(rows: int, columns: int) -> Packed:
             values = random(rows, columns, size=columns**-0.5)
-            if form is None or form.encode is None:
+            if form is None or not form.written:
                 return backend.pack(values.to(dtype))
             return backend.pack(Stored(form, form.encode(values)), dtype)
 

@@ -45,13 +45,8 @@ class Format:
     offset: int = 0
     written: bool = False
 
-    @property
-    def encode(self) -> Callable[[Float[Tensor, "N K"]], UInt8[Tensor, "N R"]] | None:
-        """Quantizes float32 rows, K a multiple of the block, as llama.cpp does; None where nothing writes the
-        format."""
-        return self._encode if self.written else None
-
-    def _encode(self, rows: Tensor) -> Tensor:
+    def encode(self, rows: Float[Tensor, "N K"]) -> UInt8[Tensor, "N R"]:
+        """Float32 rows, K a multiple of the block, quantized as llama.cpp does; of `written` formats."""
         import gguf
 
         kind, given = gguf.GGMLQuantizationType(self.code), rows.detach().cpu().float().contiguous().numpy()

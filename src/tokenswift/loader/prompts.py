@@ -16,7 +16,6 @@ always had.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,14 +23,12 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text, shown
-from tokenswift.config import ANSWERS, CONTINUED, SamplingParams, integer_of, sampling_by
+from tokenswift.config import integer_of
 from tokenswift.files import line_of
-from tokenswift.loader.config import check_named
 from tokenswift.loader.template import rendered
 from tokenswift.loader.tokenizer import refused_as
 from tokenswift.types import InputError, RunError
 
-logger = logging.getLogger("tokenswift")
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 Options: TypeAlias = Mapping[str, Any] | None
@@ -281,40 +278,6 @@ def end_ids(*sources: Any) -> set[int]:
         ids = getattr(source, "eos_token_id", None)
         found.update(one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int)
     return found
-
-
-class OwnSampling:
-    """The sampling of one model's texts: as the model itself names it, and where none is given.
-
-    Args:
-        model: its name.
-        named: gives the settings that it names.
-    """
-
-    def __init__(self, model: str, named: Callable[[], dict[str, Any]]) -> None:
-        self._model, self._named = model, named
-        self._said = False  # that they are not usable
-
-    def of_model(self, given: Mapping[str, Any]) -> SamplingParams:
-        """As the model says, with the given fields over it; what neither names is off.
-
-        Raises:
-            InputError: the model names no setting, or a field is out of its range.
-        """
-        return sampling_by(check_named(self._named(), self._model), given)
-
-    def usual(self, prompt: Any) -> SamplingParams:
-        """`config.CONTINUED` for a text that is continued; of chat messages as the model says, if it does."""
-        if not is_chat(prompt):
-            return CONTINUED
-        found = self._named()
-        try:
-            return sampling_by(found, {}) if found else ANSWERS
-        except InputError as error:
-            if not self._said:
-                self._said = True
-                logger.warning("the sampling settings of %s are ignored: %s", self._model, error)
-            return ANSWERS
 
 
 def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]) -> Turns:

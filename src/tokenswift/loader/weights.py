@@ -270,7 +270,7 @@ class Recoded(StoredWeights):
         format = FORMATS[self._kind]
         if isinstance(found, Stored) and found.format is format:
             return found
-        if found.shape[1] % format.block or format.encode is None:
+        if found.shape[1] % format.block:
             raise InputError(
                 f"weights is {self._kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
                 f"columns are a multiple of {format.block}, or stored"

@@ -330,7 +330,7 @@ def savings(target: object) -> dict[str, int]:
         form.name: held - sum(weight.rows * form.row_bytes(weight.columns) for weight in dense)
         for form in FORMATS.values()
         if dense
-        and form.encode is not None
+        and form.written
         and form.name in target.backend.formats
         and all(weight.columns % form.block == 0 for weight in dense)
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import LoadConfig
-from tokenswift.loader.prompts import OwnSampling, unnamed_rows
+from tokenswift.loader.prompts import unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
@@ -42,7 +42,6 @@ class Resources:
         heads: its draft heads, where it has some.
         eagle: its EAGLE-3 drafter, where it has one.
         draft_models: see `models.draft_models`.
-        sampling: as the model itself says, or where none is given.
         grammars: those that texts of the model were held to.
         lock: of what is made when first asked for.
     Raises:
@@ -61,7 +60,6 @@ class Resources:
         eagle: str | Path | EagleWeights | None = "auto",
     ) -> None:
         self.source, self.name = source, name
-        self.sampling = OwnSampling(name, source.named_sampling)
         self.heads = resolve_heads(heads, source.host)
         self._automatic = isinstance(heads, str) and heads == "auto"
         self._shipped: dict[str, Heads | None] = {}  # those of them that were asked for

@@ -131,9 +131,8 @@ def test_in_other_types(
         pytest.skip("no compiled kernels here")
     weights = random_eagle(hidden=64, target_hidden=64, head_dim=16, intermediate=96, vocab=260)
     dense = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
-    encode = Q8_0.encode
-    if stored and encode is not None:
-        wide = {name: Stored(Q8_0, encode(t)) for name, t in dense.items() if t.dim() > 1}
+    if stored:
+        wide = {name: Stored(Q8_0, Q8_0.encode(t)) for name, t in dense.items() if t.dim() > 1}
         weights = replace(weights, tensors=dense | wide)
         dense = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
     llm = LLM(tiny_folder("llama", **WIDE), heads="none", eagle=weights, device="cpu", **how)
