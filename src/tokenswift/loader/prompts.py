@@ -292,12 +292,16 @@ def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]
     given: Turns = [
         {**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages
     ]
-    made = given
-    for form in (list, _one_system, _joined, _told_by_the_user):
-        made = form(made)
-        if _are_written(made, render):
-            return made
-    return given
+    systems = [one for one in given if one["role"] == "system"]
+    rest = [one for one in given if one["role"] != "system"]
+    first: Turns = [{**systems[0], "content": _text(systems)}] if systems else []
+    forms = (
+        given,
+        [*first, *rest],
+        _joined([*first, *rest]),
+        _joined([*({**one, "role": "user"} for one in first), *rest]),
+    )
+    return next((form for form in forms if _are_written(form, render)), given)
 
 
 def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
@@ -327,13 +331,6 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(one["content"] for one in messages if one["content"])
 
 
-def _one_system(messages: Turns) -> Turns:
-    """All system messages as one, in front."""
-    systems = [one for one in messages if one["role"] == "system"]
-    rest = [one for one in messages if one["role"] != "system"]
-    return [*([{**systems[0], "content": _text(systems)}] if systems else []), *rest]
-
-
 def _joined(messages: Turns) -> Turns:
     """Neighbours of one role as one message, but for calls and their results."""
     made: Turns = []
@@ -342,15 +339,6 @@ def _joined(messages: Turns) -> Turns:
         alone = role == "tool" or calls
         made += group if alone else [{**group[0], "content": _text(group)}]
     return made
-
-
-def _told_by_the_user(messages: Turns) -> Turns:
-    """The system message as the beginning of the first user turn."""
-    systems = [one for one in messages if one["role"] == "system"]
-    rest = [one for one in messages if one["role"] != "system"]
-    if rest and rest[0]["role"] == "user":
-        return [{**rest[0], "content": _text([*systems, rest[0]])}, *rest[1:]]
-    return [{"role": "user", "content": _text(systems)}, *rest] if systems else rest
 
 
 PRIVATE = range(0xE000, 0xF900)  # of the characters that Unicode leaves to everybody
