@@ -184,8 +184,8 @@ class FromFiles(Source):
         if self.codec is None:
             self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
         prepare()  # the first text asks its template where turns end
-        layout = files.layout
-        base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
+        layers = files.weights.layout.num_hidden_layers
+        base = base_of_weights(files.weights.get, layers, files.folder.name)
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         check_memory(files.name, self._needed(), str(backend.device))
         if how.weights in FORMATS:
@@ -245,7 +245,7 @@ class FromFiles(Source):
                 else math.prod(entry.shape) * own.dtype.itemsize
                 for entry in own.file.tensors.values()
             )
-        numbers = sum(math.prod(shape) for shape in self._files.layout.shapes().values())
+        numbers = sum(math.prod(shape) for shape in self._files.weights.layout.shapes().values())
         if kind in FORMATS and backend.keeps(kind, own.dtype):
             return numbers // FORMATS[kind].block * FORMATS[kind].nbytes
         return numbers * (getattr(torch, kind) if kind in DTYPES else own.dtype).itemsize
@@ -267,7 +267,7 @@ class FromFiles(Source):
     def _ends(self) -> tuple[set[int], int]:
         if "model" in self.__dict__:  # somebody has it, and may have set others
             return super()._ends()
-        return set(self._files.ends) | end_ids(self.codec), self._files.layout.vocab_size
+        return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""

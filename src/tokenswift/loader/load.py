@@ -33,7 +33,6 @@ from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
     HEAD,
-    Layout,
     NativeConfig,
     check_small_files,
     completed,
@@ -413,8 +412,8 @@ class Opened:
     Attributes:
         name: what the model was asked for by.
         folder: where the files are: a folder, or a GGUF file.
-        config, layout, rotary: of the model.
-        weights: by name.
+        config, rotary: of the model.
+        weights: by name, with their layout.
         tokenizer: a `PlainTokenizer`; None where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
@@ -424,7 +423,6 @@ class Opened:
     name: str
     folder: Path
     config: NativeConfig
-    layout: Layout
     rotary: Rotary
     weights: FileWeights | GgufWeights
     tokenizer: Any
@@ -487,8 +485,7 @@ def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: s
         )
     stamps, config = _stamps(folder), config_of(file)
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
-    layout = layout_of(config)
-    weights = GgufWeights(file, layout, dtype)
+    weights = GgufWeights(file, layout_of(config), dtype)
     sampling = gguf_sampling(file.metadata)
     if not sampling and folder.is_dir():
         sampling = named_sampling(SimpleNamespace(**(read_generation(folder, name) or {})))
@@ -496,7 +493,6 @@ def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: s
         name=name,
         folder=folder,
         config=config,
-        layout=layout,
         rotary=rotary_of_config(config, how.scaling, double=True),
         weights=weights,
         tokenizer=gguf_tokenizer(file.metadata, file.path),
@@ -534,7 +530,6 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         name=name,
         folder=folder,
         config=config,
-        layout=layout,
         rotary=rotary,
         weights=weights,
         tokenizer=read(folder, config.model_type),
