@@ -16,7 +16,7 @@ from typing import Any
 from tokenswift.files import line_of
 from tokenswift.loader import default_model
 from tokenswift.loader.identity import MERGED
-from tokenswift.types import InputError
+from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
@@ -134,6 +134,7 @@ def locate(name: str) -> Path:
     return path if path.is_dir() or path.is_file() else fetch(name)
 
 
+READABLE = "a public model, one that your token may read, a local folder, or a GGUF file"
 TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
@@ -159,7 +160,7 @@ def fetch(name: str) -> Path:
     from huggingface_hub import HfApi
 
     repository, _, file = name.partition(":")
-    with _explained(name):
+    with refused_as(f"model {name} cannot be fetched from the hub", READABLE):
         try:
             entries = HfApi().model_info(repository, timeout=TIMEOUT).siblings or ()
         except Exception:  # the HTTP library differs between versions, and so do its errors
@@ -241,17 +242,21 @@ def _fetched(name: str, wanted: list[str]) -> Path:
 
 
 @contextmanager
-def _explained(model: str) -> Iterator[None]:
-    """What goes wrong with the hub is one line."""
+def refused_as(what: str, valid: str = "") -> Iterator[None]:
+    """Inside the block, what a library trips over is bad input: the errors of those of models are their own,
+    and `tokenizers` panics, which is no Exception.
+
+    Raises:
+        InputError: ``what``, what the library says, and what is valid.
+    """
     try:
         yield
-    except InputError:
+    except (InputError, RunError, MemoryError):
         raise
-    except Exception as error:  # the hub's errors, the HTTP library's and the system's
-        raise InputError(
-            f"model {model} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
-            "that your token may read, a local folder, or a GGUF file"
-        ) from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise InputError(f"{what} ({line_of(error)}){valid and f'; valid: {valid}'}") from error
 
 
 def _gguf(files: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ from torch import Tensor
 
 from tokenswift.checks import check_choice, shown
 from tokenswift.config import LoadConfig, check_backend
-from tokenswift.files import line_of
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader import default_model
 from tokenswift.loader.config import (
@@ -43,7 +41,7 @@ from tokenswift.loader.config import (
     read_generation,
     weight_names,
 )
-from tokenswift.loader.find import cache_dir, gguf_in, locate, part_names, wanted_files
+from tokenswift.loader.find import cache_dir, gguf_in, locate, part_names, refused_as, wanted_files
 from tokenswift.loader.gguf import (
     ARCHITECTURES,
     OUTER,
@@ -57,20 +55,19 @@ from tokenswift.loader.gguf import (
 from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import gguf_tokenizer, read, refused_as, wrapped
+from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
 from tokenswift.loader.weights import INDEX, FileWeights, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import Dtype, Weights, words
 
-logger = logging.getLogger("tokenswift")
 _one_at_a_time = threading.RLock()
 DTYPES = words(Dtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 WEIGHTS = words(Weights)
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
-SUPPORTED = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
+SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -168,20 +165,14 @@ def load_config(name: str, folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    try:
-        read_config(name, folder / "config.json")
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own
-        raise InputError(
-            f"model {name}: its config.json cannot be used ({line_of(error)}); {SUPPORTED}"
-        ) from error
+    read_config(name, folder / "config.json")
+    with quiet_transformers(), refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     named = getattr(config, "architectures", None) or [CAUSAL[0]]
     if not (isinstance(named, list) and any(str(each).endswith(CAUSAL) for each in named)):
         raise InputError(
-            f"model {name} is not a causal language model (its architectures are {shown(named)}); {SUPPORTED}"
+            f"model {name} is not a causal language model (its architectures are {shown(named)}); "
+            f"valid: {SUPPORTED}"
         )
     return config
 
@@ -224,14 +215,9 @@ def numbers_of(name: str, config: Any) -> int:
     """Numbers of a config's model, which is made without memory."""
     from transformers import AutoModelForCausalLM
 
-    try:
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
-    except Exception as error:  # a family's own code
-        raise InputError(
-            f"model {name}: its config.json does not describe a causal language model ({line_of(error)}); "
-            f"{SUPPORTED}"
-        ) from error
+    wrong = f"model {name}: its config.json does not describe a causal language model"
+    with refused_as(wrong, SUPPORTED), torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
     return sum(part.numel() for part in model.parameters())
 
 
@@ -280,22 +266,16 @@ def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
-    try:
-        with fitting(name, device):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source,
-                config=config,
-                dtype=how.floats or "auto",
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
-    except RunError:
-        raise
-    except Exception as error:  # safetensors, transformers and torch each raise their own here
-        raise InputError(
-            f"model {name}: its weights cannot be loaded ({line_of(error)}); the files may be incomplete"
-        ) from error
+    wrong = f"model {name}: its weights cannot be loaded"
+    with refused_as(wrong, "complete files of a checkpoint"), fitting(name, device):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=how.floats or "auto",
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
     model, report = loaded
     for fault in ("missing_keys", "mismatched_keys"):
         if tensors := sorted(str(key) for key in report.get(fault) or ()):

@@ -24,9 +24,8 @@ from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text, shown
 from tokenswift.config import integer_of
-from tokenswift.files import line_of
+from tokenswift.loader.find import refused_as
 from tokenswift.loader.template import rendered
-from tokenswift.loader.tokenizer import refused_as
 from tokenswift.types import InputError, RunError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -211,10 +210,8 @@ def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
         how = {"add_generation_prompt": True, **given}
-        try:
+        with refused_as("the model's tokenizer refuses the messages"):
             return tokenizer.apply_chat_template(messages, tokenize=False, **how)
-        except Exception as error:  # whatever its code raises
-            raise InputError(f"the model's tokenizer refuses the messages ({line_of(error)})") from error
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = (template.get("tool_use") if "tools" in given else None) or template["default"]

@@ -14,16 +14,16 @@ gives nearly right texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, line_of, read_small
+from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.config import refusal
+from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
@@ -89,24 +89,6 @@ class PlainTokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Tokens and their ids."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
-
-
-@contextmanager
-def refused_as(what: str) -> Iterator[None]:
-    """Inside the block, what the library `tokenizers` trips over is bad input: it raises plain Exceptions,
-    and panics, which are none.
-
-    Raises:
-        InputError: ``what``, and what the library says.
-    """
-    try:
-        yield
-    except (InputError, MemoryError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-            raise
-        raise InputError(f"{what} ({line_of(error)})") from error
 
 
 def read(folder: Path, family: str) -> PlainTokenizer | None:

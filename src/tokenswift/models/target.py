@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tokenswift.files import line_of
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.loader.find import cache_dir
+from tokenswift.loader.find import cache_dir, refused_as
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.types import InputError, OnProgress
@@ -119,12 +118,8 @@ def make_target(
     if backend is None or backend.device != usual.device:
         backend = usual
     cases = _cases(model.lm_head.weight.shape[0])
-    try:
+    with refused_as(f"model {name}: its own forward fails"):
         expected = _expected(shared_copy(model, rotary), cases, place)
-    except InputError:
-        raise
-    except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
-        raise InputError(f"model {name}: its own forward fails ({line_of(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     spread = any(True for _ in hooks_of(model))  # over several devices
@@ -136,16 +131,9 @@ def make_target(
         logger.warning(
             "the native decoder differs from %s by %.1e; transformers' own forward is used", name, far
         )
-    try:
+    with refused_as(f"model {name} does not run through transformers' attention interface with our cache"):
         target = GenericTarget(model, backend, rotary)
         far = distance(target, cases, expected)
-    except InputError:
-        raise
-    except Exception as error:  # a family's forward may trip over anything that it does not expect
-        raise InputError(
-            f"model {name} does not run through transformers' attention interface with our cache "
-            f"({line_of(error)})"
-        ) from error
     if not far <= TOLERANCES.get(target.dtype, 0.1):
         raise InputError(
             f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
