@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from tokenswift.files import line_of, weight_map
+from tokenswift.files import weight_map
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.config import EMBEDDING, HEAD, Layout
+from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError
 
 INDEX = "model.safetensors.index.json"
@@ -233,15 +234,13 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     Raises:
         InputError: it cannot be read, or its header is larger than a model's.
     """
-    try:
+    with refused_as(f"{what} {path} cannot be read as safetensors"):
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
         if MOST_HEADER < size < path.stat().st_size:
             raise InputError(f"{what} {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}")
         made = safe_open(path, framework="pt")
         count = len(made.keys())
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{what} {path} cannot be read as safetensors ({line_of(error)})") from error
     if count > MOST_TENSORS:
         raise InputError(f"{what} {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
     return made

@@ -20,14 +20,13 @@ from transformers import AttentionInterface
 from tokenswift.config import LoadConfig
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.loader.find import refused_as
 from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
 
 NAME = "tokenswift"
-#: attributes that copies of a model share, since they cannot be copied
-SHARED = ("_device_mesh", "_mesh_manager")
 
 
 @dataclass(slots=True)
@@ -115,15 +114,11 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     Raises:
         InputError: the modules cannot be copied.
     """
-    meshes = (getattr(model, name, None) for name in SHARED)
-    parts = (*model.parameters(), *model.buffers(), *hooks_of(model), *meshes)
-    shared: dict[int, Any] = {id(part): part for part in parts}
-    try:
+    shared: dict[int, Any] = {
+        id(part): part for part in (*model.parameters(), *model.buffers(), *hooks_of(model))
+    }
+    with refused_as(f"model {type(model).__name__} cannot be copied", "plain modules"):
         copied = copy.deepcopy(model, shared)
-    except Exception as error:  # modules may hold anything
-        raise InputError(
-            f"model {type(model).__name__} cannot be copied ({error}); valid: plain modules"
-        ) from error
     if rotary.config is not model.config:
         body, config = copied.model, copy.deepcopy(rotary.config)
         for module in copied.modules():
