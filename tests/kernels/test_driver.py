@@ -81,10 +81,7 @@ def compare(found: list[Case], plain: list[Case], rounds: bool) -> None:
     for i in own:
         x, y = numbers(found[i]).astype(float), numbers(plain[i]).astype(float)
         size = np.sqrt((y * y).mean())
-        if found[i][0][0] in (
-            "chain",
-            "tree",
-        ):  # a step of each number, of small ones that of a tenth of the size
+        if found[i][0][0] in ("chain", "tree"):  # a step of each number, or of a tenth of the size
             size = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(y), size / 10))) - 7)
         far = (np.abs(x - y) / size).max()
         assert found[i][0][:-1] == plain[i][0][:-1] and far <= FAR[found[i][0][0]], found[i][0]
