@@ -68,8 +68,9 @@ def quantized(states: torch.Tensor) -> torch.Tensor:
     """What integers of 8 bits stand for: groups of 32, each with the scale of its largest."""
     groups = states.unflatten(-1, (-1, 32))
     most = groups.abs().amax(-1, keepdim=True)
-    whole = torch.where(most > 0, groups * (127.0 / most), 0.0).round()
-    return (whole * (most / 127.0)).flatten(-2)
+    top = torch.full_like(most, 127.0)  # a number over a tensor would be rounded twice
+    whole = torch.where(most > 0, groups * (top / most), 0.0).round()
+    return (whole * (most / top)).flatten(-2)
 
 
 @ALL
