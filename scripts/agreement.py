@@ -1,0 +1,85 @@
+"""How often a trained drafter's choice is its model's own, by depth and by kind of question.
+
+    python scripts/agreement.py MODEL WORK DRAFTER [DRAFTER ...]
+
+WORK is the work folder of `tokenswift train --model MODEL --data self`, whose held-out answers are looked at,
+without their prompts. Both sides choose at temperature 0.7 with the same noise, the model from its whole
+vocabulary. One line of JSON for each drafter: by kind, the share of places where one drafted token, two and
+three in a row are the model's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from tokenswift import LLM
+from tokenswift.loader.config import HEAD
+from tokenswift.loader.weights import unstored
+from tokenswift.spec.eagle.files import load_eagle
+from tokenswift.train.eagle import EagleStudent
+from tokenswift.train.loss import FrozenBase
+from tokenswift.train.states import HiddenStore, held_out
+
+WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what the recipe of kind eagle holds out
+MARK = 3  # tokens that end a prompt: where the answer begins
+
+
+@torch.no_grad()
+def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]:
+    """Shares by kind, and of all."""
+    found = load_eagle(file, llm.target.config)
+    if found.d2t is None:
+        sys.exit(f"{file} names all tokens; valid: a drafter by tokenswift train")
+    base = FrozenBase(llm, found.d2t, torch.bfloat16)
+    weights = {name: unstored(weight, torch.float32) for name, weight in found.tensors.items()}
+    student = EagleStudent(found.config, weights, DEPTHS).eval()
+    head = unstored(llm.source.weight(HEAD), torch.bfloat16)
+    kinds = list(
+        tomllib.loads(resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8"))
+    )
+    mark = llm.encode([{"role": "user", "content": "?"}])[-MARK:]
+    right = {kind: torch.zeros(DEPTHS + 1) for kind in [*kinds, "all"]}
+    drawn = torch.Generator().manual_seed(5)
+    all_tokens, all_states = store.arrays()
+    for block in held_out(store, SHARE)[1]:
+        rows = slice(block.start, block.start + block.length)
+        tokens = torch.from_numpy(all_tokens[rows].copy()).long()
+        states = torch.from_numpy(all_states[rows].copy()).view(torch.bfloat16)
+        count = block.length - student.extra
+        text = tokens.tolist()
+        first = next((at + MARK for at in range(count) if text[at : at + MARK] == mark), count)
+        noise = -torch.log(-torch.log(torch.rand(block.length, len(head), generator=drawn)))
+        hidden = states[:, -llm.target.hidden_size :]
+        wanted = ((base.normed(hidden) @ head.T).float() / WARMTH + noise).argmax(-1)
+        same, came = torch.ones(count, dtype=torch.bool), [count - first]
+        for depth, made in enumerate(student(tokens[None], states[None].float(), base), 1):
+            at = torch.arange(count) + depth
+            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH + noise[at][:, found.d2t]
+            same &= found.d2t[scores.argmax(-1)] == wanted[at]
+            came.append(int(same[first:].sum()))
+        for kind in (kinds[block.number % len(kinds)], "all"):  # questions come of each kind in turns
+            right[kind] += torch.tensor(came)
+    return {
+        kind: [round(float(n / total[0]), 3) for n in total[1:]] for kind, total in right.items() if total[0]
+    }
+
+
+def main() -> None:
+    """Print the lines."""
+    model, work, *files = sys.argv[1:]
+    llm = LLM(model, eagle=None, heads=None)
+    folder = Path(work) / "states"
+    made_from = json.loads((folder / "index.json").read_text(encoding="utf-8"))["made_from"]
+    store = HiddenStore(folder, len(made_from["layers"]) * llm.target.hidden_size, made_from)
+    for file in files:
+        print(json.dumps({"drafter": Path(file).name, **agreement(llm, store, file)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
