@@ -28,7 +28,7 @@ from tokenswift.engine import step
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all
 from tokenswift.loader.tokenizer import PlainTokenizer
-from tokenswift.sampling.masks import Grammars, Masks, NoMask
+from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.drafters.base import Outcome
@@ -311,8 +311,12 @@ def test_limits_that_are_reached_spoil_no_other_text() -> None:
     """What is compiled for a text that fails is not used for the next one, and the text that fails gets no
     mask of another place."""
     grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
-    masks = grammars.masks(Grammar.regex(GROWING), 0)
+    masks, beside = (grammars.masks(Grammar.regex(GROWING), 0) for _ in range(2))
+    allowed_by(beside, ids_of("aab"), [])
     history, error = until_it_fails(masks)
+    with pytest.raises(NoMask) as caught:  # it shares what is spoilt: no fault of ours
+        allowed_by(beside, ids_of("aabaab"), [])
+    assert caught.value.args[1] != LEFT
     for place in (history, [*history, *ids_of("a")]):
         with pytest.raises(NoMask, match=re.escape(str(error))):
             masks.allowed(place, [])

@@ -40,6 +40,7 @@ _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 
 
 LEFT = "the text leaves the grammar"
+SPOILT = "another text of this grammar reached llguidance's limits"
 
 SECONDS = 10
 MEMORY = 1 << 32  # bytes of its address space
@@ -315,9 +316,9 @@ class Masks:
         if not new:
             return
         if not self._go_to(new):
-            self._compiled.spoilt = True
             place = self._at + len(self._after)
-            self._lost = NoMask(place, _line(self._matcher.get_error() or LEFT))
+            why = self._matcher.get_error() or (SPOILT if self._compiled.spoilt else LEFT)
+            self._lost, self._compiled.spoilt = NoMask(place, _line(why)), True
             raise self._lost
         self._at += len(new)
         self._after, self._made = [], {}

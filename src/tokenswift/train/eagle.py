@@ -99,17 +99,14 @@ def train_eagle(
     """
     usual = eagle_config(llm, 1, hidden)
     given = None if start is None else given_drafter(start, llm, usual)
-    about = hidden if start is None else file_digest(start)
+    about = [depths, hidden if start is None else file_digest(start)]
     subset = None if given is None else given.d2t
-    recipe = Recipe(llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=[depths, about])
+    recipe = Recipe(llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=about)
     config = replace(usual, draft_vocab=recipe.frozen.size) if given is None else given.config
-
-    def first() -> dict[str, Tensor]:
-        if given is None:
-            return started(config, job.training.seed)
-        return {name: unstored(weight, torch.float32) for name, weight in given.tensors.items()}
-
-    student = EagleStudent(config, recipe.started(first), depths)
+    known = {} if given is None else given.tensors
+    floats = {name: unstored(weight, torch.float32) for name, weight in known.items()}
+    made = recipe.started(lambda: floats or started(config, job.training.seed))
+    student = EagleStudent(config, made, depths)
     notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
     notes |= recipe.distil(student)
     if first_process():
