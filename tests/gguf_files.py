@@ -24,6 +24,8 @@ MORE = {
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
 }
 #: widths that every format's blocks fit
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.05}
@@ -77,7 +79,7 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "attention.key_length": width,
         "rope.dimension_count": width,
         "rope.freq_base": float(rope["rope_theta"]),

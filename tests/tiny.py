@@ -86,6 +86,7 @@ SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", {}),
+    "cohere2": ("cohere2", {**_WINDOWS, "logit_scale": 0.5}),
     "olmo3": (
         "olmo3",
         {**_WINDOWS, "rope_parameters": {"full_attention": _YARN, "sliding_attention": _LOCAL}},

@@ -45,6 +45,7 @@ SWITCHED: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "logits_scaling": 1.5},
     "olmo2": {},
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 4},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 4, "logit_scale": 0.5},
     "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 64},
     "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 4, "query_pre_attn_scalar": 64},
 }
@@ -86,7 +87,7 @@ def opened(path: Path | str, **options: Any) -> LLM:
 )
 def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    tied = kind in ("llama", "qwen3", "gemma2", "gemma3_text")
+    tied = kind in ("llama", "qwen3", "cohere2", "gemma2", "gemma3_text")
     model = write(path, small(kind, tie_word_embeddings=tied, **SWITCHED.get(kind, {})), MIXES[mix])
     first, second = opened(path), opened(path)
     assert isinstance(first.source, FromFiles) and isinstance(second.source, FromFiles)

@@ -23,7 +23,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mixtral": EXPERTS,
     "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
-    "cohere2": {"sliding_window": 16},  # one norm for attention and MLP
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gpt2": ({"n_embd": 48, "n_layer": 2, "n_head": 6}, "'gpt2'; valid: .* rotary positions"),

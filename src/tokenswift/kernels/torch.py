@@ -50,6 +50,8 @@ class TorchBackend(Backend):
         notes: list[dict[Any, Any]] = [{} for _ in places]
         active = shape.active
         for number, layer in enumerate(body.weights):
+            if shape.parallel:
+                states -= states.mean(-1, keepdim=True)
             if taps is not None:
                 taps.fill(number, states)
             normed = self._normed(states, layer.norm, shape, active)
@@ -71,11 +73,14 @@ class TorchBackend(Backend):
             mixes = torch.cat(mixed).reshape(count, -1).to(active)
             made = self.linear(mixes, layer.out, layer.out_bias)
             states += self._normed(made, layer.out_norm, shape) * shape.residual
-            normed = self._normed(states, layer.mlp_norm, shape, active)
+            if not shape.parallel:
+                normed = self._normed(states, layer.mlp_norm, shape, active)
             gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
             made = self.linear((gated * up).to(active), layer.down, layer.down_bias)
             states += self._normed(made, layer.down_norm, shape) * shape.residual
+        if shape.parallel:
+            states -= states.mean(-1, keepdim=True)
         if taps is not None:
             taps.fill(len(body.weights), states)
         return [torch.stack(own if keep else own[-1:]) for own in kept]

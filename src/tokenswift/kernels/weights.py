@@ -183,6 +183,7 @@ class Shape:
         residual: what attention and MLP add to a state is multiplied with.
         gelu: whether the MLP's activation is GeLU by its tanh, else SiLU.
         whole_norms: whether norms of queries and keys are over all heads together.
+        parallel: whether attention and MLP take in the same norm, of states without their mean.
     """
 
     layers: int
@@ -200,6 +201,7 @@ class Shape:
     residual: float = 1.0
     gelu: bool = False
     whole_norms: bool = False
+    parallel: bool = False
 
     @property
     def queries(self) -> torch.dtype:

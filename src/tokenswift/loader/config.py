@@ -81,10 +81,10 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": _whole(1, MOST_LAYERS),
     "num_attention_heads": _whole(1, 1 << 14),
     "max_position_embeddings": LENGTH,
-    "rms_norm_eps": _number("a number above 0, at most 1", gt=0, le=1),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), _number("a number above 0, at most 1", gt=0, le=1)),
     "max_window_layers": _whole(0, 1 << 20),
     "no_rope_layer_interval": _whole(1, MOST_LAYERS),
-    **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar"), POSITIVE),
+    **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar", "logit_scale"), POSITIVE),
 }
 #: and those that may be
 OTHERS: dict[str, Any] = {
@@ -184,6 +184,8 @@ ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed", "use_cache"
 ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures", "model_type")
 ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
 ASIDE += ("cache_implementation", "max_window_layers", "rope_local_base_freq", "_sliding_window_pattern")
+ASIDE += ("layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
+ASIDE += ("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")
 ASIDE += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
 #: parameters that each kind of positions needs besides its theta
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
@@ -317,6 +319,8 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
     local, width = len(family.bases) - 1, head_width(config)
     turned = number("no_rope_layers", None) or [1] * layers
+    if not family.full_turns:
+        turned = [int(window > 0 and kind == SLIDING) for kind in kinds]
     ropes = [
         (0 if kind == FULL else local) if turns else -1 for kind, turns in zip(kinds, turned, strict=False)
     ]
@@ -330,14 +334,14 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=width,
-        eps=float(config.rms_norm_eps),
+        eps=float(number("layer_norm_eps", None) or config.rms_norm_eps),
         scale=float(scale),
         windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
         ropes=tuple(ropes) if any(ropes) else (),
         embedding=config.hidden_size**0.5 if family.plus_one else number("embedding_multiplier", 1.0),
         residual=number("residual_multiplier", 1.0),
-        logits=number("logits_scaling", 1.0),
+        logits=number("logits_scaling", 1.0) / number("logit_scale", 1.0),
         score_cap=number("attn_logit_softcapping", None) or 0.0,
         logit_cap=number("final_logit_softcapping", None) or 0.0,
     )

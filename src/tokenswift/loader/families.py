@@ -50,6 +50,9 @@ class Family:
         gguf: what GGUF files call it; "" where none of its own.
         turned: whether the files' rows of queries and keys pair neighbours.
         keys: numbers of the config by what the files call them.
+        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without their mean.
+        neighbours: whether positions turn neighbours of a head's numbers, not those of its halves.
+        full_turns: whether layers that see everything know positions.
         largest: layers of a model whose scores are scaled by its width a head instead of the head's (Gemma).
     """
 
@@ -64,6 +67,9 @@ class Family:
     gguf: str = ""
     turned: bool = False
     keys: dict[str, str] = field(default_factory=dict)
+    parallel: bool = False
+    neighbours: bool = False
+    full_turns: bool = True
     largest: int = 0
 
 
@@ -153,6 +159,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family(_SAID | {"attention_bias": False}, **_OLMOS, gguf="olmo2"),
     "olmo3": Family(_SAID | {"attention_bias": False} | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
+    "cohere2": Family(
+        {name: value for name, value in _SAID.items() if name != "rms_norm_eps"}
+        | {**_WINDOWS, "sliding_window_pattern": None, "attention_bias": False}
+        | {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
+        PROJECTIONS[:4],
+        norms=("input_layernorm", None, None, None),
+        full_every=4,
+        gguf="cohere2",
+        keys={"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"},
+        parallel=True,
+        neighbours=True,
+        full_turns=False,
+    ),
     "gemma2": Family(
         _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
         PROJECTIONS[:4],

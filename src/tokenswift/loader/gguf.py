@@ -545,7 +545,8 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
     usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
     usual["num_key_value_heads"] = number_of(file, CALLED["num_attention_heads"])
     sizes = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
-    asked = {name: key for name, key in {**CALLED, **own}.items() if "." not in name and name not in sizes}
+    left = {*sizes, *({"rms_norm_eps"} if "layer_norm_eps" in own else ())}
+    asked = {name: key for name, key in {**CALLED, **own}.items() if "." not in name and name not in left}
     found = {name: number_of(file, key, usual.get(name)) for name, key in asked.items()}
     numbers = sizes | {
         name: short(value) if isinstance(value, float) else value

@@ -165,7 +165,7 @@ _WORDS = (
 CUTS = {"gpt-2": None, "smollm": None, "llama-bpe": _WORDS % "{1,3}", "qwen2": _WORDS % ""}
 CUTS["dbrx"] = CUTS["llama-bpe"]
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-SAME |= {"smaug-bpe": "dbrx", "refact": "smollm", "starcoder": "smollm"}
+SAME |= {"smaug-bpe": "dbrx", **dict.fromkeys(("command-r", "refact", "starcoder"), "smollm")}
 #: tokens that end a text besides those that the file numbers: of whatever kind it says they are, and those
 #: that may be ordinary text otherwise (``</s>`` is a tag of HTML)
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>")

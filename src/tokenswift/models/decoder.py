@@ -26,6 +26,7 @@ from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import Arena
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
 from tokenswift.loader.families import FAMILIES, GELU
+from tokenswift.loader.gguf import straight
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.models.base import BaseTarget
@@ -126,7 +127,7 @@ class NativeTarget(BaseTarget):
         heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
         types = (self.dtype, self.keys, active_type(self.dtype))
         gelu, whole = layout.family.activation == GELU, layout.family.head_norms == "projection"
-        switches = (layout.score_cap, layout.residual, gelu, whole)
+        switches = (layout.score_cap, layout.residual, gelu, whole, layout.family.parallel)
         shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale, *switches)
         self.body: Any = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
@@ -135,10 +136,19 @@ class NativeTarget(BaseTarget):
 
     def _weight(self, name: str) -> Tensor | Stored:
         """A weight that every native decoder has."""
-        found = self._weights.get(name)
+        found = self._given(name)
         if found is None:
             raise InputError(f"the model has no weight {name}")
         return found
+
+    def _given(self, name: str) -> Tensor | Stored | None:
+        """A weight or bias, if there is one; rows of queries and keys as the kernels turn them."""
+        found, part = self._weights.get(name), name.split(".")[-2]
+        heads = {"q_proj": self.layout.num_attention_heads, "k_proj": self.layout.num_key_value_heads}
+        if found is None or part not in heads or not self.layout.family.neighbours:
+            return found
+        rows = straight(len(found), heads[part])
+        return found.take(rows) if isinstance(found, Stored) else found[rows]
 
     def _norm_weight(self, name: str | None) -> Any:
         """A norm's weight as the kernels read it, None where the family has none."""
@@ -154,7 +164,7 @@ class NativeTarget(BaseTarget):
 
     def _vector(self, name: str) -> Tensor | None:
         """A bias as the kernels read it, if there is one."""
-        found = self._weights.get(name)
+        found = self._given(name)
         return None if found is None else self._copied(found)
 
     def _packed(self, names: list[str]) -> Packed:

@@ -82,9 +82,12 @@ class Rows:
         more: Tensor | None = None,
         behind: Tensor | None = None,
         factor: float = 1.0,
+        centred: bool = False,
     ) -> Tensor:
         if more is not None:
             states += factor * (more if behind is None else self.norm(more, behind, eps, torch.float32))
+        if centred:
+            states -= torch.cat([row.mean(-1, keepdim=True) for row in states.split(1)])
         if weight is None:
             return states.to(dtype)
         return torch.cat([TORCH.norm(row, weight, eps, dtype) for row in states.split(1)])

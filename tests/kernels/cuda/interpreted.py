@@ -175,6 +175,10 @@ def test_norm_adds_what_a_block_gave(width: int) -> None:
     assert torch.equal(KERNELS.norm(made, None, 1e-5, torch.float32, more, weight, 0.3), made)
     added = 0.3 * TORCH.norm(more, weight, 1e-5, torch.float32)
     torch.testing.assert_close(made, states + added, rtol=1e-6, atol=1e-6)
+    centred = made - made.mean(1, keepdim=True)
+    found = KERNELS.norm(made, weight, 1e-5, torch.float32, centred=True)
+    torch.testing.assert_close(made, centred, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, TORCH.norm(made, weight, 1e-5, torch.float32), rtol=1e-6, atol=1e-6)
 
 
 def test_gated() -> None:

@@ -108,6 +108,25 @@ static void add_normed(float *states, const float *x, const float *weight, long 
     run(threads, n, (double)n * width * 16, some_addends, &m);
 }
 
+static void some_centred(void *context, long from, long to, int thread) {
+    const Addend *m = context;
+    (void)thread;
+    for (long i = from; i < to; i++) {
+        char *row = (char *)(m->states + i * m->width);
+        V total[NL] = {{0}};
+        for (long c = 0; c < m->width; c += W) total[c / W % NL] += load_left(F32, row + c * 4, m->width - c);
+        const V mean = splat(sum_lanes(total) / m->width);
+        for (long c = 0; c < m->width; c += W)
+            store_left(F32, row + c * 4, load_left(F32, row + c * 4, m->width - c) - mean, m->width - c);
+    }
+}
+
+/* states (n, width) without their means, so that their RMS norm is a LayerNorm. */
+static void centre(float *states, long n, long width, int threads) {
+    Addend m = {states, NULL, NULL, width, 0, 0};
+    run(threads, n, (double)n * width * 8, some_centred, &m);
+}
+
 /* A head's vector x (width) float32, normalised if weight, turned by its position's angles if cos, to out. */
 INLINE void turn(char *out, int type, const float *x, const float *weight, float eps, const float *cos,
                  const float *sin, long width) {
@@ -220,7 +239,7 @@ typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
     int keys, active; /* types: of keys and values, of what enters a product */
     float eps, scale, cap, residual;
-    int gelu, whole_norms;
+    int gelu, whole_norms, parallel;
 } Shape;
 
 typedef struct { /* rows of one text, over its own cache */
@@ -318,6 +337,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->v = a->k + kv;
             a->out = at[4] + first * found;
         }
+        if (m->parallel) centre(p->states, n, m->hidden, threads);
         tap(p, l, m->hidden);
         norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
         linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
@@ -333,12 +353,13 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         float *made = apart ? (float *)at[8] : p->states;
         linear(made, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
-        norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
+        if (!m->parallel) norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
         gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);
         linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
     }
+    if (m->parallel) centre(p->states, n, m->hidden, threads);
     tap(p, m->layers, m->hidden);
     leave_team(threads);
     return 0;

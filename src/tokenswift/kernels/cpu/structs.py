@@ -45,7 +45,7 @@ def fields(declared: str, **kinds: Any) -> list[tuple[str, Any]]:
 class CShape(ctypes.Structure):
     _fields_ = fields(
         "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
-        "float eps, scale, cap, residual; int gelu, whole_norms"
+        "float eps, scale, cap, residual; int gelu, whole_norms, parallel"
     )
 
 
@@ -217,7 +217,7 @@ def check_product(name: str, weight: Packed, size: tuple[int, int]) -> None:
 def shape_of(shape: Shape) -> CShape:
     sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
     switches = (shape.eps, shape.scale, shape.cap, shape.residual, shape.gelu, shape.whole_norms)
-    return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], *switches)
+    return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], *switches, shape.parallel)
 
 
 def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:

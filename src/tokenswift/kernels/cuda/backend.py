@@ -171,9 +171,10 @@ class CudaBackend(TorchBackend):
         shape, ops, attend = body.shape, self.ops, self._read if batch.reads else self.ops.attend
         cos, sin = (part.view(-1, *part.shape[-2:]) for part in (cos, sin))
         linear, kept = partial(self._linear, at_once=batch.reads), list[Tensor]()
+        norm = partial(ops.norm, centred=shape.parallel)
         more = behind = None  # what is to be added to the states, and the weight of its norm
         for number, layer in enumerate(body.weights):
-            normed = ops.norm(states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual)
+            normed = norm(states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual)
             taps.fill(number, states)
             mixed = linear(normed, layer.qkv, layer.qkv_bias)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
@@ -187,11 +188,11 @@ class CudaBackend(TorchBackend):
             mixes = attend(batch, query, number, shape, layer.window).flatten(1)
             more = linear(mixes, layer.out, layer.out_bias)
             added = (more, layer.out_norm, shape.residual)
-            normed = ops.norm(states, layer.mlp_norm, shape.eps, shape.weights, *added)
-            both = linear(normed, layer.gate_up, layer.gate_up_bias)
+            after = norm(states, layer.mlp_norm, shape.eps, shape.weights, *added)
+            both = linear(normed if shape.parallel else after, layer.gate_up, layer.gate_up_bias)
             gates = ops.gated(both, shape.weights, shape.gelu)
             more, behind = linear(gates, layer.down, layer.down_bias), layer.down_norm
-        ops.norm(states, None, shape.eps, shape.weights, more, behind, shape.residual)
+        norm(states, None, shape.eps, shape.weights, more, behind, shape.residual)
         taps.fill(len(body.weights), states)
         return torch.stack(kept).transpose(1, 2)
 

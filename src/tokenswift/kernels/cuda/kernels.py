@@ -39,8 +39,10 @@ def add_norm(
     ADD: tl.constexpr,
     BEHIND: tl.constexpr,
     NORM: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):
-    """Add ``more``, or its norm by the weight ``behind``, times a factor to a row, and take its RMS norm."""
+    """Add ``more``, or its norm by the weight ``behind``, times a factor to a row, take the mean from it if
+    asked, and take its RMS norm."""
     at, d = tl.program_id(0).to(tl.int64) * D, tl.arange(0, DP)
     x = tl.load(states + at + d, mask=d < D, other=0.0)
     if ADD:
@@ -48,6 +50,9 @@ def add_norm(
         if BEHIND:
             y *= tl.rsqrt(tl.sum(y * y, 0) / D + eps) * tl.load(behind + d, mask=d < D, other=0.0)
         x += y * factor
+    if CENTRED:
+        x = tl.where(d < D, x - tl.sum(x, 0) / D, 0.0)
+    if ADD or CENTRED:
         tl.store(states + at + d, x, mask=d < D)
     if NORM:
         x *= tl.rsqrt(tl.sum(x * x, 0) / D + eps) * tl.load(weight + d, mask=d < D, other=0.0)

@@ -47,15 +47,17 @@ class Kernels:
         more: Float[Tensor, "n D"] | None = None,
         behind: Float[Tensor, " D"] | None = None,
         factor: float = 1.0,
+        centred: bool = False,
     ) -> Float[Tensor, "n D"]:
         """RMS norm of float32 rows (without a weight they as they are), to which ``more`` is added first, in
-        place: times a factor, and itself normed where there is a weight ``behind``."""
+        place: times a factor, and itself normed where there is a weight ``behind``. ``centred``: without the
+        rows' means, in place, too."""
         out, (rows, width) = torch.empty_like(states, dtype=dtype), states.shape
         tensors = {"more": more, "behind": behind, "weight": weight}
         given: dict[str, Any] = {name: states if one is None else one for name, one in tensors.items()}
         given |= {"states": states, "out": out, "eps": eps, "factor": factor, "D": width, "DP": power(width)}
         kinds = {"ADD": more is not None, "BEHIND": behind is not None, "NORM": weight is not None}
-        self.run(kernels.add_norm, (rows,), 8, 1, **given, **kinds)
+        self.run(kernels.add_norm, (rows,), 8, 1, **given, **kinds, CENTRED=centred)
         return out
 
     def gated(
