@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: setup
-	$(BIN)/tokenswift demo --out demo
+	$(BIN)/tokenswift demo
 
 # Compiled modules are kept whatever the environment says: each worker would compile all tests anew (12 s).
 test: setup lint
@@ -82,4 +82,4 @@ docs: setup
 	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
 
 clean:
-	rm -rf demo build dist site docs/cli.md docs/index.md src/*.egg-info
+	rm -rf build dist site docs/cli.md docs/index.md src/*.egg-info

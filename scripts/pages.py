@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from tokenswift.cli.main import build_parser, main
+from tokenswift.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -37,7 +37,7 @@ def helps() -> str:
     """Every command's help, in Markdown."""
     os.environ["COLUMNS"] = WIDTH
     parts = ["# Every command's options", INTRODUCTION]
-    for command in build_parser().commands:
+    for command in COMMANDS:
         parts += [f"## tokenswift {command}", f"```text\n{output_of(command, '--help-all')}\n```"]
     return "\n\n".join(parts) + "\n"
 

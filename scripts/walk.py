@@ -143,7 +143,7 @@ def main() -> int:
         if shutil.which(name) is None:
             print(f"error: {name} is not on PATH")
             return 2
-    subprocess.run(["tokenswift", "generate", "--raw", "One", "--max-new-tokens", "1"], check=True)
+    subprocess.run(["tokenswift", "generate", "--continue", "One", "--max-new-tokens", "1"], check=True)
     from tokenswift.loader.find import cache_dir
 
     failed = ran = 0

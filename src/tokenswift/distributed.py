@@ -2,41 +2,29 @@
 
 Ray schedules, starts dead actors anew and retries their rows; what is here writes each row's text into a
 run's folder, and goes on inside it where a dead actor left it. Every node needs this package, and the model.
-Below it is what ``generate --ray`` does around Ray Data: a cluster, its nodes, and a data set of prompts.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import math
 import os
-import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.config import SamplingParams, sampling_over
-from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked, record_of
+from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.files import is_address
 from tokenswift.runs import folder as folders
 from tokenswift.runs.remote import Copies
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError
 
 __all__ = ["Generator", "pool"]
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90
 PATIENCE = 150.0
-VALID = "valid: local, auto (the cluster that this machine belongs to), or HOST:PORT of its head node"
-MOST = 16  # rows at once of an actor
 SHARED = "valid: a folder that all nodes share, or an address of fsspec"
-BLOCKS = 4096  # of a data set; more than so many prompts share some
-CONNECT_SECONDS = 3.0
 #: columns that are added to a row
 COLUMNS = {"text": "string", "finish_reason": "string", "new_tokens": "int64", "went_on_at": "int64"}
 COLUMNS |= {"node": "string", "error": "string"}
@@ -90,9 +78,7 @@ class Generator:
         model: as for ``LLM``.
         loading: other arguments of ``LLM``.
         at_once: concurrent sequences.
-        sampling: `SamplingParams`; None, and fields of it among the settings, as for ``LLM.generate``;
-            "model": those of the model's generation_config.json, the fields over them.
-        records: add a column ``record``, the JSON record of ``generate --json``.
+        sampling: `SamplingParams`; None, and fields of it among the settings, as for ``LLM.generate``.
         settings: other arguments of ``LLM.generate``, for every row.
     Raises:
         InputError: naming what is wrong.
@@ -105,8 +91,7 @@ class Generator:
         *,
         loading: Mapping[str, Any] | None = None,
         at_once: int = 4,
-        sampling: SamplingParams | str | None = None,
-        records: bool = False,
+        sampling: SamplingParams | None = None,
         **settings: Any,
     ) -> None:
         from tokenswift.engine.llm import LLM
@@ -121,14 +106,11 @@ class Generator:
         self._usual("")  # what is wrong with it is said now
         self._copies = Copies(str(out)) if is_address(out) else None
         self._out = Path(out) if self._copies is None else self._copies.folder
-        self._columns = COLUMNS | ({"record": "string"} if records else {})
         self._scheduler = Scheduler(self._llm, at_once)
 
     def _usual(self, prompt: Any) -> SamplingParams:
         """The sampling of a prompt, but for settings of its row."""
-        if self._sampling == "model":
-            return self._llm.model_sampling(**self._fields)
-        if isinstance(self._sampling, SamplingParams):
+        if self._sampling is not None:
             return self._sampling
         return sampling_over(self._llm.default_sampling(prompt), self._fields)
 
@@ -137,7 +119,7 @@ class Generator:
         import pyarrow
 
         made = [self._end(one) for one in [self._begin(row) for row in batch.to_pylist()]]
-        for name, kind in self._columns.items():
+        for name, kind in COLUMNS.items():
             batch = batch.append_column(name, pyarrow.array([one.get(name) for one in made], kind))
         return batch
 
@@ -146,8 +128,6 @@ class Generator:
         before; or what is wrong with it."""
         try:
             record = {key: value for key, value in row.items() if key in FIELDS and value is not None}
-            if isinstance(row.get("request"), str):  # the command's
-                record = json.loads(row["request"])
             if "id" not in record:
                 raise InputError("a row has no id; valid: a column id, with a value of its own in each row")
             one = asked(record, "")
@@ -188,11 +168,7 @@ class Generator:
         except Exception as error:
             return made | {"error": " ".join(str(error).split()) or type(error).__name__}
         made |= {"text": result.text, "finish_reason": result.finish_reason}
-        made |= {"new_tokens": len(result.token_ids), "went_on_at": known}
-        if "record" in self._columns:
-            record = record_of(self._llm, result, request.strategy, request.given, request.sampling)
-            made["record"] = json.dumps(record, ensure_ascii=False, allow_nan=False)
-        return made
+        return made | {"new_tokens": len(result.token_ids), "went_on_at": known}
 
 
 def _place() -> tuple[str, int | None]:
@@ -204,121 +180,3 @@ def _place() -> tuple[str, int | None]:
     context = ray.get_runtime_context()
     cores = context.get_assigned_resources().get("CPU", 0)
     return f"{socket.gethostname()}, {context.get_node_id()[:6]}", max(1, int(cores)) if cores else None
-
-
-# ---- what ``generate --ray`` does -----------------------------------------------------------------
-
-
-@contextmanager
-def connected(address: str) -> Iterator[None]:
-    """A cluster, while entered: the one at an address, or one of this machine alone for "local".
-
-    Raises:
-        InputError: there is none; found out within seconds.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no call of Ray starts it anew after an interrupt
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what its C++ parts write to standard error
-    if address not in ("local", "auto"):
-        _check_listens(address)
-    import ray
-    import ray.data
-
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors come as exceptions, too
-    more: Any = {"include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **more)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"ray is {address!r}: no cluster can be used there ({reason}); {VALID}") from error
-    try:
-        with open(os.devnull, "w") as null, redirect_stdout(null):  # it prints there what it tries anew
-            yield
-    finally:
-        ray.shutdown()
-
-
-def _check_listens(address: str) -> None:
-    """See that something listens at HOST:PORT; Ray itself would try for minutes."""
-    found = re.fullmatch(r"\[?([^\[\]/]+)\]?:(\d{1,5})", address)
-    if found is None:
-        raise InputError(f"ray is {address!r}; {VALID}")
-    try:
-        socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"ray is {address!r}: nothing answers there ({reason}); {VALID}") from error
-
-
-def nodes() -> list[dict[str, Any]]:
-    """What each node of the cluster has."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def laid_out(prompts: int, actors: int | None, at_once: int | None) -> dict[str, Any]:
-    """Arguments of :func:`pool` for the cluster: by default an actor for each GPU, where there is none one
-    for each node; no more than there are prompts. A node's cores, and all GPUs, are shared among them.
-
-    Raises:
-        InputError: no node has a core.
-    """
-    have = [one for one in nodes() if one.get("CPU", 0) >= 1]
-    have = [one for one in have if one.get("GPU", 0) >= 1] or have
-    if not have:
-        raise InputError("ray has no node with a core; valid: a cluster with one")
-    gpus = int(sum(one.get("GPU", 0) for one in have))
-    actors = min(actors or gpus or len(have), prompts)
-    cores = max(1, int(min(one["CPU"] for one in have) // math.ceil(actors / len(have))))
-    at_once = at_once or min(MOST, math.ceil(prompts / actors))
-    return {"actors": actors, "cores": cores, "gpus": min(1, gpus / actors), "at_once": at_once}
-
-
-def write(
-    requests: Mapping[str, dict[str, Any]], out: str, how: dict[str, Any], settings: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Have texts written.
-
-    Args:
-        requests: by name, records as `engine.request` has them.
-        out: a folder, or an address.
-        how: the actors, as :func:`laid_out` has them.
-        settings: of :class:`Generator`.
-    Yields:
-        a row with its text, as each is done.
-    Raises:
-        InputError: a node does not see the folder, or the settings are wrong.
-        RunError: Ray gave up.
-    """
-    import ray
-
-    context: Any = ray.data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    if not is_address(out):
-        Path(out).mkdir(parents=True, exist_ok=True)
-    items = [{"name": name, "request": json.dumps(one)} for name, one in requests.items()]
-    done: SimpleQueue[dict[str, Any] | Exception | None] = SimpleQueue()
-    given = {"out": out, "at_once": how["at_once"], **settings}
-    rows = ray.data.from_items(items, override_num_blocks=min(len(items), BLOCKS)).map_batches(
-        Generator, fn_constructor_kwargs=given, **pool(**how)
-    )
-    Thread(target=_rows, args=(rows, done), name="tokenswift-rows", daemon=True).start()
-    while (row := done.get()) is not None:
-        if isinstance(row, Exception):
-            reason = " ".join(str(row).split())
-            if (wrong := reason.rpartition("InputError: "))[1]:
-                raise InputError(wrong[2]) from row
-            raise RunError(f"Ray gave up ({type(row).__name__}: {reason[-400:]})") from row
-        yield row
-
-
-def _rows(rows: Any, done: SimpleQueue[dict[str, Any] | Exception | None]) -> None:
-    """Put the rows as they come; a signal finds the main thread waiting for a queue, and no call of Ray."""
-    try:
-        for row in rows.iter_rows():
-            done.put(row)
-        done.put(None)
-    except Exception as error:
-        done.put(error)

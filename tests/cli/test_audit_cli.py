@@ -42,13 +42,16 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
-def test_quickly(cli: Call, tiny: Path, prompts: Path) -> None:
-    quick = ("audit", "--quick", "--model", tiny, "--prompts", prompts, "--strategy", "tokenswift")
-    for given, length in (((), 8), (("-n", "3"), 3)):
-        done = cli(*quick, *given, "--json", "a.json")
-        assert done.code == 0 and "Verdict: exact" in done.out and "prompt 1 of 1" in done.err, done
-        rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
-        assert {(row["prompt"], row["tokens"]) for row in rows} == {(1, length)}
+def test_a_prompt_of_ones_own(cli: Call, tiny: Path, prompts: Path) -> None:
+    done = cli("audit", "a text", "-n", "3", "--model", tiny, "--strategy", "tokenswift", "--json", "a.json")
+    assert done.code == 0 and "Verdict: exact" in done.out and "prompt 1 of 1" in done.err, done
+    rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
+    assert {(row["prompt"], row["tokens"]) for row in rows} == {(1, 3)}
+    for argv, words in (
+        (("a", "--prompts", prompts), "PROMPT and --prompts given"),
+        ((" ",), "there is no prompt"),
+    ):
+        assert words in cli("audit", *argv, "--model", tiny).error
 
 
 def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:

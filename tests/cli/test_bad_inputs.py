@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ OLD = "an old text"
 
 
 @pytest.fixture
-def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder with all sorts of things in it; loading a model fails the test."""
     folder = tmp_path / "cwd"
     for name in ("prompt.txt", "heads.st"):
@@ -29,7 +27,6 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (folder / "empty.txt").write_text("")
     (folder / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (folder / "p").write_text('{"prompt": "a"}\n')
-    os.link(folder / "prompt.txt", folder / "hard.txt")
     os.mkfifo(folder / "pipe")
     (folder / "full").mkdir()
     (folder / "full" / "mine").write_text(OLD)
@@ -37,16 +34,13 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (folder / "model" / "config.json").write_text("{}")
     (folder / "run").mkdir()
     (folder / "run" / "journal").write_text(OLD)
-    bound = socket.socket(socket.AF_UNIX)
-    bound.bind("socket")  # a short name: there is a limit
 
     def load(*args: object, **kwargs: object) -> None:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(options, "load_model", load)
     monkeypatch.setattr(load_module, "load", load)
-    yield folder
-    bound.close()
+    return folder
 
 
 def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -73,15 +67,16 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--prompt-file none.txt", "--prompt-file none.txt cannot be read (No such"),
         ("--prompt-file empty.txt", "--prompt-file is empty"),
         ("--prompt-file latin.txt", "--prompt-file latin.txt is not UTF-8 (byte 3)"),
-        ("caf\udce9", "the argument 'caf?' is not UTF-8"),
-        ("--prompt-ids 1 --system x", "--prompt-ids and --system given; valid: one of them"),
+        ("--prompt-ids 1 --system x", "--system and --prompt-ids given; valid: one of them"),
+        ("hi --system x --continue", "--system and --continue given; valid: one of them"),
+        ("two words", "unknown argument words; valid: the options of --help-all, and quotes around"),
+        ("hi --temprature 1", "unknown argument --temprature; … did you mean --temperature?"),
         # files
         ("hi --output -", "--output is -; valid: a file"),
         (
             "--prompt-file prompt.txt --output ./prompt.txt",
             "--output are both ./prompt.txt",
         ),
-        ("--prompt-file prompt.txt --output hard.txt", "--output are both hard.txt"),
         ("hi --heads heads.st --json heads.st", "--heads and --json are both"),
         ("hi --output o --json ./o", "--output and --json … ./o"),
         ("hi --explain no/where", "--explain no/where … valid: a writable file"),
@@ -107,7 +102,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --on-loop halt", "--on-loop is 'halt'; valid: report, stop"),
         ("hi --logit-bias 9", "--logit-bias is 9; valid: token ids with a bias each"),
         ("hi --template-option x", "--template-option is 'x'; valid: the name of a variable"),
-        ("hi --template-option a=1 --continue", "--continue and --template-option given; valid: one of them"),
         ("hi --json-schema prompt.txt", "--json-schema prompt.txt: the JSON schema is not JSON"),
         ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),
         # methods
@@ -118,11 +112,11 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --strategy tokenswift --tree 1" + ",1" * 5000, "valid: at most 4096 nodes in all"),
         ("hi --budget 16", "--budget is 16; valid: more than the 16 sink tokens"),
         # many prompts
-        ("--prompts prompt.txt", "--prompts given without --out"),
-        ("hi --prompts p --out d", "--prompts and PROMPT given"),
-        ("--prompts p --out d --run-dir r", "--prompts and --run-dir given"),
+        ("--prompts prompt.txt", "one of --prompts and --out given; valid: both"),
+        ("hi --prompts p --out d", "prompt is given beside --prompts"),
+        ("--prompts p --out d --run-dir r", "--run-dir is given beside --prompts"),
+        ("--continue --prompts p --out d", "--continue is given beside --prompts"),
         ("--prompts p --out d --max-num-seqs 0", "--max-num-seqs is 0; valid: "),
-        ("--prompts p --out d --actors 2", "--actors is given without --ray; valid: both"),
     ],
     "chat": [
         ("--max-new-tokens 0", "--max-new-tokens is 0"),
@@ -134,16 +128,15 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("run --json run/journal", "--json are both run/journal"),
         ("full --threads 5000", "--threads is 5000; valid: 1 to "),
     ],
-    "runs": [("none", "no such folder"), ("--json full .", "--json full")],
-    "report": [("full", "full"), ("none", "none")],
-    "text": [("none", "none"), ("full", "full")],
-    "demo": [
-        ("--out prompt.txt", "--out prompt.txt"),
-        ("--dtype int4", "--dtype is 'int4'"),
+    "runs": [
+        ("none", "no such folder"),
+        ("--json full .", "--json full"),
+        *((f"{name} {how}", name) for name in ("none", "full") for how in ("--text", "--report")),
     ],
+    "demo": [("--json full", "--json full"), ("--dtype int4", "--dtype is 'int4'")],
     "audit": [
         ("--prompts none.txt", "--prompts none.txt cannot be read"),
-        (f"--seeds 2 --seed {2**63 - 1}", "--seeds is 2"),
+        (f"--seeds 2 --seed {2**63 - 1}", "--seed is 9223372036854775808; valid: "),
         ("--distribution 5", "--distribution is 5; valid: from 100 to 10000, or 0"),
         ("--strategy magic", "--strategy is 'magic'; valid: all … tokenswift"),
         ("--strategy autoregressive --tree 1,1", "--tree … autoregressive"),
@@ -155,14 +148,13 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--out new --data full --continued --prompt-lengths 900", "--prompt-lengths is 900"),
         ("--kind medusa", "--out is not given; valid: what is to be written, with --kind medusa"),
         ("--data self --out pipe", "--out pipe"),
-        ("--data prompt.txt --out hard.txt", "--data and --out are both hard.txt"),
         ("--data self --out new --kind medusas", "--kind is 'medusas'; valid: … did you mean medusa?"),
         ("--data self --out full --kind draft", "--out full"),
         ("--data self --out new --kind eagle --depths 0", "--depths is 0"),
     ],
     "serve": [
         ("--port 70000", "--port is 70000; valid: 0 to 65535"),
-        ("--max-concurrent 0", "--max-num-seqs is '0'; valid: auto, or an integer of at least 1"),
+        ("--max-num-seqs 0", "--max-num-seqs is '0'; valid: auto, or an integer of at least 1"),
         ("--ping nan", "--ping is nan; valid: seconds, from 0.01 to 3600"),
         ("--host 0.0.0.0", "--host is '0.0.0.0' … --api-key-file"),
         ("--api-key-file none.txt", "--api-key-file none.txt"),
@@ -191,6 +183,11 @@ def test_one_line_and_nothing_touched(cli: Call, place: Path, command: str, argv
     assert all(part in line for part in words.split(" … ")), line
     assert seen(place) == before
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_an_unknown_command(cli: Call) -> None:
+    assert "COMMAND: invalid choice: 'cat' (choose from " in cli("cat", "x").error
+    assert cli("--bogus").code == 2
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_measured_and_shown(cli: Call, tiny: Path) -> None:
 def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "cwd" / "t.txt").write_text("ab")
     for argv, words in (
-        ("--contexts 240 -n 20", "--contexts is 240, with new tokens more than the model's 256"),
+        ("--contexts 240 -n 20", "prompt and new tokens are 260 tokens; valid: up to the model's 256"),
         ("--contexts 50 --prompt-file t.txt", "--contexts is 50, the text has 2 tokens; valid: fewer"),
     ):
         done = cli("bench", "--model", tiny, "--quiet", *argv.split())

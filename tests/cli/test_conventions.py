@@ -12,7 +12,7 @@ from tokenswift import SamplingParams
 from tokenswift.cli.main import parsed
 from tokenswift.config import CONTINUED, PRESETS, sampling_over, settings_of
 
-SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--raw")
+SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--continue")
 
 
 def record(cli: Call, *argv: object, stdin: Path | None = None) -> dict[str, object]:

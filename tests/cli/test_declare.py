@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenswift.cli.declare import Parser, add_options, option
+from tokenswift.cli.declare import Parser, add_options, command, option
 from tokenswift.types import InputError
 
 
@@ -37,44 +37,43 @@ class Some(Base):
 
     top_k: int = option(3, least=1)
     share: float | None = option(None)
-    rate: float = option(0.5, "R", names=("-r",))
+    rate: float = option(0.5, "R", names=("-r", "--pace"))
     out: Path | None = option(None)
     place: str = option(metavar="NAME", place=True)
     word: list[str] = option((), action="append")
 
 
-def parser(**more: object) -> Parser:
-    made = Parser(prog="p")
-    add_options(made, Some, **more)  # type: ignore[arg-type]
-    return made
-
-
 def test_what_no_option_takes() -> None:
     for argv, words in (
         ("here --top-k 0", "--top-k is 0; valid: an integer of at least 1"),
-        ("here --rate x", "--rate is 'x'; valid: a number"),
-        ("here --wurd x", "unknown option --wurd; did you mean --word?"),
-        ("here there", "unexpected argument 'there'"),
+        ("here --pace x", "--pace is 'x'; valid: a number"),
+        ("here --wurd x", "unknown argument --wurd; valid: the options of --help-all, and quotes around"),
+        ("here there", "unknown argument there; valid: "),
         ("", "the following arguments are required: NAME"),
     ):
+        parser = Parser(prog="p")
+        add_options(parser, Some)
         with pytest.raises(InputError) as caught:
-            parser().parse_args(argv.split())
+            parser.parse_args(argv.split())
         assert str(caught.value).startswith(words), caught.value
 
 
 def test_help_in_two_levels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short and first long name, a default where the text says none; the rare ones with --help-all alone."""
+    """Names, a default where the text says none; what is not usual with --help-all alone."""
     monkeypatch.setenv("COLUMNS", "80")
-    made = parser(rare=("word",))
-    made.complete()
+
+    def run(args: object) -> int:
+        """What it does."""
+        return 0
+
+    made = command(Parser(prog="tokenswift").add_subparsers(), "p", run, "a command", "NAME")
+    add_options(made, Some)
     shown = []
     for how in ("--help", "--help-all"):
         with pytest.raises(SystemExit):
             made.parse_args([how])
-        shown.append(capsys.readouterr().out)
+        shown.append(" ".join(capsys.readouterr().out.split()))
     usual, every = shown
-    assert usual.startswith("usage: p [options] NAME\n")
-    assert "--top-k N" in usual and "keep 50% of k tokens, not more: none; default: 3" in " ".join(
-        usual.split()
-    )
-    assert "-r, --rate R" in usual and "--word" not in usual and "--word" in every
+    assert usual.startswith("usage: tokenswift p [options] NAME What it does.")
+    assert "--top-k N keep 50% of k tokens, not more: none; default: 3" in usual
+    assert "--pace" not in usual and "-r R, --pace R of the whole; default: 0.5" in every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli import measure
-from tokenswift.cli import output as output_module
 from tokenswift.cli.output import write_json
 from tokenswift.engine import sequence
 from tokenswift.types import RunError, Step
@@ -34,7 +34,7 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert record["finish_reason"] == "length" and record["lossless"] is True
     assert record["sampling"]["dry_multiplier"] == 0.8 and record["device"] == "cpu"
     last = done.err.splitlines()[-1]
-    assert last.startswith("12 tokens in ") and " tokens/s); ended at the length asked for" in last
+    assert last.startswith("12 tokens in ") and " tokens/s); stopped at the limit of its length" in last
     verbose = cli(*argv, "-v").err.splitlines()[-1]
     assert verbose.startswith("12 tokens in ") and "passes, acceptance rate " in verbose
     plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
@@ -116,7 +116,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     def fail(source: object, destination: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output_module.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(RunError, match="No space left"):
         write_json(target, {"a": "new"})
     assert json.loads(target.read_text(encoding="utf-8")) == {"a": "日本"}
@@ -149,22 +149,19 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
     return tiny_folder(max_position_embeddings=8192)
 
 
-def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
-    done = cli("demo", "--model", roomy, "-n", "16", "--out", "results")
-    assert done.code == 0, done.err
-    names = ["auto.json", "autoregressive.json", "list.auto.json", "list.autoregressive.json"]
-    assert done.files == [*names, "results"]
-    found = [json.loads((tmp_path / "cwd/results" / name).read_text()) for name in names]
-    for auto, plain in (found[:2], found[2:]):
+def test_demo(cli: Call, roomy: Path) -> None:
+    done = cli("demo", "--model", roomy, "-n", "16", "--json", "r.jsonl")
+    assert done.code == 0 and done.files == ["r.jsonl"], done
+    found = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
+    assert [one["strategy"] for one in found] == ["autoregressive", "auto"] * 2
+    for plain, auto in (found[:2], found[2:]):
         assert auto["token_ids"] == plain["token_ids"] and len(plain["token_ids"]) == 16
         assert plain["text"] in done.out
-    assert [record["sampling"]["greedy"] for record in found] == [False, False, True, True]
+    assert [one["sampling"]["greedy"] for one in found] == [False, False, True, True]
     lines = [line.split() for line in done.out.splitlines()]
     rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
     plain = [row[3:] for row in rows if row[0] == "plain"]
-    assert len(rows) == 4 and plain == [["1.00", "1.00"]] * 2 and "identical: yes" in done.out
-    left = "autoregressive.json, auto.json, list.autoregressive.json, list.auto.json"
-    assert done.out.endswith(f"\nleft in results: {left} (tokens, text and figures of each)\n")
+    assert len(rows) == 4 and plain == [["1.00", "1.00"]] * 2 and done.out.endswith("\nidentical: yes\n")
 
 
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
@@ -173,9 +170,9 @@ def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
         for limit in (measure.READING, 1e-9):
             patch.setattr(measure, "READING", limit)
             patch.setattr(measure, "WRITING", limit)
-            done = cli("demo", "--model", tiny, "--out", "out")
+            done = cli("demo", "--model", tiny, "--json", "r.jsonl")
             assert done.code == 0 and "identical: yes" in done.out, done
-            made = json.loads(Path("out/list.auto.json").read_text())
+            made = json.loads(Path("r.jsonl").read_text().splitlines()[-1])
             sizes = made["prompt_tokens"], len(made["token_ids"])
             assert sizes == ((128, 128) if limit > 1 else (measure.TRIAL, measure.WARM))
 

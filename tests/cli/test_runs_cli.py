@@ -131,10 +131,8 @@ def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
     cli("generate", "hello", "--model", tiny, "-n", "8", "--ignore-eos", "--run-dir", "r", "--quiet")
     done = cli("resume", "r")
     assert done.code == 0 and done.out == ""
-    assert done.err == (
-        "r is finished (8 tokens, ended at the length asked for): tokenswift text r prints it; "
-        "--max-new-tokens makes it longer\n"
-    )
+    words = "stopped at the limit of its length; --max-new-tokens sets another"
+    assert done.err == f"r is finished (8 tokens, {words}); tokenswift runs r --text prints it\n"
     assert cli("resume", "r", "-n", "8").err == done.err
     longer = cli("resume", "r", "-n", "9", "--json")
     assert longer.code == 0 and len(json.loads(longer.out)["token_ids"]) == 9
@@ -143,21 +141,21 @@ def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
 
 def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     cli("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
-    done = cli("report", "run")
+    done = cli("runs", "run", "--report")
     assert done.code == 0 and done.out == "" and done.err.endswith("report.html, 1 run\n")
     page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
     assert '<th scope="row">sampling seed</th><td>4</td>' in page
     shown = cli("runs")
-    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run  finished (length) ")
+    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run   finished (length) ")
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
-    text = cli("text", "run")
+    text = cli("runs", "run", "--text")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()
     assert cli("resume", "run", "--max-new-tokens", "61", "--quiet").code == 0
-    assert cli("report", "run", "--quiet").code == 0
+    assert cli("runs", "run", "--report", "--quiet").code == 0
     page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
     assert "Run run: 61 tokens" in page and "<td>2</td>" in page  # sessions
-    assert cli("report", "run", "--output", "page.html", "--quiet").err == ""
+    assert cli("runs", "run", "--report", "page.html", "--quiet").err == ""
     assert (tmp_path / "cwd/page.html").exists()
     (tmp_path / "cwd/empty").mkdir()
-    assert "holds no run" in cli("report", "empty").error
+    assert "holds no run" in cli("runs", "empty", "--report").error

@@ -52,7 +52,7 @@ def on_a_screen(
 
 
 def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ("generate", "hello", "--raw", "--model", roomy, *LENGTH, "--quiet")
+    argv = ("generate", "hello", "--continue", "--model", roomy, *LENGTH, "--quiet")
     seen, piped = on_a_screen(cli, monkeypatch, *argv)
     assert COMMANDING.search(piped.out) and seen.out == visible(piped.out)
     seen, piped = on_a_screen(cli, monkeypatch, *argv, "--json", "-")
@@ -97,7 +97,7 @@ def test_a_moving_line_and_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
-    done = cli("generate", "hello", "--model", tiny, "-n", 60, "--ignore-eos", "--raw")
+    done = cli("generate", "hello", "--model", tiny, "-n", 60, "--ignore-eos", "--continue")
     assert [line.split()[0] for line in done.err.splitlines()] == ["loading", f"{tiny},", "prompt:", "60"]
 
 
@@ -124,7 +124,7 @@ FULL = "failed (No space left on device)"
     ],
 )
 def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -> None:
-    command = f"{sys.executable} -m tokenswift generate hello --model {tiny} --max-new-tokens 40 --raw "
+    command = f"{sys.executable} -m tokenswift generate hello --model {tiny} --max-new-tokens 40 --continue "
     command += f"--ignore-eos --device cpu --quiet {more}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.startswith(f"error: {words}"), done
@@ -133,7 +133,7 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
 
 def test_a_pipe_that_is_closed(tiny: Path, tmp_path: Path) -> None:
     """It ends the run, which is kept; one line says how to go on."""
-    argv = ["generate", "hello", "--model", str(tiny), "-n", "240", "--raw", "--ignore-eos", "--quiet"]
+    argv = ["generate", "hello", "--model", str(tiny), "-n", "240", "--continue", "--ignore-eos", "--quiet"]
     command = [sys.executable, "-m", "tokenswift", *argv, "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -104,8 +104,8 @@ def test_what_is_no_regular_file_is_refused(
     for use in uses(stranger, llm):
         with pytest.raises(InputError, match=f"run_dir .*run holds '{name}', which is {what}; valid: "):
             use()
-    for argv in (["resume"], ["report"], ["text"], ["runs"]):
-        assert main([*argv, str(stranger)]) == (0 if argv == ["runs"] else 2)
+    for argv in (["resume"], ["runs", "--report"], ["runs", "--text"], ["runs"]):
+        assert main([argv[0], str(stranger), *argv[1:]]) == (0 if argv == ["runs"] else 2)
     assert f"unreadable: run_dir {stranger} holds" in summary_of(stranger)["state"] or name != "journal"
     assert everything(stranger.parent) == before
 
@@ -226,14 +226,14 @@ def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:
     """The text so far, the whole text, and the journal, which it does not write over."""
     folder, whole = tmp_path / "run", llm.generate("hello", **CALL).text
     begin(llm, folder, 30, strategy="autoregressive")
-    assert main(["text", str(folder)]) == 0
+    assert main(["runs", str(folder), "--text"]) == 0
     so_far = capsys.readouterr().out
     assert so_far and whole.startswith(so_far) and so_far != whole
     tokenswift.resume(folder, llm=llm)
-    assert main(["text", str(folder), "--output", "-", "--quiet"]) == 0
+    assert main(["runs", str(folder), "--text", "-", "--quiet"]) == 0
     assert capsys.readouterr() == (whole, "")
-    assert main(["text", str(folder), "--output", str(tmp_path / "all.txt")]) == 0
+    assert main(["runs", str(folder), "--text", str(tmp_path / "all.txt")]) == 0
     assert (tmp_path / "all.txt").read_bytes().decode() == whole
-    assert main(["text", str(folder), "--output", str(folder / "journal")]) == 2
+    assert main(["runs", str(folder), "--text", str(folder / "journal")]) == 2
     assert "valid: two different files" in capsys.readouterr().err
-    assert main(["text", str(folder), "--output", "/dev/full"]) == 1
+    assert main(["runs", str(folder), "--text", "/dev/full"]) == 1

@@ -10,14 +10,11 @@ from typing import Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
-from tokenswift.cli.options import read_named
 from tokenswift.cli.output import check_record, give
 from tokenswift.config import OPTIONS, build_options, names_of, settings_of
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
-
-TOKENS, QUICK = 32, 8  # new tokens per text: usually, with --quick
 
 
 @dataclass(frozen=True)
@@ -26,26 +23,23 @@ class Audited:
 
     Attributes:
         prompt: a text to continue with every strategy; default: those of --prompts
-        max_new_tokens: new tokens per text, at least 1; default: 32
+        max_new_tokens: new tokens per text, at least 1
         seeds: sampled texts per prompt, at least 1, with seeds from --seed on
         distribution: tokens that plain decoding draws to test the distribution, from 100 to 10000; 0: no test
-        quick: the first prompt alone, and 8 new tokens per text where --max-new-tokens is not given: to check
-            an installation
         prompts: UTF-8 file of prompts with lines of --- between them; default: three shipped texts
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
-    max_new_tokens: int | None = option(None, least=1)
+    max_new_tokens: int = option(32, least=1)
     seeds: int = option(1, least=1)
     distribution: int = option(0)
-    quick: bool = option(False)
     prompts: str | None = option(None, "FILE")
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     words = "check that every strategy writes the tokens of plain decoding"
-    parser = command(subparsers, "audit", run, words)
+    parser = command(subparsers, "audit", run, words, "[PROMPT]")
     add_options(parser, Audited)
     options.add_model_options(parser, dtype="float32")
     options.add_strategy_options(parser, "all")
@@ -60,30 +54,31 @@ def run(args: argparse.Namespace) -> int:
     is 1 where something is not exact."""
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
+    if args.prompt is not None and args.prompts is not None:
+        raise InputError("PROMPT and --prompts given; valid: one of them")
     sampling = options.sampling_from(args)
-    if sampling.seed + args.seeds > 2**63:
-        raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
+    replace(sampling, seed=sampling.seed + args.seeds - 1)  # the last one is a seed, too
     options.check_model_options(args)
     record = check_record(args.json)
-    given, text = _strategy_options(args), None
-    if args.prompt is not None and (args.prompts is not None or not args.prompt.strip()):
-        raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word, without --prompts")
+    given, text = _strategy_options(args), args.prompt
     if args.prompts is not None:
-        text = read_named(args.prompts, "--prompts")
+        text = options.read_named(args.prompts, "--prompts")
 
     logger.info("auditing %s", args.model)
     from tokenswift.audit import Audit, shipped_prompts, split_prompts, variants
     from tokenswift.loader.identity import versions
 
-    prompts = [args.prompt] if args.prompt else shipped_prompts() if text is None else split_prompts(text)
+    prompts = shipped_prompts() if text is None else split_prompts(text)
+    if not prompts:
+        raise InputError("there is no prompt; valid: at least one word")
     llm = options.load_model(args)
     samplings = {} if sampling.greedy else {"sampling": sampling}
     audited = Audit(
         llm,
         variants=variants(args.strategy, given),
-        prompts=[*prompts][: 1 if args.quick else None],
+        prompts=[*prompts],
         samplings={**samplings, "greedy": replace(sampling, greedy=True)},
-        tokens=args.max_new_tokens or (QUICK if args.quick else TOKENS),
+        tokens=args.max_new_tokens,
         seeds=args.seeds,
         runs=args.distribution,
         say=logger.info,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import re
 import secrets
 import signal
@@ -19,23 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import LARGEST, meant, shown
+from tokenswift.checks import LARGEST, meant
 from tokenswift.cli import options
-from tokenswift.cli.declare import Parser, add_options, command, dashed
-from tokenswift.cli.generate import Text
+from tokenswift.cli.declare import add_options, command
+from tokenswift.cli.generate import Text, stream
 from tokenswift.cli.output import TextSink, summary
-from tokenswift.cli.terminal import Interrupted, Signals, Stages, table
-from tokenswift.config import ANSWERS, SamplingParams, sampling_over
+from tokenswift.cli.terminal import Interrupted, Signals, table
+from tokenswift.config import ANSWERS, SamplingParams
+from tokenswift.files import line_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
 COMMANDS = {
-    "/system TEXT": 'set the system prompt; alone it shows it, and /system "" removes it',
-    "/set NAME VALUE": "change the sampling or the length of answers; alone it shows the settings",
+    "/system TEXT": "set the system prompt; alone it shows it",
     "/retry": "write another answer to the last message, with the next seed",
     "/undo": "remove the last message and its answer",
-    "/clear": "begin a new conversation; system prompt and settings stay",
-    "/save FILE": "save the conversation: as JSON for a name that ends in .json, else as text",
+    "/clear": "begin a new conversation; the system prompt stays",
+    "/save FILE": "save the conversation in a new file, as JSON",
     "/help": "show this list",
     "/exit": "end the chat, as Ctrl-D does",
 }
@@ -48,7 +47,6 @@ TEXTS = {
     "max_new_tokens": "tokens of an answer at most, at least 1; default: until the model ends it",
     "seed": "0 or more: the same seed and messages, the same answers; default: a new one each time",
 }
-ASKING = [{"role": "user", "content": "?"}]
 logger = logging.getLogger("tokenswift")
 
 
@@ -100,13 +98,11 @@ def _begin(args: argparse.Namespace, call: dict[str, Any]) -> Chat:
     """The chat, once its model is loaded."""
     llm = options.load_model(args)
     options.check_template(llm, "chat")
-    sampling = options.sampling_from(args, llm.default_sampling(ASKING))
+    sampling = options.sampling_from(args, llm.default_sampling(options.asking(None, "?")))
     if args.seed is None:  # a chat need not begin like the one before
         sampling = replace(sampling, seed=secrets.randbits(31))
-    logger.info("/help lists the commands")
-    if args.verbose:
-        words = options.sampling_words(sampling)
-        logger.info("%s; --seed %d repeats the answers", words, sampling.seed)
+    seed = f"; --seed {sampling.seed} repeats the answers" if args.verbose else ""
+    logger.info("/help lists the commands%s", seed)
     return Chat(llm, sampling, args, **call)
 
 
@@ -114,32 +110,15 @@ def _begin(args: argparse.Namespace, call: dict[str, Any]) -> Chat:
 
 
 def editor() -> Callable[[], str]:
-    """What reads a message from the terminal; typed lines are kept in the cache folder for the next chat."""
-    import termios
-
+    """What reads a message from the terminal."""
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
 
-    from tokenswift.loader.find import cache_dir
-
-    path, keys = cache_dir() / "chat-history", KeyBindings()
+    keys = KeyBindings()
     for names in (("c-j",), ("escape", "enter")):
         keys.add(*names)(lambda event: event.current_buffer.insert_text("\n"))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # nobody else reads it
-        history: Any = FileHistory(str(path))
-    except OSError as error:
-        logger.warning("the input history is not saved: %s (%s)", path, error.strerror or error)
-        history = InMemoryHistory()
-    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, prompt_continuation="  ")
-
-    def ask() -> str:
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed into an answer
-        return session.prompt("\n> ").encode("utf-8", "replace").decode("utf-8")
-
-    return ask
+    session: PromptSession[str] = PromptSession(key_bindings=keys, prompt_continuation="  ")
+    return lambda: session.prompt("\n> ").encode("utf-8", "replace").decode("utf-8")
 
 
 def _piped() -> Iterator[str]:
@@ -154,14 +133,6 @@ def _piped() -> Iterator[str]:
 # ---- the conversation --------------------------------------------------------------------------------------
 
 
-def settings() -> Parser:
-    """The parser of a setting: options of the command that hold for each answer."""
-    parser = Parser(prog="/set")
-    add_options(parser, SamplingParams, options.SAMPLING, unset=True)
-    add_options(parser, Text, only=("max_new_tokens",))
-    return parser
-
-
 class Chat:
     """A conversation.
 
@@ -172,9 +143,8 @@ class Chat:
         call: strategy of a request.
 
     Attributes:
-        turns: messages and their answers, oldest first.
-        system: the system message; None for the template's own.
-        sampling, most: of the next answer.
+        messages: the conversation, oldest first.
+        sampling: of the next answer.
     """
 
     def __init__(self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any) -> None:
@@ -182,14 +152,7 @@ class Chat:
 
         self._llm, self._args, self._call = llm, args, call
         self.prefixes = Prefixes.beside(llm.target)  # an answer has to read only what is new
-        self.sampling, self.most, self.system = sampling, args.max_new_tokens, args.system
-        self._saved: set[Path] = set()
-        self.turns: list[dict[str, str]] = []
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation as chat messages."""
-        return [*options.system_messages(self.system), *self.turns]
+        self.sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
 
     def take(self, line: str) -> bool:
         """Do what a line says, a command or a message; False when the chat is to end.
@@ -202,90 +165,64 @@ class Chat:
         found = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", text, re.DOTALL)
         if found is None:
             if text:
-                self.answer(text)
+                self.answer(self.messages, text)
             return True
-        name, rest = found[1], found[2] or ""
-        names = {one.partition(" ")[0]: one for one in COMMANDS}
+        name, names = found[1], [one.partition(" ")[0] for one in COMMANDS]
         if name not in names:
             raise InputError(f"{name} is not a command; valid: {', '.join(COMMANDS)}{meant(name, names)}")
-        if bool(rest) and names[name] == name or not rest and name == "/save":
-            raise InputError(f"{shown(text)} does not fit; valid: {names[name]}")
         if name != "/exit":
-            getattr(self, f"do_{name[1:]}")(rest)
+            getattr(self, f"do_{name[1:]}")(found[2] or "")
         return name != "/exit"
 
-    def answer(self, text: str) -> None:
-        """Answer a message; what Ctrl-C left of the answer is kept."""
+    def answer(self, before: list[dict[str, str]], text: str) -> None:
+        """Answer a message that follows others; what Ctrl-C left of the answer is kept."""
         from tokenswift.engine.request import Request
 
-        question = {"role": "user", "content": text}
-        ids = self._encoded([*self.messages, question])
-        most, cut = self._room(len(ids)), "cut off by max-new-tokens, see /set"
-        if most != self.most or most is None:
-            cut = "cut off by the model's positions"
-        sink, answer, stages = TextSink(None), "", Stages(self._args.quiet)
-        how = {"sampling": self.sampling, "on_loop": "stop", "on_progress": stages}
-        request = Request(ids, most, **how, **self._call)
-        with Signals(leave=_leave) as signals:
-            try:
-                with self._llm.start(request, self.prefixes) as steps:
-                    for step in steps:
-                        answer += step.text
-                        sink.write(step.text)
-                        signals.check()
-                    ended = summary(steps.result, self._args.verbose, cut)
-            except KeyboardInterrupt:
-                if signals.number not in (0, signal.SIGINT):
-                    raise
-                ended = "stopped"
-            finally:
-                stages.end()
-                sink.close()
-        if answer:
-            self.turns = [*self.turns, question, {"role": "assistant", "content": answer}]
+        asked = [*before, {"role": "user", "content": text}]
+        most, limit = self._args.max_new_tokens, self._llm.target.rotary.limit
+        if limit is not None and most is not None:  # the last answer may be shorter
+            read = len(self._llm.encode(asked, template_options=self._call["template_options"]))
+            most = max(1, min(most, limit - read))
+        request = Request(asked, most, sampling=self.sampling, on_loop="stop", **self._call)
+        sink = TextSink(None)
+        try:
+            result = stream(self._llm, request, sink, self._args.quiet, known=self.prefixes)
+            ended = summary(result, self._args.verbose)
+        except Interrupted as error:
+            if error.number != signal.SIGINT:
+                raise
+            ended = "stopped"
+        if sink.text:
+            self.messages = [*asked, {"role": "assistant", "content": sink.text}]
         logger.info("(%s)", ended)
-
-    def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._llm.encode(messages, template_options=self._call.get("template_options"))
-
-    def _room(self, tokens: int) -> int | None:
-        """How long an answer may become behind ``tokens`` tokens; None: as long as the model has it."""
-        limit, most = self._llm.target.rotary.limit, self.most
-        if limit is not None and tokens >= limit:
-            raise InputError(
-                f"the conversation has {counted(tokens, 'token')}, the model {limit:,} positions; valid: a "
-                "shorter message, /undo, /clear, or --rope-scaling yarn"
-            )
-        return most if limit is None or most is None else min(most, limit - tokens)
 
     # ---- commands
 
     def do_help(self, _: str) -> None:
         """Show the commands."""
-        logger.info("%s\n%s", table(COMMANDS.items()), KEYS)
+        logger.info("%s\n%s", table(("command", "what it does"), COMMANDS.items()), KEYS)
 
     def do_retry(self, _: str) -> None:
         """Answer the last message again, with the next seed."""
-        before, seed = self.turns, self.sampling.seed
-        self.do_undo("")
-        self.sampling = replace(self.sampling, seed=(seed + 1) % LARGEST)
+        before, text = self._last()
+        self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % LARGEST)
         logger.info("another answer, with seed %d", self.sampling.seed)
-        try:
-            self.answer(before[-2]["content"])
-        finally:
-            if len(self.turns) < len(before):  # there is no other answer
-                self.turns = before
+        self.answer(before, text)
 
     def do_undo(self, _: str) -> None:
         """Take the last turn back."""
-        if not self.turns:
+        self.messages = self._last()[0]
+        logger.info("%s left", counted(len(self.messages), "message"))
+
+    def _last(self) -> tuple[list[dict[str, str]], str]:
+        """What stands before the last turn, and its message."""
+        if len(self.messages) < 2:
             raise InputError("there is no answer yet; valid: /retry and /undo after an answer")
-        self.turns, gone = self.turns[:-2], self.turns[-2]["content"]
-        logger.info("taken back: %s and its answer", shown(gone))
+        return self.messages[:-2], self.messages[-2]["content"]
 
     def do_clear(self, _: str) -> None:
-        """Begin a new conversation with the same instructions and settings."""
-        self.turns = []
+        """Begin a new conversation with the same instructions."""
+        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
         logger.info("a new conversation")
 
     def do_system(self, text: str) -> None:
@@ -295,54 +232,23 @@ class Chat:
             InputError: the model's chat template takes none.
         """
         if text:
-            system = None if text == '""' else text
-            self._encoded([*options.system_messages(system), *ASKING])
-            self.system = system
-        logger.info("%s", self.system or "no system prompt but the chat template's own")
-
-    def do_set(self, words: str) -> None:
-        """Change a setting of the answers that follow, or show all.
-
-        Raises:
-            InputError: naming the setting, its value and what is valid.
-        """
-        if not words:
-            values = {name: getattr(self.sampling, name) for name in options.SAMPLING}
-            values["max_new_tokens"] = self.most
-            logger.info("%s", table([(dashed(name), str(value)) for name, value in values.items()]))
-            return
-        name, _, value = words.replace("=", " ", 1).partition(" ")
-        name = f"--{dashed(name.removeprefix('--'))}"
-        args = settings().parse_args([f"{name}={value.strip()}"] if value else [name])
-        given = {key: one for key, one in vars(args).items() if one not in (None, False)}
-        self.most = given.pop("max_new_tokens", self.most)
-        self.sampling = sampling_over(self.sampling, given)
-        logger.info(
-            "%s", " ".join(f"{dashed(key)} {one}" for key, one in vars(args).items() if one is not None)
-        )
+            first, question = options.asking(text, "?")
+            self._llm.encode([first, question])
+            self.messages = [first, *(one for one in self.messages if one["role"] != "system")]
+        system = [one["content"] for one in self.messages if one["role"] == "system"]
+        logger.info("%s", *system or ["no system prompt but the chat template's own"])
 
     def do_save(self, name: str) -> None:
-        """Write the conversation to a file, which is replaced only if this chat has made it.
+        """Write the conversation to a new file.
 
         Raises:
-            InputError: there is something else of that name, or it cannot be written.
+            InputError: it cannot be written, or is there already.
         """
-        path, messages = Path(name).expanduser(), self.messages
-        if path.exists() and path.resolve() not in self._saved:
-            raise InputError(f"/save {name}: it exists already; valid: a new file")
-        text = "\n\n".join(f"{m['role']}:\n{m['content']}" for m in messages)
-        if path.suffix == ".json":
-            text = json.dumps(messages, ensure_ascii=False, indent=1)
         try:
-            path.write_text(text + "\n", encoding="utf-8")
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                json.dump(self.messages, file, ensure_ascii=False, indent=1)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"/save {name} cannot be written ({reason}); valid: a writable file") from error
-        self._saved.add(path.resolve())
-        logger.info("%s written to %s", counted(len(messages), "message"), path)
-
-
-def _leave(code: int) -> None:
-    """A second signal during an answer: one more Ctrl-C says nothing new."""
-    if code != 128 + signal.SIGINT:
-        os._exit(code)
+            raise InputError(
+                f"/save {name} cannot be written ({line_of(error)}); valid: a new file"
+            ) from error
+        logger.info("%s written to %s", counted(len(self.messages), "message"), name)

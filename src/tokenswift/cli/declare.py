@@ -30,7 +30,16 @@ from typing import Any, NoReturn
 from tokenswift.checks import meant
 from tokenswift.types import InputError
 
-RARE = "rare"  # the level of an option that --help-all alone shows
+#: short names of options, the same in every command
+SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t", "verbose": "-v"}
+#: the options that ``--help`` shows; ``--help-all`` shows all
+USUAL = frozenset(
+    "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature top_k top_p "
+    "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts repeats seeds "
+    "distribution no_measure folder text report drop_damaged kind num_heads layers data work continued "
+    "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue max_tokens "
+    "max_prompt".split()
+)
 
 
 def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> Any:
@@ -39,11 +48,10 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
     Args:
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
-        more: ``names``, before the usual one, the first of them in help and messages; ``least`` of a number,
-            and ``valid``, that in words; ``level``; ``place``, for an argument without a name; anything else
-            is argparse's.
+        more: ``names``, in place of the usual one; ``least`` of a number, and ``valid``, that in words;
+            ``place``, for an argument without a name; anything else is argparse's.
     """
-    return field(default=default, metadata={"metavar": metavar, **more})
+    return field(default=default, metadata=more if metavar is None else {"metavar": metavar, **more})
 
 
 def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
@@ -79,8 +87,6 @@ def _biases(text: str) -> list[tuple[int, float]]:
     return [(int(token), float(bias)) for token, bias in pairs]
 
 
-#: short names of options, the same in every command
-SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t"}
 BIASES = "token ids with a bias each, such as 198=-5,11=2, or none"
 #: type of a field → how its value is read, and its placeholder
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -97,25 +103,13 @@ ADDED = ("Texts", "Biases")  # several of these options add up
 def texts_of(kind: type) -> dict[str, str]:
     """What the docstrings of a class and its bases say of their attributes, as one line each."""
     found: dict[str, str] = {}
-    for part in kind.__mro__:
+    for part in reversed(kind.__mro__):
         entries = inspect.cleandoc(part.__doc__ or "").partition("\nAttributes:\n")[2]
         for names, text in re.findall(r"^    ([\w, ]+): (.*(?:\n {5,}.*)*)", entries, re.MULTILINE):
-            line = " ".join(text.replace("`", "").split()).removesuffix(".")
-            found = {**{name: line for name in names.split(", ")}, **found}
+            found |= dict.fromkeys(
+                names.split(", "), " ".join(text.replace("`", "").split()).removesuffix(".")
+            )
     return found
-
-
-def command(subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], words: str) -> Parser:
-    """The parser of a subcommand.
-
-    Args:
-        run: what it does; its docstring is the description.
-        words: beside its name in the list of commands.
-    """
-    text = " ".join(inspect.cleandoc(run.__doc__ or "").split())
-    parser = subparsers.add_parser(name, help=words, description=text)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_options(
@@ -124,7 +118,6 @@ def add_options(
     only: Collection[str] = (),
     unset: bool = False,
     texts: Mapping[str, str] | None = None,
-    rare: Collection[str] = (),
     **defaults: Any,
 ) -> None:
     """Give a parser, or a group of one, an option for each field.
@@ -133,22 +126,19 @@ def add_options(
         only: these fields alone; () for all.
         unset: what is not given is None, also where there is a default.
         texts: over those of the docstring.
-        rare: fields that --help-all alone shows, besides those that say so themselves.
         defaults: over those of the fields.
     """
     said = {**texts_of(kind), **(texts or {})}
     for one in fields(kind):
         if not only or one.name in only:
-            default = defaults.get(one.name, one.default)
-            text = re.sub(r"(?<=\(see )\w+", lambda m: f"--{dashed(m[0])}", said.get(one.name, ""))
-            add_option(to, one, text, default, unset, one.name in rare)
+            text = re.sub(r"(?<=\(see )\w+", lambda found: f"--{dashed(found[0])}", said.get(one.name, ""))
+            add_option(to, one, text, defaults.get(one.name, one.default), unset)
 
 
-def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, rare: bool = False) -> None:
+def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool = False) -> None:
     """One option; its default is added to its text where that says none."""
-    own = ("metavar", "names", "place", "level", "least", "valid")
-    metavar, names, place, level, least, valid = (one.metadata.get(name) for name in own)
-    how: dict[str, Any] = {key: value for key, value in one.metadata.items() if key not in own}
+    how: dict[str, Any] = dict(one.metadata)
+    names, place, least, valid = (how.pop(name, None) for name in ("names", "place", "least", "valid"))
     type_name = str(one.type).partition(" | ")[0]
     if type_name == "bool":
         how["action"] = "store_true"
@@ -156,17 +146,17 @@ def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool, r
         read, usual = KINDS.get(type_name, (str, "NAME"))
         read = read if least is None else integer(least, valid)
         added = {"action": "extend"} if type_name in ADDED else {}
-        how = {"type": read, "metavar": metavar or usual, **added, **how}
+        how = {"type": read, "metavar": usual, **added, **how}
         if default not in (MISSING, None, (), []) and "default" not in text:
             text += f"; default: {shown(default)}"
+    called = [SHORT.get(one.name), *(names or [f"--{dashed(one.name)}"])]
     if not place:
         how |= {"dest": one.name, "required": default is MISSING}
-    called = [one.name] if place else [SHORT.get(one.name), *(names or ()), f"--{dashed(one.name)}"]
     how["default"] = None if unset or default is MISSING else [] if default == () else default
     text = text.replace("%", "%%")
     brief = "; ".join([text.partition("; ")[0], *re.findall(r"; (default: \S+)$", text)])
-    made = to.add_argument(*filter(None, called), **how, help=argparse.SUPPRESS if rare or level else brief)
-    made.text = text
+    made = to.add_argument(*([one.name] if place else filter(None, called)), **how)
+    made.help, made.text = brief if one.name in USUAL else argparse.SUPPRESS, text
 
 
 def dashed(name: str) -> str:
@@ -177,29 +167,6 @@ def dashed(name: str) -> str:
 def shown(default: Any) -> str:
     """A default as it is typed."""
     return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
-
-
-def long_name(action: argparse.Action) -> str:
-    """The name of an option that help and messages use: ``--seed`` of ``-s`` and ``--seed``."""
-    names = action.option_strings or [str(action.metavar or action.dest)]
-    return next((name for name in names if name.startswith("--")), names[0])
-
-
-class Format(argparse.HelpFormatter):
-    """Options by their short and their first long name, with the placeholder once: ``-s, --seed N``."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        short = [name for name in action.option_strings if not name.startswith("--")]
-        value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar))}"
-        return ", ".join([*short, long_name(action)]) + value
-
-
-FORMAT = partial(Format, max_help_position=30)
 
 
 class HelpAll(argparse.Action):
@@ -216,33 +183,17 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "add_help": False, "formatter_class": FORMAT, **kwargs})
-
-    def complete(self) -> None:
-        """Add what every command has, and the line of its usage."""
-        places = [one for one in self._actions if not one.option_strings]
-        words = [f"[{one.metavar}]" if one.nargs == "?" else str(one.metavar) for one in places]
-        self.usage = " ".join([self.prog, "[options]", *words])
-        group = self.add_argument_group("help")
-        group.add_argument("-h", "--help", action="help", help="show the usual options, and exit")
-        group.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, and exit")
-        group.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        self.set_defaults(parser=self)
-
-    @property
-    def commands(self) -> dict[str, Parser]:
-        """The parsers of the subcommands; none of a command without any."""
-        return next((one.choices for one in self._actions if isinstance(one, argparse._SubParsersAction)), {})
+        wrapped = {"formatter_class": partial(argparse.HelpFormatter, max_help_position=30)}
+        super().__init__(**{"allow_abbrev": False, "add_help": False, **wrapped, **kwargs})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; refuses unknown options with the one that is probably meant."""
+        """As argparse's; refuses what it does not know with the option that is probably meant."""
         made, rest = self.parse_known_args(args, namespace)
-        unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
-        if unknown is not None:
-            known = getattr(made, "parser", self)._option_string_actions
-            raise InputError(f"unknown option {unknown}{meant(unknown, known)}")
         if rest:
-            raise InputError(f"unexpected argument {rest[0]!r}; valid: quotes around a text of several words")
+            given = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
+            known = getattr(made, "parser", self)._option_string_actions
+            valid = "the options of --help-all, and quotes around a text of several words"
+            raise InputError(f"unknown argument {given}; valid: {valid}{meant(given, known)}")
         return made
 
     def error(self, message: str) -> NoReturn:
@@ -254,9 +205,27 @@ class Parser(argparse.ArgumentParser):
 
     def in_words(self, message: str) -> str:
         """The message with fields written as the options that set them: the one that it begins with, and
-        names with an underscore anywhere, but those in a list of a method's options."""
-        options = {action.dest: long_name(action) for action in self._actions if action.option_strings}
-        names = r"^(?!out of )'?\w+'?(?=[ :])"  # not --out of memory
-        if " is not an option of " not in message:
-            names += r"|(?<![\w./-])\w+_\w+(?![\w./-])"
+        names with an underscore anywhere."""
+        options = {one.dest: one.option_strings[-1] for one in self._actions if one.option_strings}
+        names = r"^(?!out of )'?\w+'?(?=[ :])|(?<![\w./-])\w+_\w+(?![\w./-])"  # not --out of memory
         return re.sub(names, lambda found: options.get(found[0].strip("'"), found[0]), message)
+
+
+def command(
+    subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], words: str, places: str = ""
+) -> Parser:
+    """The parser of a subcommand.
+
+    Args:
+        run: what it does; its docstring is the description.
+        words: beside its name in the list of commands.
+        places: its arguments without a name, for the line of usage.
+    """
+    text = " ".join(inspect.cleandoc(run.__doc__ or "").split())
+    usage = f"tokenswift {name} [options] {places}".strip()
+    parser = subparsers.add_parser(name, help=words, description=text, usage=usage)
+    parser.set_defaults(run=run, parser=parser)
+    parser.add_argument("-h", "--help", action="help", help="show the usual options, and exit")
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, and exit")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser

@@ -10,19 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import many, options
-from tokenswift.cli.declare import RARE, Parser, add_options, command, dashed, option
-from tokenswift.cli.output import (
-    STDOUT,
-    TextSink,
-    check_folder,
-    check_record,
-    check_writable,
-    summary,
-    write_json,
-)
+from tokenswift.cli import many, options, output
+from tokenswift.cli.declare import Parser, add_options, command, dashed, option
+from tokenswift.cli.output import STDOUT, TextSink
 from tokenswift.cli.terminal import Stages, keeping
-from tokenswift.config import CONTINUED, CONTINUED_LENGTH
+from tokenswift.config import CONTINUED
 from tokenswift.engine.request import Request, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
@@ -53,7 +45,7 @@ class Prompt:
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
     prompt_file: str | None = option(None, "F")
-    prompt_ids: list[int] | None = option(None, "1,2,3", type=options.token_ids, level=RARE)
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=options.token_ids)
     raw: bool = option(False, names=("--continue",))
 
 
@@ -74,13 +66,13 @@ class Text:
     """
 
     max_new_tokens: int | None = option(None, least=1)
-    json_schema: str | None = option(None, "FILE", level=RARE)
-    regex: str | None = option(None, "TEXT", level=RARE)
-    grammar: str | None = option(None, "FILE", level=RARE)
-    stop: list[str] = option((), "TEXT", action="append", level=RARE)
-    stop_ids: list[list[int]] = option((), "1,2,3", type=options.token_ids, action="append", level=RARE)
-    ignore_eos: bool = option(False, level=RARE)
-    on_loop: str = option("report", "W", level=RARE)
+    json_schema: str | None = option(None, "FILE")
+    regex: str | None = option(None, "TEXT")
+    grammar: str | None = option(None, "FILE")
+    stop: list[str] = option((), "TEXT", action="append")
+    stop_ids: list[list[int]] = option((), "1,2,3", type=options.token_ids, action="append")
+    ignore_eos: bool = option(False)
+    on_loop: str = option("report", "W")
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class Results(options.Shown, options.Record):
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    parser = command(subparsers, "generate", run, "write a text")
+    parser = command(subparsers, "generate", run, "write a text", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Results)
     add_options(parser.add_argument_group("many prompts"), many.Several)
@@ -115,26 +107,12 @@ def add_call_options(parser: Parser) -> None:
     options.add_sampling_options(parser, usual=CONTINUED)
 
 
-def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
-    """The folder of --run-dir, and the run that is there already."""
-    if name is None:
-        return None, None
-    from tokenswift.runs import folder as folders
-
-    folder = Path(name).expanduser()
-    state = None
-    check_folder("--run-dir", name)
-    if folders.has_run(folder):
-        state = folders.load_whole(folder)
-    else:
-        folders.check_new(folder)
-    return folder, state
-
-
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
     """The prompt as given, and the other arguments of a request; everything that needs no model is checked.
     :func:`with_model` makes the request."""
-    options.check_chat_options(args)
+    continued = "--continue" if args.raw else None if args.prompt_ids is None else "--prompt-ids"
+    if args.system is not None and continued:
+        raise InputError(f"--system and {continued} given; valid: one of them")
     return options.prompt_from(args), settings_from(args)
 
 
@@ -171,64 +149,69 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
 
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
-    """The request, its prompt as the model takes it and its sampling settled; says which way both went."""
+    """The request, its prompt as the model takes it and its sampling settled; says which way."""
     prompt, told = options.shaped(args, llm, prompt)
+    logger.info("%s", told)
     if is_chat(prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
-        call = {
-            **call,
-            "on_loop": "stop",
-        }  # without a length, one that loops would go on to the last position
-    request = Request.of(prompt, llm.default_sampling, **call)
-    logger.info("%s%s", told, f", {options.sampling_words(request.sampling)}" if is_chat(prompt) else "")
-    return request
+        call = {**call, "on_loop": "stop"}  # one that loops would go on to the last position
+    return Request.of(prompt, llm.default_sampling, **call)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write a text. A chat model answers the prompt; with --continue, or without a chat template, it
     continues it. The text streams to standard output; progress and summary go to standard error."""
     if args.prompts is not None or args.out is not None:
-        many.check_several(args)
-        options.check_chat_options(args)
         return many.run(args, settings_from(args))
     prompt, call = call_from(args)
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
-    output = check_writable("--output", args.output)
-    record = check_record(args.json)
-    run_dir, before = _run_dir(args.run_dir)
+    file = output.check_writable("--output", args.output)
+    record, before = output.check_record(args.json), None
+    if args.run_dir is not None:
+        before, args.run_dir = _known(args.run_dir), Path(args.run_dir).expanduser()
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
-    options.prepare(args)
+    if not args.raw and args.prompt_ids is None:
+        from tokenswift.loader.template import prepare
+
+        prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)
-    request, cut = replace(with_model(args, llm, prompt, call), run_dir=run_dir), None
-    if args.max_new_tokens is None:
-        usual = "limit of an answer" if is_chat(request.prompt) else f"default of {CONTINUED_LENGTH} tokens"
-        cut = f"stopped at the {usual}; --max-new-tokens sets another"
-    write(args, llm, request, output, record, before, cut)
+    request = replace(with_model(args, llm, prompt, call), run_dir=args.run_dir)
+    write(args, llm, request, file, record, before)
     return 0
+
+
+def _known(name: str) -> RunState | None:
+    """The run that is in the folder of --run-dir already."""
+    from tokenswift.runs import folder as folders
+
+    folder = output.check_folder("--run-dir", name)
+    if folders.has_run(folder):
+        return folders.load_whole(folder)
+    folders.check_new(folder)
+    return None
 
 
 def write(
     args: argparse.Namespace,
     llm: Any,
     request: Request,
-    output: Path | None,
+    file: Path | None,
     record: Path | None,
     before: RunState | None = None,
-    cut: str | None = None,
 ) -> None:
     """Run a request: its text, summary and record go where the options have them.
 
     Args:
-        output, record: files of the text and of the record, where they are asked for.
+        file, record: files of the text and of the record, where they are asked for.
         before: as of :func:`stream`.
-        cut: what is said of an end at the length; None: that it was asked for.
     """
-    sink = TextSink(output, echo=record != STDOUT)
+    sink = TextSink(file, echo=record != STDOUT)
     result = stream(llm, request, sink, args.quiet, before)
-    logger.info("%s", summary(result, args.verbose, cut))
+    logger.info("%s", output.summary(result, args.verbose))
     if record is not None:
-        write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
+        made = record_of(llm, result, request.strategy, request.given, request.sampling)
+        output.write_json(record, made)
 
 
 def stream(
@@ -249,7 +232,7 @@ def stream(
     """
     go_on = "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
     tokens, live = 0 if before is None else len(before.tokens), sys.stdout.isatty()
-    sink.repeat("" if before is None else before.text)
+    sink.write("" if before is None else before.text, again=True)
 
     def kept() -> str:
         stages.end()
@@ -269,7 +252,7 @@ def stream(
                         stages("generate", tokens, request.max_new_tokens)
                     signals.check()
                 result = steps.result
-            sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
+            sink.write(result.text[len(sink.text) :])  # what an earlier session held back; makes the file
             sink.close()
     except BrokenPipeError as error:
         raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error

@@ -14,11 +14,11 @@ from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
-from tokenswift.cli.output import TextSink, check_folder, check_record, give, write_json
+from tokenswift.cli.output import TextSink, check_record, give, write_json
 from tokenswift.cli.terminal import duration, say, table
 from tokenswift.config import SamplingParams
 from tokenswift.engine.request import record_of
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
 STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}
@@ -32,7 +32,7 @@ logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(options.Record):
     """What is measured.
 
     Attributes:
@@ -49,18 +49,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Demo(options.Quiet):
+class Demo(options.Record):
     """What is compared.
 
     Attributes:
-        out: folder for the records: autoregressive.json and auto.json of the story,
-            list.autoregressive.json and list.auto.json of the list; created if missing
         max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this machine
             writes in three minutes
         seed: 0 or more
     """
 
-    out: str = option("demo", "DIR")
     max_new_tokens: int | None = option(None, least=1)
     seed: int = option(0)
 
@@ -78,14 +75,14 @@ class Plan(options.Record):
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommands."""
-    parser = command(subparsers, "bench", bench, "measure the speed of a model on this machine")
-    options.add_model_options(parser)
-    add_options(parser.add_argument_group("measurement"), Measured)
-    add_options(parser.add_argument_group("results"), options.Record)
-    parser = command(subparsers, "demo", demo, "compare plain decoding and TokenSwift on two texts")
-    add_options(parser, Demo)
-    options.add_model_options(parser)
-    parser = command(subparsers, "plan", plan, "estimate memory and time of a run")
+    for name, run, kind, words in (
+        ("bench", bench, Measured, "measure the speed of a model on this machine"),
+        ("demo", demo, Demo, "compare plain decoding and TokenSwift on two texts"),
+    ):
+        parser = command(subparsers, name, run, words)
+        add_options(parser, kind)
+        options.add_model_options(parser)
+    parser = command(subparsers, "plan", plan, "estimate memory and time of a run", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Plan)
 
@@ -102,8 +99,7 @@ def bench(args: argparse.Namespace) -> int:
         check_integer("contexts", context, 2)
     if args.prompt_file is None:
         stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
-        named = {one.name: one.read_text(encoding="utf-8") for one in stories}
-        text = "\n\n".join(named[name] for name in sorted(named))
+        text = "\n\n".join(one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name))
     else:
         text = options.read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
@@ -127,13 +123,10 @@ def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> li
         InputError: it is too short, or the model has too few positions.
     """
     ids = llm.encode(text[: LETTERS * context])[:context]
-    given, limit = f"contexts is {context}", llm.target.rotary.limit
     if len(ids) < context:
         has = counted(len(ids), "token")
-        raise InputError(f"{given}, the text has {has}; valid: fewer, or a longer prompt_file")
-    if limit is not None and context + args.max_new_tokens > limit:
-        more = f"{given}, with new tokens more than the model's {limit} positions"
-        raise InputError(f"{more}; valid: fewer, or rope_scaling yarn")
+        raise InputError(f"contexts is {context}, the text has {has}; valid: fewer, or a longer prompt_file")
+    llm.target.check_room(context + args.max_new_tokens)
     return ids
 
 
@@ -176,7 +169,7 @@ def rates_of(made: dict[str, Any]) -> str:
     head = ("context", "prompt, tokens/s", "plain, tokens/s", "adaptive, tokens/s", "×", "identical")
     first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
     first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
-    return f"{first}\n\n{table(rows, head, right=range(5))}"
+    return f"{first}\n\n{table(head, rows, right=range(5))}"
 
 
 def cell(found: dict[str, Any], digits: int = 1) -> str:
@@ -190,41 +183,34 @@ def cell(found: dict[str, Any], digits: int = 1) -> str:
 def demo(args: argparse.Namespace) -> int:
     """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
     same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
-    same (exit code 1 if not). Four records with tokens, text and figures are written to --out."""
+    same (exit code 1 if not). --json FILE takes four records: of the story, then of the list."""
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
-    folder = check_folder("--out", args.out)
-    files = {(text, name): folder / f"{text}{name}.json" for text in ("", "list.") for name in STRATEGIES}
+    record = check_record(args.json)
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
-    texts = {"": ("prose", llm.encode(story), sampling), "list.": ("list", repeating, greedy)}
     length, new = sizes(llm, repeating)
-    rows: list[tuple[str, ...]] = []
-    accounts, different = [], []
-    for text, (words, ids, how) in texts.items():
-        ids = ids[-length:]
-        end = llm.tokenizer.decode(ids)[-60:].partition(" ")[2].replace("\n", " ")
-        say(f"\n--- {words}: …{end}\n")
-        results = both(llm, ids, how, args, args.max_new_tokens or new)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, result in results.items():
-            write_json(files[text, name], record_of(llm, result, name, {}, how))
-            rows.append(row(words, name, result, results["autoregressive"]))
-        if (drafting := results["auto"].drafting) is not None:
-            accounts.append(f"drafting, {words}: {drafting['summary']}")
-        if results["auto"].token_ids != results["autoregressive"].token_ids:
-            different.append(words)
+    rows, records = list[tuple[str, ...]](), list[dict[str, Any]]()
+    for words, ids, how in (("prose", llm.encode(story), sampling), ("list", repeating, greedy)):
+        made = both(llm, ids[-length:], how, args, args.max_new_tokens or new)
+        records += made
+        rows += [row(words, one, made[0]) for one in made]
+    same = all(a["token_ids"] == b["token_ids"] for a, b in (records[:2], records[2:]))
+    accounts = [f"drafting: {one['drafting']['summary']}" for one in records if one["drafting"]]
     head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
-    left = ", ".join(path.name for path in files.values())
-    same = f"identical: {'no' if different else 'yes'}"
-    left = f"left in {folder}: {left} (tokens, text and figures of each)\n"
-    say("\n".join(["", table(rows, head, right=range(2, 5)), *accounts, same, left]))
-    if different:
+    say(
+        "\n".join(
+            [table(head, rows, right=range(2, 5)), *accounts, f"identical: {'yes' if same else 'no'}\n"]
+        )
+    )
+    if record is not None:
+        write_json(record, *records)
+    if not same:
         near = "" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)"
-        raise RunError(f"the two texts differ ({different[0]}); all records are in {folder}{near}")
+        raise RunError(f"the two texts differ{near}")
     return 0
 
 
@@ -248,23 +234,25 @@ def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
 
 def both(
     llm: Any, ids: list[int], sampling: SamplingParams, args: argparse.Namespace, new: int
-) -> dict[str, Generation]:
-    """One text by each strategy, shown as plain decoding writes it."""
+) -> list[dict[str, Any]]:
+    """The records of one text by each strategy, shown as plain decoding writes it."""
     from tokenswift.engine.request import Request
 
-    made, known = {}, llm.prefill(ids)
+    say(f"\n--- …{llm.tokenizer.decode(ids)[-60:]}\n")
+    records, known = [], llm.prefill(ids)
     for name in STRATEGIES:
         request = Request(ids, new, name, {}, sampling=sampling, ignore_eos=True)
-        sink = TextSink(None, name == "autoregressive")
-        made[name] = stream(llm, request, sink, args.quiet, known=known)
-    return made
+        result = stream(llm, request, TextSink(None, name == "autoregressive"), args.quiet, known=known)
+        records.append(record_of(llm, result, name, {}, sampling))
+    say("\n")
+    return records
 
 
-def row(words: str, name: str, result: Generation, plain: Generation) -> tuple[str, ...]:
+def row(words: str, made: dict[str, Any], plain: dict[str, Any]) -> tuple[str, ...]:
     """The figures of a text; times are those of plain decoding."""
-    rate, length = result.metrics.tokens_per_second, result.metrics.mean_acceptance_length
-    over = rate / plain.metrics.tokens_per_second
-    return STRATEGIES[name], words, f"{rate:.1f}", f"{over:.2f}", f"{length:.2f}"
+    rate, length = made["tokens_per_second"], made["mean_acceptance_length"]
+    over = rate / plain["tokens_per_second"]
+    return STRATEGIES[made["strategy"]], words, f"{rate:.1f}", f"{over:.2f}", f"{length:.2f}"
 
 
 # ---- plan --------------------------------------------------------------------------------------------------
@@ -318,7 +306,7 @@ def text_of(made: dict[str, Any]) -> str:
     parts = made["parts"] | {"expected peak": made["peak"]}
     sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
     head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
-    lines = [head, "", table(sizes, ("memory", "GB"), right=(1,)), ""]
+    lines = [head, "", table(("memory", "GB"), sizes, right=(1,)), ""]
     if made["free"] is not None:
         fits = counted(made["most"], "new token fits", "new tokens fit")
         lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")

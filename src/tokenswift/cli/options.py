@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import os
-import select
 import stat
 import sys
 from collections.abc import Mapping
@@ -19,24 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift import config
-from tokenswift.cli.declare import RARE, Parser, add_option, add_options, dashed, option, reader, texts_of
+from tokenswift.cli.declare import Parser, add_option, add_options, option, reader, texts_of
 from tokenswift.cli.declare import shown as shown_default
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages
-from tokenswift.config import HEAD_KINDS, NEUTRAL, OPTIONS, LoadConfig, SamplingParams
+from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams
+from tokenswift.files import line_of
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
 from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError
-from tokenswift.words import counted
 
 DEFAULT_MODEL = "smollm2-135m"
-PATIENCE = 2.0  # seconds without a word from a pipe until that is said
 logger = logging.getLogger("tokenswift")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
 LOADING = [one.name for one in fields(LoadConfig)]
 METHOD = list(dict.fromkeys(one.name for kind in OPTIONS.values() for one in fields(kind)))
-#: fields that every help shows
-USUAL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "dtype", "device")
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Model:
 
     model: str = option(DEFAULT_MODEL, "M")
     heads: str = option("auto", "PATH")
-    eagle: str = option("auto", "PATH", level=RARE)
+    eagle: str = option("auto", "PATH")
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Preset:
         preset: the paper's settings by name, such as paper, top-p or qwen2.5-7b; other options override it
     """
 
-    preset: str | None = option(None, level=RARE)
+    preset: str | None = option(None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,8 @@ class Record(Quiet):
     """Results as JSON.
 
     Attributes:
-        json: write one JSON record to this file; with - or no FILE, to standard output in place of the text
+        json: write JSON records, one a line, to this file; with - or no FILE, to standard output in place of
+            the text
     """
 
     json: str | None = option(None, "FILE", nargs="?", const="-")
@@ -98,14 +95,14 @@ class Shown(Quiet):
         verbose: figures of drafting in the summary: passes, acceptance, sources of drafts
     """
 
-    verbose: bool = option(False, names=("-v",), level=RARE)
+    verbose: bool = option(False)
 
 
 def add_model_options(parser: Parser, dtype: str = "auto") -> None:
     """The fields of :class:`Model` and of `config.LoadConfig`."""
     group = parser.add_argument_group("model")
     add_options(group, Model)
-    add_options(group, LoadConfig, LOADING, rare=set(LOADING) - {*USUAL}, dtype=dtype)
+    add_options(group, LoadConfig, dtype=dtype)
 
 
 def add_sampling_options(
@@ -124,8 +121,7 @@ def add_sampling_options(
     """
     group = parser.add_argument_group(title)
     only = [name for name in SAMPLING if not (plain and name in config.ADJUSTING)]
-    defaults = {} if usual is None else asdict(usual)
-    add_options(group, SamplingParams, only, True, texts, set(SAMPLING) - {*USUAL}, **defaults)
+    add_options(group, SamplingParams, only, True, texts, **(asdict(usual) if usual else {}))
     add_options(group, Preset)
 
 
@@ -138,13 +134,11 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
     texts = texts_of(config.MethodOptions)
     for name in METHOD:
         owners = {key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name}
-        usual = {
-            key: "" if one.default is None else f": {shown_default(one.default)}"
+        usual = [
+            key if one.default is None else f"{key}: {shown_default(one.default)}"
             for key, one in owners.items()
-        }
-        words = "; ".join(key + value for key, value in usual.items())
-        one = next(iter(owners.values()))
-        add_option(group, one, f"{texts[name]} ({words})", None, unset=True, rare=True)
+        ]
+        add_option(group, next(iter(owners.values())), f"{texts[name]} ({'; '.join(usual)})", None)
 
 
 def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
@@ -163,15 +157,6 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return given if args.preset is None else {**config.preset(args.preset), **given}
 
 
-def sampling_words(sampling: SamplingParams) -> str:
-    """The settings that are on, but for the seed."""
-    if sampling.greedy:
-        return "greedy"
-    values = {name: getattr(sampling, name) for name in NEUTRAL}
-    on = {name: value for name, value in values.items() if value != NEUTRAL[name] or name == "temperature"}
-    return ", ".join(f"{dashed(name)} {value:g}" for name, value in on.items())
-
-
 def given_strategy_options(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options that the command line names."""
     return {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
@@ -183,11 +168,6 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     config.check_strategy(args.strategy)
     config.build_options(OPTIONS[args.strategy], args.strategy, given)
     check_writable("--explain", given.get("explain"))
-    if given.get("draft_model") is not None:
-        try:
-            check_name(given["draft_model"])
-        except InputError as error:
-            raise InputError(f"draft_{error}") from None
     return given
 
 
@@ -242,26 +222,21 @@ token_ids = reader(_ids, "integers such as 1,2,3, no negative ids")
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
     """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else), or token
     ids. What a pipe brings beside an argument stands before it."""
-    given = {"PROMPT": args.prompt, "--prompt-file": args.prompt_file, "--prompt-ids": args.prompt_ids}
-    names = [name for name, value in given.items() if value is not None]
-    beside = names == ["PROMPT"] and args.prompt != "-"
-    piped = piped_text(beside) if beside or not names else None
-    if len(names) != 1 and (names or piped is None):
-        what = "no prompt given" if not names else f"{' and '.join(names)} given"
-        raise InputError(f"{what}; valid: one of {', '.join(given)}, or a pipe (- reads standard input)")
-    if args.prompt_ids is not None:
-        prompt: str | list[int] = args.prompt_ids
-    elif args.prompt_file is not None:
-        prompt = read_named(args.prompt_file, "--prompt-file")
-    elif args.prompt == "-":
-        prompt = read_named("-", "PROMPT")
-    else:
-        prompt = piped or args.prompt or ""
+    text, file = (None, "-") if args.prompt == "-" else (args.prompt, args.prompt_file)
+    sources = {"PROMPT": text, "--prompt-file": file, "--prompt-ids": args.prompt_ids}
+    given = [name for name, value in sources.items() if value is not None]
+    piped = piped_text(text is not None) if given in ([], ["PROMPT"]) else None
+    if len(given) > 1 or (not given and piped is None):
+        what = " and ".join(given) or "no prompt"
+        valid = f"one of {', '.join(sources)}, or a pipe (- reads standard input)"
+        raise InputError(f"{what} given; valid: {valid}")
+    if file is not None:
+        text = read_named(file, "--prompt-file")
+    elif piped:
+        text = f"{piped}\n\n{text}" if text else piped
+    prompt = args.prompt_ids or text
     if not prompt:
-        raise InputError(f"{names[0] if names else 'standard input'} is empty; valid: at least one token")
-    if beside and piped:
-        logger.info("standard input (%s) is put before PROMPT", counted(len(piped), "character"))
-        return f"{piped}\n\n{args.prompt}"
+        raise InputError(f"{given[0] if given else 'standard input'} is empty; valid: at least one token")
     return prompt
 
 
@@ -273,33 +248,26 @@ def piped_text(beside: bool) -> str | None:
             open for ever, is not read then.
     """
     try:
-        handle = sys.stdin.fileno()
-        mode = os.fstat(handle).st_mode
+        mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
         return None
     waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
-    if not waits and not stat.S_ISREG(mode):
-        return None
-    if waits and not select.select([handle], [], [], PATIENCE)[0]:
-        without = " (</dev/null leaves it out)" if beside else ""
-        logger.info("waiting for the end of standard input, a pipe%s", without)
-    return read_named("-", "PROMPT")
+    if waits and beside:  # whoever started this may have left it open
+        logger.info("reading standard input, which stands before PROMPT (</dev/null leaves it out)")
+    return read_named("-", "standard input") if waits or stat.S_ISREG(mode) else None
 
 
 def read_named(name: str, option: str) -> str:
     """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
     the one line end that shells and editors put at the end."""
-    if name == "-" and sys.stdin is None:
-        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
-    try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error
+    except (AttributeError, OSError, ValueError) as error:  # standard input may be closed
+        valid = "valid: a UTF-8 text file"
+        raise InputError(f"{option} {name} cannot be read ({line_of(error)}); {valid}") from error
 
 
 # ---- prompts: how they are taken ---------------------------------------------------------------------------
@@ -331,24 +299,7 @@ class System:
     """
 
     system: str | None = option(None, "TEXT")
-    template_option: list[Any] = option((), "NAME=VALUE", type=variable, action="append", level=RARE)
-
-
-def prepare(args: argparse.Namespace) -> None:
-    """Start what renders chat templates before the model is loaded, where it may be needed."""
-    if not args.raw and args.prompt_ids is None:
-        from tokenswift.loader.template import prepare
-
-        prepare()
-
-
-def check_chat_options(args: argparse.Namespace) -> None:
-    """Raise :class:`InputError` for options of a chat beside what is no chat."""
-    given = [name for name in ("system", "template_option") if getattr(args, name) not in (None, [])]
-    alone = args.raw and getattr(args, "prompts", None) is None
-    other = "--prompt-ids" if args.prompt_ids is not None else "--continue" if alone else None
-    if given and other:
-        raise InputError(f"{other} and --{dashed(given[0])} given; valid: one of them")
+    template_option: list[Any] = option((), "NAME=VALUE", type=variable, action="append")
 
 
 def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:
@@ -368,7 +319,7 @@ def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple
     elif not llm.has_chat_template:
         return prompt, "prompt: continued as it is (the model has no chat template)"
     told = "prompt: answered, through the model's chat template (--continue continues it instead)"
-    return [*system_messages(args.system), {"role": "user", "content": prompt}], told
+    return asking(args.system, prompt), told
 
 
 def check_template(llm: Any, what: str) -> None:
@@ -380,6 +331,7 @@ def check_template(llm: Any, what: str) -> None:
         )
 
 
-def system_messages(text: str | None) -> list[dict[str, str]]:
-    """The messages that a conversation begins with."""
-    return [] if text is None else [{"role": "system", "content": text}]
+def asking(system: str | None, text: str) -> list[dict[str, str]]:
+    """A conversation that begins with a text of the user."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]

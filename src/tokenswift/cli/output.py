@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from tokenswift.cli.declare import dashed
 from tokenswift.cli.terminal import say, shown_on
+from tokenswift.files import line_of, replacing
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -21,10 +22,10 @@ from tokenswift.words import counted
 STDOUT = Path("-")
 #: options that name a file to read, and those that name one to write
 READ = ("prompt_file", "prompts", "heads", "eagle", "data", "json_schema", "grammar")
-WRITTEN = ("output", "explain", "json", "out", "work")
+WRITTEN = ("output", "explain", "json", "out", "work", "text", "report")
 #: finish reason → in words
 ENDINGS = {
-    "length": "ended at the length asked for",
+    "length": "stopped at the limit of its length; --max-new-tokens sets another",
     "eos": "the model ended the text",
     "stop": "ended at a stop text",
     "loop": "stopped, it began to repeat itself",
@@ -85,8 +86,8 @@ def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable {what}") from error
+        valid = f"valid: a writable {what}"
+        raise InputError(f"{option} {name} cannot be written ({line_of(error)}); {valid}") from error
 
 
 def is_regular(path: Path) -> bool:
@@ -100,24 +101,23 @@ def check_apart(args: argparse.Namespace) -> None:
     Raises:
         InputError: naming both options.
     """
-    files = {name: getattr(args, name, None) for name in (*READ, *WRITTEN)}
-    if getattr(args, "run_dir", None):
-        files = {"run_dir": f"{args.run_dir}/journal", **files}
-    seen: dict[Any, str] = {}
+    files: dict[str, Any] = {name: getattr(args, name, None) for name in (*READ, *WRITTEN)}
+    for name in ("run_dir", "folder"):  # of a run
+        if getattr(args, name, None):
+            files = {name: f"{getattr(args, name)}/journal", **files}
+    seen: dict[str, str] = {}
     for name, given in files.items():
-        path = os.path.expanduser(str(given or STDOUT))
-        new = name in WRITTEN and path != str(STDOUT) and not os.path.exists(path)
-        if new or os.path.isfile(path):
-            place = os.path.realpath(path) if new else os.stat(path)[1:3]  # the file's own numbers
-            other = seen.setdefault(place, name)
-            if name in WRITTEN and other != name:
-                both = f"--{dashed(other)} and --{dashed(name)}"
+        path = os.path.realpath(os.path.expanduser(given or STDOUT))
+        if str(given or STDOUT) != str(STDOUT) and (name in WRITTEN or os.path.exists(path)):
+            other = seen.setdefault(path, name)
+            if other != name and name in WRITTEN:
+                both = f"{other} and --{dashed(name)}"
                 raise InputError(f"{both} are both {given}; valid: two different files")
 
 
-def check_record(name: str | None) -> Path | None:
+def check_record(name: str | None, option: str = "--json") -> Path | None:
     """The path of --json, writable; :data:`STDOUT` for standard output."""
-    return STDOUT if name == str(STDOUT) else check_writable("--json", name)
+    return STDOUT if name == str(STDOUT) else check_writable(option, name)
 
 
 class TextSink:
@@ -128,51 +128,51 @@ class TextSink:
         echo: write to standard output too.
 
     Attributes:
+        text: all that it was given.
         kept: where the text so far is, in words.
-        written: characters that it has seen, those of :meth:`repeat` included.
     """
 
     def __init__(self, path: Path | None, echo: bool = True) -> None:
-        self.written = 0
+        self.text = ""
         self.kept = "the text so far is on standard output" if echo else "no text was kept"
         self._path, self._echo = path, echo
         self._file: IO[str] | None = None
         self._last = "\n"
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, again: bool = False) -> None:
         """Pass on a piece of text, flushed.
 
+        Args:
+            again: it is of an earlier session: for the file alone.
         Raises:
             RunError: the file cannot be written any more (no space left, say).
-            OSError: as :func:`say`.
+            BrokenPipeError: as :func:`say`.
         """
-        self.repeat(text)
-        if text and self._echo:
+        self.text += text
+        if self._path is not None:
+            self._keep(self._path, text)
+        if text and self._echo and not again:
             self._show(shown_on(sys.stdout, text))
 
-    def repeat(self, text: str) -> None:
-        """Write text of an earlier session: into the file alone."""
-        self.written += len(text)
-        if self._path is None:
-            return
+    def _keep(self, path: Path, text: str) -> None:
         try:
             if self._file is None:
-                self._file = self._path.open("w", encoding="utf-8", newline="")
-                self.kept = f"the text so far is in {self._path}"
+                self._file = path.open("w", encoding="utf-8", newline="")
+                self.kept = f"the text so far is in {path}"
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            name, self._path = self._path, None
+            self._path = None
             with suppress(OSError):  # what is still in its buffer cannot be written either
                 self.close()
-            self._file, reason = None, error.strerror or error
-            raise RunError(f"writing {name} failed ({reason}); what fitted in it was kept") from error
+            self._file = None
+            raise RunError(f"writing {path} failed ({line_of(error)}); what fitted in it was kept") from error
 
     def _show(self, text: str) -> None:
         self._last = text
         try:
             say(text)
-        except OSError:
+        except (OSError, RunError):
             self._last = "\n"
             if self._file is None:
                 self.kept = "what fitted of the text is on standard output"
@@ -202,7 +202,7 @@ def write_json(path: Path, *records: Mapping[str, Any]) -> None:
 
     Raises:
         RunError: no space left or no right to write; what was on standard output stays there.
-        OSError: as :func:`say`.
+        BrokenPipeError: as :func:`say`.
     """
     lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     write_text(path, "".join(lines))
@@ -216,18 +216,14 @@ def write_text(path: Path, text: str) -> None:
     if path == STDOUT:
         say(shown_on(sys.stdout, text))  # JSON in every case: it stays the same JSON
         return
-    target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{os.getpid()}.part") if is_regular(target) else target
     try:
-        part.write_text(text, encoding="utf-8", newline="")
-        if part != target:
-            os.replace(part, target)
+        if not is_regular(path):
+            path.write_text(text, encoding="utf-8", newline="")
+            return
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"writing {path} failed ({reason}); what was there before was kept") from error
-    finally:
-        if part != target:
-            part.unlink(missing_ok=True)
+        raise RunError(f"writing {path} failed ({line_of(error)}); what was there before was kept") from error
 
 
 def drafted(result: Generation) -> str:
@@ -242,20 +238,18 @@ def drafted(result: Generation) -> str:
     return text if gain is None else f"{text}, {gain:.2f} × plain"
 
 
-def summary(result: Generation, verbose: bool = False, at_length: str | None = None) -> str:
+def summary(result: Generation, verbose: bool = False) -> str:
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
 
     Args:
         verbose: prefill, passes, acceptance and why it was drafted so, too.
-        at_length: what is said of an end at the length; None: that it was asked for.
     """
     m = result.metrics
     text = counted(len(result.token_ids), "token")
     text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
     if verbose or m.prefill_seconds >= READING_SECONDS:
         text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
-    endings = ENDINGS | ({} if at_length is None else {"length": at_length})
-    text += f"; {endings.get(result.finish_reason, result.finish_reason)}{drafted(result)}"
+    text += f"; {ENDINGS[result.finish_reason]}{drafted(result)}"
     if verbose:
         text += f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
         text += f"(n-grams {m.ngram_acceptance_rate:.2f})"

@@ -15,6 +15,7 @@ from threading import RLock
 from types import FrameType
 from typing import IO, Any
 
+from tokenswift.files import line_of
 from tokenswift.types import InputError, RunError
 
 # ---- text that commands nothing ----------------------------------------------------------------------------
@@ -59,50 +60,45 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 #: words of torch's and the system's errors when memory ran out
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
-#: the name in an OSError of a failed write to it
-STANDARD_OUTPUT = "standard output"
 
 
 def say(text: str) -> None:
     """Write to standard output, flushed.
 
     Raises:
-        OSError: it cannot be written (a BrokenPipeError where nobody reads any more); with
-            :data:`STANDARD_OUTPUT` as its ``filename``.
+        BrokenPipeError: nobody reads it any more.
+        RunError: it cannot be written.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), STANDARD_OUTPUT) from error
+        raise RunError(f"writing standard output failed ({line_of(error)})") from error
 
 
-@contextmanager
-def usable_streams() -> Iterator[bool]:
-    """Make both output streams usable while entered; whether standard output is open.
-
-    What could not be written of standard output is thrown away at the end, so that the interpreter does not
-    fail once more at its exit.
-    """
-    null = os.open(os.devnull, os.O_RDWR)
-    while null < 3:  # closed by the shell: a file of the run would get the number, and what libraries print
-        null = os.dup(null)
-    before = sys.stdout, sys.stderr
+def usable_streams() -> bool:
+    """Make both output streams usable; whether standard output is open."""
+    is_open = sys.stdout is not None
+    while (null := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # closed by the shell: a file of the run would get the number, and what libraries print
+    os.close(null)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    return is_open
+
+
+def flush() -> None:
+    """Throw away what cannot be written of standard output: the interpreter would fail at its exit."""
     try:
-        yield before[0] is not None
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            os.dup2(null, 1)
-        sys.stdout, sys.stderr = before
-        os.close(null)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 # ---- signals -----------------------------------------------------------------------------------------------
@@ -134,16 +130,12 @@ class Signals:
     A signal that is ignored (``nohup``, background jobs of a shell) stays ignored. Outside the main thread
     nothing is changed.
 
-    Args:
-        leave: what a second signal does with the exit code; by default it ends the process.
-
     Attributes:
         number: the signal that came, 0 when none did.
     """
 
-    def __init__(self, leave: Callable[[int], Any] = os._exit) -> None:
+    def __init__(self) -> None:
         self.number = 0
-        self._leave = leave
         self._stepping = False
         self._before: dict[int, Any] = {}
 
@@ -173,14 +165,13 @@ class Signals:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.number:
-            self._leave(128 + number)
-            return
+            os._exit(128 + number)
         self.number = number
         if not self._stepping:
             raise Interrupted(number)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Why a run failed, in one line."""
     if isinstance(error, RunError):
         return str(error)
@@ -189,12 +180,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, BrokenPipeError):
         return "standard output was closed"
     if isinstance(error, OSError):
-        why, name = str(error.strerror or error), error.filename
-        return (
-            f"writing {name} failed ({why})" if name == STANDARD_OUTPUT else f"{name}: {why}" if name else why
-        )
-    told = " ".join(str(error).split())[:200]
-    return f"the run failed ({type(error).__name__}: {told}); --debug shows where"
+        return ": ".join(filter(None, (error.filename, line_of(error))))
+    return f"the run failed ({type(error).__name__}: {line_of(error)}); --debug shows where"
 
 
 @contextmanager
@@ -210,11 +197,9 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
             yield signals
         except InputError:
             raise
-        except KeyboardInterrupt as error:
-            raise Interrupted(getattr(error, "number", signal.SIGINT), kept()) from None
-        except Exception as error:
-            if signals.number and isinstance(error, OSError):  # a hung up terminal takes no text
-                raise Interrupted(signals.number, kept()) from None
+        except (KeyboardInterrupt, Exception) as error:
+            if signals.number or isinstance(error, KeyboardInterrupt):  # a hung up terminal takes no text
+                raise Interrupted(signals.number or signal.SIGINT, kept()) from None
             if isinstance(error, BrokenPipeError) or "kept" in str(error):
                 raise
             raise RunError(f"{reason(error)}; {kept()}") from error
@@ -235,12 +220,6 @@ STAGES = {
 }
 
 
-def is_live(stream: IO[str]) -> bool:
-    """Whether a stream is a terminal that takes escape codes."""
-    plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-    return stream.isatty() and not plain
-
-
 class Stages:
     """A moving line on standard error, where that is a terminal, that says how far the work is; called as
     `types.OnProgress` says. The line goes away when its stage ends.
@@ -251,7 +230,8 @@ class Stages:
     """
 
     def __init__(self, quiet: bool = False, doing: str = "working") -> None:
-        self._shown, self._doing = not quiet and is_live(sys.stderr), doing
+        plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
+        self._shown, self._doing = sys.stderr.isatty() and not quiet and not plain, doing
         self._stage, self._line, self._lock = "", None, RLock()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
@@ -291,14 +271,12 @@ def _moving_line(total: int | None) -> Any:
     at once."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.table import Column
 
     console = Console(file=sys.stderr, highlight=False)
     console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
     time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
-    how: Any = {"redirect_stdout": False, "refresh_per_second": 4, "transient": True}
-    line = Progress(BarColumn(16), text, time, console=console, **how)
+    text = TextColumn("{task.description}", markup=False)
+    line = Progress(BarColumn(16), text, time, console=console, redirect_stdout=False, transient=True)
     line.add_task("", total=total)
     line.start()
     return line
@@ -309,23 +287,24 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=max(0, round(seconds))))
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), right: Container[int] = ()) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[int] = ()) -> str:
     """Rows of cells as text; what commands a terminal is made visible.
 
     Args:
+        head: of the columns.
         rows: cells, as many in each.
-        head: of the columns; () for none.
         right: columns whose cells stand at the right, such as numbers.
     """
-    from rich.cells import cell_len
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
 
-    lines = [[visible(cell).replace("\n", " ") for cell in row] for row in ([head] if head else []) + [*rows]]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    if head:
-        lines.insert(1, ["─" * width for width in widths])
-
-    def written(place: int, cell: str) -> str:
-        room = " " * (widths[place] - cell_len(cell))
-        return room + cell if place in right else cell + room
-
-    return "\n".join("  ".join(written(*one) for one in enumerate(line)).rstrip() for line in lines)
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, name in enumerate(head):
+        made.add_column(name, justify="right" if place in right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*(visible(cell).replace("\n", " ") for cell in row))
+    console = Console(width=10_000, color_system=None, markup=False, emoji=False)
+    with console.capture() as shown:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())

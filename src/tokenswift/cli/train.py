@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import RARE, add_options, command, option, texts_of
+from tokenswift.cli.declare import add_options, command, option, texts_of
 from tokenswift.cli.output import check_folder, check_writable
 from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
@@ -21,13 +21,12 @@ from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
-#: fields of `train.options.TrainingOptions` that are no options of their own
-ASIDE = ("targets", "log_every", "seed", "bf16")
-#: training options that every help shows
-USUAL = ("continued", "tokens", "epochs", "steps", "lr", "batch")
+#: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own
+ASIDE = ("data", "targets", "log_every", "seed", "bf16")
+CUDA = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drafter(options.Quiet):
     """What is trained, from what, and where.
 
@@ -56,13 +55,13 @@ class Drafter(options.Quiet):
     kind: str = option("eagle")
     out: Path | None = option(None)
     num_heads: int = option(3, least=1)
-    inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)", level=RARE)
-    depths: int = option(3, least=1, level=RARE)
-    hidden: int = option(768, least=64, level=RARE)
-    start: Path | None = option(None, level=RARE)
+    inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)")
+    depths: int = option(3, least=1)
+    hidden: int = option(768, least=64)
+    start: Path | None = option(None)
     layers: int = option(2, least=1)
     data: str = option("self", "PATH")
-    states: list[Path] = option((), "FOLDER", type=Path, nargs="+", level=RARE)
+    states: list[Path] = option((), "FOLDER", type=Path, nargs="+")
     work: Path | None = option(None, "DIR")
     dtype: str = option("auto")
     device: str = option("auto")
@@ -73,14 +72,14 @@ def add_parser(subparsers: Any) -> None:
     words = "train draft heads, an EAGLE-3 drafter or a draft model for a model"
     parser = command(subparsers, "train", run, words)
     add_options(parser, Drafter)
-    kinds = {**texts_of(DataOptions), **texts_of(TrainingOptions)}
-    for name, text in kinds.items():
-        own = ", ".join(f"{kind} {recipe[name]}" for kind, recipe in RECIPES.items() if name in recipe)
-        kinds[name] = f"{text} (of kind {own})" if own else text
-    names = {one.name for kind in (DataOptions, TrainingOptions) for one in fields(kind)} - {*ASIDE, "data"}
     group = parser.add_argument_group("training")
     for kind in (DataOptions, TrainingOptions):
-        add_options(group, kind, names, unset=True, texts=kinds, rare=names - {*USUAL})
+        texts = texts_of(kind)
+        for name in texts:
+            own = [f"{key} {recipe[name]}" for key, recipe in RECIPES.items() if name in recipe]
+            texts[name] += f" (of kind {', '.join(own)})" if own else ""
+        names = [one.name for one in fields(kind) if one.name not in ASIDE]
+        add_options(group, kind, names, unset=True, texts=texts)
     title = "sampling (what the model writes, and the distribution that is learnt)"
     options.add_sampling_options(parser, title, plain=True)
 
@@ -107,45 +106,39 @@ def run(args: argparse.Namespace) -> int:
 
 def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     """The job, and the model's dtype and device. Options that are not given come from the kind's recipe, then
-    from the place to run. Says what is about to be done before anything heavy is imported.
+    from the place to run.
 
     Raises:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
+    from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source
+    from tokenswift.train.loop import local_device
 
     check_name(args.model)
-    how = LoadConfig(args.dtype, args.device)
+    device = local_device(check_place(LoadConfig(args.dtype, args.device)))
     usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
     sampling = options.sampling_from(args, usual)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
     check_source(args.data)
-    given = {name: value for name, value in vars(args).items() if value is not None}
-
-    def job(usual: dict[str, Any], bf16: bool) -> Job:
-        chosen = {"loss_vocabulary": 4096, **usual, **RECIPES[args.kind], **given}
-        chosen |= {"seed": sampling.seed, "bf16": bf16}
-        data, training = (
-            {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
-            for kind in (DataOptions, TrainingOptions)
-        )
-        source = None if args.states else DataOptions(**data)
-        name = Path(args.model).name
-        return Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
-
-    job({}, False)  # ranges show before anything heavy is imported
-    logger.info("loading %s", args.model)
-    from tokenswift.loader.load import check_place, native_bfloat16
-    from tokenswift.train.loop import local_device
-
-    device = local_device(check_place(how))
-    cuda = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
-    return job({} if device == "cpu" else cuda, native_bfloat16(device)), args.dtype, device
+    chosen: dict[str, Any] = (
+        {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA) | RECIPES[args.kind]
+    )
+    chosen |= {name: value for name, value in vars(args).items() if value is not None}
+    chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
+    data, training = (
+        {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
+        for kind in (DataOptions, TrainingOptions)
+    )
+    source, name = None if args.states else DataOptions(**data), Path(args.model).name
+    job = Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
+    return job, args.dtype, device
 
 
 def trained(args: argparse.Namespace) -> None:
     """Load the model, train for it, and say what came out."""
     job, dtype, device = job_of(args)
+    logger.info("loading %s", args.model)
 
     from tokenswift.engine.llm import LLM
     from tokenswift.train.loop import first_process

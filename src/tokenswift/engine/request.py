@@ -197,11 +197,6 @@ class Asked:
         settings = {**call, **self.given, "sampling": None, "run_dir": folder}
         return Request.of(self.prompt, lambda _: usual, **settings)
 
-    def record(self) -> dict[str, Any]:
-        """The JSON object that :func:`asked` makes it from."""
-        kind = "prompt" if isinstance(self.prompt, str) else "messages"
-        return {"id": self.name, kind: self.prompt, **self.given}
-
 
 def asked(record: Any, name: str) -> Asked:
     """A prompt from its record.
