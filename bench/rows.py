@@ -4,7 +4,8 @@
 
 The libraries read the same panels and take turns; other bits end it. The last line is JSON: for each set of
 instructions, library and number of rows the median and the least time of a pass in ms, layers and LM head
-behind 256 tokens.
+behind 256 tokens; and what a C loop (memory.c) reads in GB/s, before and after, beside the bytes of the
+weights.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ def compiled(sources: Path, name: str, folder: Path) -> str:
     return str(out)
 
 
+def memory_speed(folder: Path) -> float:
+    """GB/s that two threads read."""
+    made = folder / "memory"
+    source = Path(__file__).with_name("memory.c")
+    subprocess.run(["gcc", "-O3", "-march=native", "-pthread", str(source), "-o", str(made)], check=True)
+    return float(subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout)
+
+
 def timed(target: Any, cache: Any, count: int) -> tuple[float, torch.Tensor]:
     """Milliseconds of one pass of a chain, and its logits."""
     tokens = torch.arange(100, 100 + count)
@@ -72,6 +81,7 @@ def main() -> None:
     target.prefill(list(range(1000, 1000 + BEFORE)), cache)
     found = []
     with tempfile.TemporaryDirectory() as folder:
+        speeds = [memory_speed(Path(folder))]
         for name in given.sets:
             newer = ctypes.CDLL(compiled(library.HERE, name, Path(folder)))
             backends = {"new": CpuBackend(newer, given.threads)}
@@ -94,11 +104,10 @@ def main() -> None:
                         line | {"median_ms": round(median(each), 1), "least_ms": round(min(each), 1)}
                     )
                     print(*found[-1].values(), flush=True)
-    print(
-        json.dumps(
-            {"processor": library.processor().splitlines()[:2], "threads": given.threads, "passes": found}
-        )
-    )
+        speeds.append(memory_speed(Path(folder)))
+    about = {"processor": library.processor().splitlines()[:2], "threads": given.threads}
+    about |= {"memory_gb_s": speeds, "weight_bytes": target.weight_bytes}
+    print(json.dumps(about | {"passes": found}))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, Grammar, SamplingParams
+from tokenswift.loader.prompts import has_template
 from tokenswift.types import RunError, Step
 
 PEER = """
@@ -180,7 +181,7 @@ def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
     asked, *_ = TASKS[name]
     if asked is None:
         return llm.encode((prompts.SHIPPED / "harbour.txt").read_text(encoding="utf-8"))
-    ids = llm.encode([{"role": "user", "content": asked}])
+    ids = llm.encode([{"role": "user", "content": asked}] if has_template(llm.tokenizer) else asked)
     if "after" in name:
         ids += llm.generate(ids, 3000, sampling=params, ignore_eos=True).token_ids
     return ids

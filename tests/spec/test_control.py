@@ -134,3 +134,16 @@ def test_heads_are_used_where_they_pay_and_tried_rarely_where_not(
     late = decoder.modes[100:]
     assert least <= late.count("heads") / len(late) <= most
     assert decoder.modes[:4] == [PLAIN] * 3 + ["heads"]
+
+
+@pytest.mark.parametrize("wrong", [0.8, 1.25])
+def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
+    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128 mend both."""
+    decoder = Decoder()
+    decoder.write(600, 0.8)
+    costs = decoder.control.costs
+    costs.ratios[:] = [ratio * wrong for ratio in costs.ratios]
+    costs.unit /= wrong
+    decoder.write(6000, 0.8)
+    assert costs.unit == pytest.approx(30, rel=0.06)
+    assert costs.verify(4) == pytest.approx(flat(4), rel=0.06)

@@ -269,6 +269,7 @@ class ByChance:
         if self._candidates is None:
             self._rest, self._before = max(0, self._rest - 1), None
             control.modes[PLAIN].count(len(new), 1)
+            control.costs.observe(1, verify_ms)
             self._unread += new
             return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0

@@ -27,10 +27,11 @@ LEVEL = 0.1  # plain passes that a level of heads takes, before any was made
 FIRST = 3  # plain steps at first, what the fastest takes is the unit
 _OFF = math.log(1.5)  # a step counts as no further off than this: a hiccup of the machine
 _UNIT, _RATIO = 1 / 8, 1 / 32  # least weights of a new figure
+_ANCHOR = 1 / 3  # weight of what a plain step after another one says of the unit, and so of all ratios
 
 PLAIN = "plain"
 _WORDS = "plain decoding with drafts from the text"
-_BASELINE = 96  # steps between later ones
+_BASELINE = 128  # steps until the next two, if there were none meanwhile
 _SLOW, _FAST = 1 / 32, 1 / 16  # least weights of a new figure
 _MEMORY = 64.0  # drafted tokens that say how good a mode's expectations are
 _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding need only be better
@@ -75,6 +76,7 @@ class Costs:
         self.ratios = [0.0] * len(KNOTS) if ratios is None else ratios
         self.unit = 0.0
         self._seen = [0] * len(KNOTS)
+        self._plain = 0  # plain steps in a row
 
     def verify(self, rows: float) -> float:
         """A pass over so many rows, with the choice of its tokens: between row counts that were seen by
@@ -90,15 +92,27 @@ class Costs:
         return below + slope * (rows - low)
 
     def observe(self, rows: int, milliseconds: float) -> None:
-        """Take in a verify pass: part of what it is off is the machine's speed, part the row count's."""
+        """Take in a verify pass: part of what it is off is the machine's speed, part the row count's.
+
+        Drafted steps tell how fast unit and ratio are together, and the first plain step after them is slowed
+        by what drafting left in the processor's caches; the second one tells the unit.
+        """
         at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
         self._seen[at] += 1
+        self._plain = 0 if at else self._plain + 1
         if not self.unit or (not at and self._seen[0] <= FIRST):  # the first ones may have been slow
             found = milliseconds / self.verify(rows)
             self.unit = min(found, self.unit or found)
             return
         error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
         error = min(_OFF, max(-_OFF, error))
+        if self._plain == 1:
+            return
+        if self._plain == 2:
+            change = math.exp(_ANCHOR * error)
+            self.unit *= change
+            self.ratios[:] = [ratio and max(1.0, ratio / change) for ratio in self.ratios]
+            return
         share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
         if at:
             known = self.ratios[at] or self.verify(KNOTS[at])
@@ -270,6 +284,8 @@ class Control:
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
         rates = {name: self.pace(name) for name in self.modes if self._open(name, context)}
+        if load == ALONE:
+            rates[PLAIN] = max(1.0, rates[PLAIN])  # asking nobody
         self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE
         if self.bare:
             return PLAIN
@@ -335,9 +351,9 @@ class Control:
 
     def drafted(self, tree: Drafted) -> None:
         """A tree was made."""
-        self.last = tree
-        if tree.rows == 1:
+        if tree.rows == self.last.rows == 1:
             self._last_bare = self._step
+        self.last = tree
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
