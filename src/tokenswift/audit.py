@@ -1,13 +1,10 @@
 """Proof of exactness that a user can run: tokens of every strategy against plain decoding's, logits of passes
-over one row and over trees against transformers' own pass in float32, and, where asked, drawn tokens against
-the probabilities that they should follow."""
+over one row and over trees against transformers' own pass in float32."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from itertools import zip_longest
@@ -37,8 +34,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "magicdec": {"budget": 64},
 }
 BEFORE = 60  # characters of text shown before a difference
-DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused
-CONTEXT = 32  # tokens of a prompt after which the distribution is tested: its last
 ONE_ROW: tuple[int, ...] = ()
 #: tree passes that are looked at: siblings at each depth after the root
 TREES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
@@ -47,7 +42,6 @@ PLACES = 48  # new tokens whose logits are compared, at most
 #: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
 BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
 WORST = 4.0  # times that, at any position
-LEAST = 5.0  # expected count of a cell of the chi-square test
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -186,50 +180,6 @@ def _far(one: Tensor, other: Tensor) -> float:
     return furthest if furthest == furthest else float("inf")
 
 
-# ---- the distribution -----------------------------------------------------------------------------
-
-
-def chi_square(outcomes: Iterable[Any], distribution: Mapping[Any, float], least: float = LEAST) -> float:
-    """p-value of Pearson's chi-square test of outcomes against an exactly known distribution.
-
-    Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
-    outcome that the distribution excludes gives 0.
-
-    Raises:
-        ValueError: too few outcomes for a test.
-    """
-    counts = Counter(outcomes)
-    if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
-        return 0.0
-    cells = [[0.0, 0]]  # expected, observed
-    for outcome, probability in sorted(distribution.items(), key=lambda item: item[1]):
-        cells[-1][0] += probability * counts.total()
-        cells[-1][1] += counts[outcome]
-        if cells[-1][0] >= least:
-            cells.append([0.0, 0])
-    rest = cells.pop()
-    if len(cells) < 2:
-        raise ValueError(f"{counts.total()} outcomes are too few for a test")
-    cells[-1] = [cells[-1][0] + rest[0], cells[-1][1] + rest[1]]
-    statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
-    half = torch.tensor([len(cells) - 1, statistic], dtype=torch.float64) / 2
-    return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def sampled(llm: LLM, prompt: list[int], params: SamplingParams, runs: int) -> float:
-    """p-value of what plain decoding writes after a prompt with as many seeds, from the sampling's on, by the
-    model's own probabilities.
-
-    Raises:
-        ValueError: too few runs to tell apart what may follow the prompt.
-    """
-    scores = llm.target.sampler(params).scores(last_logits(llm, prompt)[None], prompt, [[]])[0]
-    law = dict(enumerate(scores.double().softmax(-1).tolist()))
-    each = (replace(params, seed=params.seed + i) for i in range(runs))
-    made = (llm.generate(prompt, 1, "autoregressive", sampling=one, ignore_eos=True) for one in each)
-    return chi_square((one.token_ids[0] for one in made), law)
-
-
 # ---- what was found -------------------------------------------------------------------------------
 
 
@@ -260,7 +210,6 @@ class Report:
 
     Attributes:
         errors: of logits, by prompt.
-        distributions: p-values of what plain decoding draws, by sampling (see `sampled`).
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
     """
@@ -270,7 +219,6 @@ class Report:
     device: str
     errors: list[LogitError] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    distributions: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     def leave_unused(self) -> None:
@@ -290,8 +238,6 @@ class Report:
             if c.difference is not None
         ]
         found += [f"logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1) if not e.sound]
-        unlikely = {name: p for name, p in self.distributions.items() if p < DISTRIBUTION_LIMIT}
-        found += [f"distribution of {name}: p {p:.1e}" for name, p in unlikely.items()]
         if all(c.strategy in self.skipped for c in self.comparisons):
             found.append("nothing was compared")
         return found
@@ -318,7 +264,6 @@ class Report:
             texts = f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, {drafted:,} drafted"
             lines.append(f"  {', '.join(key)}: {texts}")
         lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
-        lines += [f"  distribution of {name}: p {p:.1e}" for name, p in self.distributions.items()]
         lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]
         return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
 
@@ -374,7 +319,6 @@ class Audit:
         samplings: name → parameters.
         tokens: new tokens per text.
         seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
-        runs: tokens that plain decoding draws to test the distribution; 0: it is not tested.
         say: gets a line of progress now and then.
     """
 
@@ -384,27 +328,20 @@ class Audit:
     samplings: dict[str, SamplingParams]
     tokens: int = 64
     seeds: int = 1
-    runs: int = 0
     say: Callable[[str], None] = lambda line: None
 
     def run(self) -> Report:
         """Make it.
 
         Raises:
-            InputError: a prompt, a number of new tokens or a strategy that the model cannot run; a
-                distribution to test, and greedy decoding alone.
+            InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
         """
-        if self.runs and all(params.greedy for params in self.samplings.values()):
-            raise InputError(f"distribution is {self.runs}; valid: 0 with greedy decoding", "distribution")
         report, prompts = Report(self.llm.name, self.llm.dtype, self.llm.device), self._fitting()
         for number, ids in enumerate(prompts, 1):
             for name, params in self.samplings.items():
                 for seed in range(params.seed, params.seed + (1 if params.greedy else self.seeds)):
                     self._compare(report, number, ids, name, replace(params, seed=seed))
         report.leave_unused()
-        for name, params in self.samplings.items():
-            if self.runs and not params.greedy:
-                self._test_distribution(report, prompts, name)
         return report
 
     def _fitting(self) -> list[list[int]]:
@@ -445,13 +382,3 @@ class Audit:
             found = difference(self.llm, ids, plain, got.token_ids, params)
             drafted = sum(step.drafted for step in steps)
             report.comparisons.append(Comparison(strategy, number, name, params.seed, *found, drafted))
-
-    def _test_distribution(self, report: Report, prompts: list[list[int]], name: str) -> None:
-        """Behind the first prompt that leaves a choice."""
-        self.say(f"distribution, {name}: {self.runs} runs")
-        for ids in prompts:
-            with suppress(ValueError):  # too few runs for the choice that it leaves
-                how = (ids[-CONTEXT:], self.samplings[name], self.runs)
-                report.distributions[name] = sampled(self.llm, *how)
-                return
-        report.skipped[f"distribution, {name}"] = "too few runs to tell apart what may follow the prompts"

@@ -4,23 +4,21 @@ compiled here (`sampling.masks` does), and a value can be kept in a journal and 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from tokenswift.checks import check_choice, check_text, depth_and_size, named_errors, shown
 from tokenswift.types import InputError
 
-Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
-KINDS: tuple[str, ...] = get_args(Kind)
+TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}
+TITLES |= {"lark": "Lark grammar"}
 #: more than any schema that is worth its masks has: characters, objects and lists in each other, values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
-TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}
-TITLES |= {"lark": "Lark grammar", "gbnf": "GBNF grammar"}
+MOST = f"{MOST_CHARACTERS:,} characters, {MOST_ITEMS:,} values, {MOST_DEPTH} levels of objects and lists"
 FORMATS = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}}'
-RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(KINDS)}'
+RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(TITLES)}'
 
 
 @named_errors
@@ -29,7 +27,7 @@ class Grammar:
     """What a text has to be like. `json_schema` and the other constructors make one.
 
     Attributes:
-        kind: json_schema, regex, choice, lark or gbnf
+        kind: json_schema, regex, choice or lark
         text: the schema or the list of choices as JSON, or the expression or grammar itself
         thought: what may come before: "may" (a thought between `OPEN` and `CLOSE`), "begun" (the rest of one)
 
@@ -42,24 +40,24 @@ class Grammar:
     thought: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("grammar.kind", self.kind, KINDS)
+        check_choice("grammar.kind", self.kind, tuple(TITLES))
         check_choice("grammar.thought", self.thought, ("", "may", "begun"))
         if not isinstance(self.text, str) or not self.text:
             raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
-        if len(self.text) > MOST_CHARACTERS:
-            raise _refused(self.kind, f"it has {len(self.text):,} characters", f"{MOST_CHARACTERS:,}")
+        large = len(self.text) > MOST_CHARACTERS
         check_text("grammar", self.text)
-        if self.kind in ("json_schema", "choice"):
-            try:
-                made = json.loads(self.text)
-            except (ValueError, RecursionError) as error:
-                raise _no_json(self.kind, "is not JSON", error) from error
-            _check_json(self.kind, made)
+        if self.kind in ("json_schema", "choice") and not large:
+            depth, count = depth_and_size(_read(self.kind, self.text), MOST_DEPTH)
+            large = depth > MOST_DEPTH or count > MOST_ITEMS
+        if large:
+            raise InputError(f"the {TITLES[self.kind]} is too large; valid: up to {MOST}", "grammar")
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
         """JSON that a schema describes, an object of Python or JSON text; members stand in its order."""
-        return cls("json_schema", schema if isinstance(schema, str) else _written("json_schema", schema))
+        return cls(
+            "json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        )
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -75,22 +73,12 @@ class Grammar:
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
         """One of several texts."""
-        return cls("choice", _written("choice", texts if isinstance(texts, str) else list(texts)))
+        return cls("choice", json.dumps(texts if isinstance(texts, str) else list(texts), ensure_ascii=False))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
         """Text of a context-free grammar in Lark's syntax, as llguidance describes it."""
         return cls("lark", text)
-
-    @classmethod
-    def gbnf(cls, text: str) -> Grammar:
-        """Text of a context-free grammar in llama.cpp's syntax."""
-        return cls("gbnf", text)
-
-    @classmethod
-    def written(cls, text: str) -> Grammar:
-        """A grammar from a file: llama.cpp's where a line begins with ``name ::=``, else Lark's."""
-        return cls("gbnf" if isinstance(text, str) and _RULE.search(text) else "lark", text)
 
     def record(self) -> dict[str, str]:
         """The JSON object that :meth:`of` makes it from."""
@@ -126,14 +114,13 @@ class Grammar:
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":
             return None
-        if kind == "json_object" and not value.get("schema"):
+        if kind == "json_object":
             return cls.json_object()
-        if kind in ("json_schema", "json_object"):  # with a schema, as llama.cpp's clients send it
+        if kind == "json_schema":
             inner = value.get("json_schema", value)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
             if isinstance(schema, Mapping):
                 return cls.json_schema(schema)
-            raise InputError(f"the schema of {name} is {shown(schema)}; valid: a JSON object", name)
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
 
 
@@ -141,13 +128,14 @@ class Grammar:
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "then", "else", "items", "prefixItems", "contains")
 _SCHEMAS += ("additionalProperties",)
+_SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema, changed in place, whose objects have no members that it does not list, unless it says
     so. One that describes members of some object in several places, as by ``allOf``, is left as it is."""
     found = list(_schemas(schema))
-    if any(map(_is_composed, found)):
+    if any("allOf" in one or len(one.keys() & _SEVERAL) > 1 for one in found):
         return schema
     for one in found:
         listed, needed = one.get("properties"), one.get("required", [])
@@ -156,12 +144,6 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
             if all(isinstance(name, str) and name in listed for name in needed):
                 one["additionalProperties"] = False
     return schema
-
-
-def _is_composed(schema: dict[str, Any]) -> bool:
-    several = ("properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas")
-    every = schema.get("allOf")
-    return sum(key in schema for key in several) + (len(every) if isinstance(every, list) else 0) > 1
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -179,37 +161,16 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _schemas(part)
 
 
-_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
-_JSON = {"json_schema": "object", "choice": "list of texts"}
-
-
-def _written(kind: str, value: object) -> str:
+def _read(kind: str, text: str) -> Any:
+    """A schema, or a list of texts."""
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _no_json(kind, "cannot be written as JSON", error) from error
-
-
-def _no_json(kind: str, what: str, error: Exception) -> InputError:
-    why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return InputError(f"the {TITLES[kind]} {what} ({why}); valid: a JSON {_JSON[kind]}", "grammar")
-
-
-def _check_json(kind: str, made: Any) -> None:
-    """Refuse what is no schema and no list of texts, and what is too deep or too large."""
-    if kind == "choice":
-        fits = isinstance(made, list) and made and all(isinstance(text, str) and text for text in made)
-    else:
-        fits = isinstance(made, dict)
-    if not fits:
-        valid = f"a JSON {_JSON[kind]}{', none of them empty' if kind == 'choice' else ''}"
+        made = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the {TITLES[kind]} is {shown(text)}; valid: JSON ({error})", "grammar") from error
+    if kind == "json_schema" and not isinstance(made, dict):
+        raise InputError(f"the {TITLES[kind]} is {shown(made)}; valid: a JSON object", "grammar")
+    texts = made if isinstance(made, list) and made else [""]
+    if kind == "choice" and not all(isinstance(text, str) and text for text in texts):
+        valid = "a JSON list of texts, none of them empty"
         raise InputError(f"the {TITLES[kind]} is {shown(made)}; valid: {valid}", "grammar")
-    depth, count = depth_and_size(made, MOST_DEPTH)
-    if count > MOST_ITEMS:
-        raise _refused(kind, f"it has more than {MOST_ITEMS:,} values", f"{MOST_ITEMS:,}")
-    if depth > MOST_DEPTH:
-        raise _refused(kind, f"it is more than {MOST_DEPTH} objects and lists deep", str(MOST_DEPTH))
-
-
-def _refused(kind: str, what: str, most: str) -> InputError:
-    return InputError(f"the {TITLES[kind]} cannot be used: {what}; valid: up to {most}", "grammar")
+    return made

@@ -23,7 +23,7 @@ GREEDY = {"greedy": SamplingParams(greedy=True)}
 def report() -> Report:
     """A report in which everything is well."""
     texts = [EQUAL, replace(EQUAL, strategy="triforce")]
-    return Report("tiny", "float32", "cpu", [NUMBERS], texts, {"sampling": 0.4})
+    return Report("tiny", "float32", "cpu", [NUMBERS], texts)
 
 
 def test_a_report_without_findings_is_exact() -> None:
@@ -45,10 +45,6 @@ WRONG: dict[str, tuple[Callable[[Report], Any], tuple[str, ...]]] = {
             r.comparisons.append(replace(EQUAL, difference="new token 0")),
         ),
         ("medusa differs",),
-    ),
-    "distribution": (
-        lambda r: r.distributions.update({"top-k": 1e-6}),
-        ("distribution of top-k: p 1.0e-06",),
     ),
     "one-row passes": (
         lambda r: r.errors.append(replace(NUMBERS, one_row=Distance(7.5, 2.0))),

@@ -22,7 +22,7 @@ def prompts(tmp_path: Path) -> Path:
 def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--seeds", "2", "--json", "a.json", *SHORT)
     assert done.code == 0, done
-    assert "Verdict: exact; not run: medusa, triforce" in done.out and "distribution" not in done.out
+    assert "Verdict: exact; not run: medusa, triforce" in done.out
     assert "prompt 2 of 2" in done.err
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
     assert record["exact"] and record["failures"] == []
@@ -38,7 +38,6 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
     assert len(texts) == 2 * (2 + 1)  # two seeds with sampling and one greedy text, two prompts
     assert all(row["tokens"] == 12 for row in texts)
-    assert record["distributions"] == {}
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
@@ -52,13 +51,6 @@ def test_a_prompt_of_ones_own(cli: Call, tiny: Path, prompts: Path) -> None:
         ((" ",), "there is no prompt"),
     ):
         assert words in cli("audit", *argv, "--model", tiny).error
-
-
-def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
-    arguments = ("-n", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
-    done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)
-    assert done.code == 0 and "distribution of sampling: p " in done.out, done
-    assert json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]["sampling"] > 1e-5
 
 
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:

@@ -55,7 +55,7 @@ GRAMMARS = {
     "regex": Grammar.regex("(ab|ac){2,9}x{3,40}[0-9]{5,30}"),
     "choice": Grammar.choice(["yes", "yes, but not now", "no"]),
     "lark": Grammar.lark(LISP),
-    "gbnf": Grammar.gbnf('root ::= ("a" | "bc")+ "." [0-9] [0-9]*'),
+    "rules": Grammar.lark('start: ("a" | "bc")+ "." /[0-9]/ /[0-9]/*'),
 }
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.2, penalty_window=20)
 SEEDED = SamplingParams(temperature=1.2, top_p=0.95, min_p=0.01, penalty_window=12, seed=4)

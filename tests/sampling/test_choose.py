@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.sampling.test_adjust import ALL, RULES, texts_of
+from tests.sampling.test_adjust import SETTINGS as ADJUSTED
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.ranking import LogitRows, Subset, allowed_tokens
 from tokenswift.types import RunError
 
 V = 3000
+OFF: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0}
 SETTINGS = {
     "paper": SamplingParams(),
     "greedy": SamplingParams(greedy=True),
@@ -28,6 +33,9 @@ SETTINGS = {
     "narrow top-p": SamplingParams(min_p=0.02, top_p=0.2, repetition_penalty=1.0),
     "eta": SamplingParams(min_p=0.0, eta_cutoff=2e-3),
     "all": SamplingParams(min_p=0.01, top_p=0.95, top_k=200, eta_cutoff=1e-3, temperature=1.2),
+    **{name: SamplingParams(**OFF | values) for name, values in ADJUSTED.items()},
+    "all adjusted": SamplingParams(**ALL),
+    "all adjusted, greedy": SamplingParams(**ALL, greedy=True),
 }
 
 
@@ -38,23 +46,27 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
     torch.manual_seed(rnd.randrange(1000))
     for seed in range(6):
         params = replace(SETTINGS[setting], seed=seed)
-        plain = Sampler(params, V)
-        native = Sampler(params, V, "cpu", kernels.ranker(params))
+        history, paths = texts_of(rnd)
+        rules = TextRules(len(history) // 2, **RULES) if params.adjusts else NO_RULES
+        plain = Sampler(params, V, rules=rules)
+        native = Sampler(params, V, "cpu", kernels.ranker(params, rules), rules=rules)
         subset = Subset(torch.randperm(V)[:500], V) if limited else None
-        history = [rnd.randrange(V) for _ in range(rnd.choice([1, 6, 40]))]
-        paths = [[rnd.randrange(V) for _ in range(n)] for n in (0, 1, 3, 9)]
-        positions = [len(history) + len(path) + gap for path, gap in zip(paths, (0, 0, 2, 40), strict=True)]
-        logits = torch.randn(4, V) * rnd.choice([1, 3, 6])
-        for row, path in zip(logits, paths, strict=True):
-            row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
-        rows = logits if subset is None else logits[:, subset.ids].contiguous()
-        for coupled in (False, True):
-            asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
-            for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
-                assert ours.tokens == theirs.tokens and ours.values == theirs.values
-                assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
-        if subset is None:
-            assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
+        for step in range(3):  # the text grows as in decoding; a path stands behind it again each time
+            positions = [
+                len(history) + len(path) + gap for path, gap in zip(paths, (0, 0, 2, 40), strict=True)
+            ]
+            logits = torch.randn(4, V) * rnd.choice([1, 3, 6])
+            for row, path in zip(logits, paths, strict=True):
+                row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
+            rows = logits if subset is None else logits[:, subset.ids].contiguous()
+            for coupled in (False, True):
+                asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
+                for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
+                    assert ours.tokens == theirs.tokens and ours.values == theirs.values
+                    assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
+            if subset is None:
+                assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
+            history += paths[step][:2]
 
 
 def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
@@ -63,7 +75,7 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
     width, rnd = 1003, random.Random(5)  # no whole number of words
     for seed, limited in enumerate((False, True) * 6):
         torch.manual_seed(seed)
-        params = replace(rnd.choice(list(SETTINGS.values())), seed=seed)
+        params = replace(rnd.choice([one for one in SETTINGS.values() if not one.adjusts]), seed=seed)
         plain, native = Sampler(params, width), Sampler(params, width, "cpu", kernels.ranker(params))
         subset = Subset(torch.randperm(width)[:300], width) if limited else None
         logits = torch.randn(4, width) * 4

@@ -1,4 +1,4 @@
-"""Grammars that are refused, each in one line before anything is decoded; closed objects; GBNF."""
+"""Grammars that are refused, each in one line before anything is decoded; closed objects."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ for _ in range(70):
         (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
         (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
         (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
-        (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),
-        (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "more than 20,000 values"),
-        (lambda: Grammar.json_schema("{"), "is not JSON"),
-        (lambda: Grammar.json_schema("[" * 100_000), "it is nested too deeply"),
-        (lambda: Grammar.json_schema({"const": object()}), "cannot be written as JSON"),
+        (
+            lambda: Grammar.json_schema(DEEP),
+            "is too large; valid: up to 524,288 characters, 20,000 values, 64 levels of",
+        ),
+        (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "is too large"),
+        (lambda: Grammar.json_schema("{"), "is '{'; valid: JSON ("),
+        (lambda: Grammar.json_schema("[" * 100_000), "valid: JSON (maximum recursion"),
         (lambda: Grammar.regex("(a"), "unclosed group"),
-        (lambda: Grammar.regex("a" * 600_000), "it has 600,000 characters; valid: up to 524,288"),
+        (lambda: Grammar.regex("a" * 600_000), "is too large"),
         (lambda: Grammar.regex(""), "is ''; valid: text"),
         (lambda: Grammar.choice(["a", ""]), "none of them empty"),
         (lambda: Grammar.lark("start: other"), 'unknown name: "other"'),
         (lambda: Grammar.lark("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
         (lambda: Grammar.lark("start: A\nA: /a/ & /b/"), "(no text is possible)"),
         (lambda: Grammar.lark("start: <[270]>"), "oo large: 270"),
-        (lambda: Grammar.gbnf("root ::= " + "(" * 9000 + '"a"' + ")" * 9000), "cannot be compiled"),
         (lambda: Grammar("yaml", "x"), "grammar.kind is 'yaml'; valid: json_schema, "),
         (lambda: {"kind": "regex"}, "grammar is {'kind': 'regex'}; valid: a Grammar, or"),
     ],
@@ -97,7 +98,10 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
             "given beside",
         ),
         (lambda: llm.generate("a", 5, response_format={"type": "xml"}), "response_format is {'type': 'xml'}"),
-        (lambda: llm.generate("a", 5, response_format={"type": "json_schema"}), "the schema of response_fo"),
+        (
+            lambda: llm.generate("a", 5, response_format={"type": "json_schema"}),
+            "response_format is {'type': 'json_schema'",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(says)):
             call()
@@ -139,7 +143,6 @@ def nested(schema: Any) -> dict[str, Any]:
         (A, "%s"),
         (nested(A), '{"x": %s}'),
         (nested({"anyOf": [A, {"type": "null"}]}), '{"x": %s}'),
-        (nested({"allOf": [A]}), '{"x": %s}'),
         ({**nested({"$ref": "#/$defs/A~1b"}), "$defs": {"A/b": A}}, '{"x": %s}'),
         (nested({"type": "array", "prefixItems": [A], "items": False}), '{"x": [%s]}'),
         (Outer, '{"one": %s, "many": []}'),
@@ -179,34 +182,3 @@ def test_what_is_no_schema_is_left_as_it_is() -> None:
     assert closed(json.loads(json.dumps(odd))) == odd
     chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, {"$ref": "#"}]} for i in range(3000)}
     assert closed({"$defs": chain, "$ref": "#/$defs/d2999"})["$defs"] == chain
-
-
-# ---- llama.cpp's syntax, and how it is told from Lark's ---------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "good", "bad"),
-    [
-        (r"root ::= [a\-c]+", "a-c", "b"),
-        (r'root ::= "a\-b\.\/\"\\\\"', 'a-b./"\\\\', "a"),
-        (r"root ::= [\x41-\x43]+", "ABC", "D"),
-        (r'root ::= "\u00e9" [\u00e0-\u00ef]', "éç", "eç"),
-        (r'root ::= "\u0041\n\t\x22"', 'A\n\t"', "A"),
-    ],
-)
-def test_escapes(text: str, good: str, bad: str) -> None:
-    grammar = Grammar.written(text)
-    assert grammar.kind == "gbnf" and follows(grammar, good) and not follows(grammar, bad)
-
-
-@pytest.mark.parametrize(
-    ("text", "good"),
-    [
-        ('start: "a ::= b"', "a ::= b"),
-        ("// root ::= x\nstart: /[ab]::=/", "a::="),
-        ('%llguidance {}\nstart: A\nA: "::="', "::="),
-    ],
-)
-def test_lark_that_names_the_other_sign(text: str, good: str) -> None:
-    grammar = Grammar.written(text)
-    assert grammar.kind == "lark" and follows(grammar, good)

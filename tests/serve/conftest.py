@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
-from tokenswift.serve.server import Server, make_server
+from tokenswift.serve.app import Server, make_server
 from tokenswift.serve.settings import Settings
 
 __all__ = ["cli"]
@@ -138,8 +138,7 @@ class Process:
 
     def __init__(self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0) -> None:
         self.log = folder.parent / f"{folder.name}.log"
-        self.hangs = folder.parent / "hangs"  # while it is there, a pass takes a minute
-        command = [sys.executable, "-m", "tests.serve.slow", str(pause), str(self.hangs)]
+        command = [sys.executable, "-m", "tests.serve.slow", str(pause)]
         command += ["--model", str(model)]
         command += ["--run-dir", str(folder), "--port", str(port), "--threads", "1", *argv]
         with self.log.open("ab") as log:

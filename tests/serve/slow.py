@@ -1,13 +1,9 @@
-"""``python -m tests.serve.slow SECONDS FILE …``: tokenswift serve with slower passes, and an event a step.
-
-A pass that begins while FILE is there takes a minute.
-"""
+"""``python -m tests.serve.slow SECONDS …``: tokenswift serve with slower passes, and an event a step."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.main import main
@@ -15,12 +11,12 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.serve import answers
 
 
-def slow_down(name: str, seconds: float, hangs: Path) -> None:
+def slow_down(name: str, seconds: float) -> None:
     """Have a method of the model wait first."""
     real = getattr(NativeTarget, name)
 
     def slowed(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(60 if hangs.exists() else seconds)
+        time.sleep(seconds)
         return real(*args, **kwargs)
 
     setattr(NativeTarget, name, slowed)
@@ -29,5 +25,5 @@ def slow_down(name: str, seconds: float, hangs: Path) -> None:
 if __name__ == "__main__":
     answers.STRETCH = 0.0  # an event a step
     for method in ("forward", "forward_all"):
-        slow_down(method, float(sys.argv[1]), Path(sys.argv[2]))
-    sys.exit(main(["serve", *sys.argv[3:]]))
+        slow_down(method, float(sys.argv[1]))
+    sys.exit(main(["serve", *sys.argv[2:]]))

@@ -1,4 +1,4 @@
-"""Clients that others wrote on OpenAI's interface run unchanged, as docs/serve.md shows them."""
+"""OpenAI's own helpers run unchanged, as docs/serve.md shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from typing import Annotated, Any, Literal
 
 import pytest
-from langchain_openai import ChatOpenAI
 from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 
@@ -15,42 +14,16 @@ from tokenswift import LLM
 
 QUESTION = "What is a lighthouse?"
 CHAT: list[Any] = [{"role": "user", "content": QUESTION}]
-SEED, NEW = 7, 200  # of the page's examples
 
 
-def alone(llm: LLM, prompt: Any, **more: Any) -> str:
-    """The text of plain decoding."""
-    return llm.generate(prompt, NEW, "autoregressive", seed=SEED, **more).text
-
-
-def example(kind: str, start: str, server: Running) -> str:
-    """A block of the page, which asks ``server`` and its model instead."""
+def test_the_pages_example(server: Running, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """OpenAI's client, as docs/serve.md shows it."""
     page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
-    (block,) = re.findall(rf"^```{kind}\n({start}.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return block.replace("http://127.0.0.1:8000", server.url).replace("smollm2-135m", "chatty")
-
-
-@pytest.fixture
-def langchain(
-    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> tuple[ChatOpenAI, str]:
-    """The model of the page's example, and what the example prints; it tells nobody."""
-    for name in ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING_V2"):
-        monkeypatch.setenv(name, "false")
-    names: dict[str, Any] = {}
-    exec(example("python", "from langchain_openai", server), names)
-    return names["model"], capsys.readouterr().out
-
-
-def test_langchain(langchain: tuple[ChatOpenAI, str], llm: LLM) -> None:
-    model, printed = langchain
-    text = alone(llm, CHAT)
-    assert printed == text
-    whole = model.invoke(QUESTION)
-    assert whole.content == text and whole.response_metadata["finish_reason"] == "length"
-    assert whole.usage_metadata is not None and whole.usage_metadata["output_tokens"] == NEW
-    messages = [("system", "Be brief."), ("human", QUESTION)]
-    assert model.invoke(messages).content == alone(llm, [{"role": "system", "content": "Be brief."}, *CHAT])
+    block = re.findall(r"^```python\n(from openai import OpenAI\n.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    block = block.replace("http://127.0.0.1:8000", server.url).replace("smollm2-135m", "chatty")
+    exec(block.replace("max_tokens=4000", "max_tokens=200"), {})
+    asked = [{"role": "user", "content": "Tell me a long story."}]
+    assert capsys.readouterr().out == llm.generate(asked, 200, "autoregressive", seed=7).text
 
 
 class Shop(BaseModel):

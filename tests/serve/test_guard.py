@@ -49,11 +49,10 @@ def test_the_key(start: Start, keys: str) -> None:
 
 
 def test_limits(start: Start) -> None:
-    server = start(max_tokens=8, max_prompt=5, max_choices=2, max_body=300)
+    server = start(max_tokens=8, max_prompt=5, max_body=300)
     wrong: list[tuple[dict[str, Any], int, str]] = [
         ({"prompt": "hey", "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
-        ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompt; valid: 1 to 2 in all"),
         ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
     ]
     for body, status, message in wrong:
@@ -85,7 +84,7 @@ def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPa
 def test_a_full_queue(start: Start, slowed: Any) -> None:
     llm, slow = slowed
     slow.pause = 0.02
-    server = start(llm, max_concurrent="1", queue=1)
+    server = start(llm, max_concurrent=1, queue=1)
     client = server.client()
     call: Any = {"model": "chatty", "input": "hello", "max_output_tokens": 500, "background": True}
     call["extra_body"] = {"tokenswift": {"ignore_eos": True}}
@@ -129,18 +128,17 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
 def test_metrics(start: Start) -> None:
     server = start()
     server.post("/v1/completions", {"prompt": "hello", "max_tokens": 30, "tokenswift": {"ignore_eos": True}})
-    lines = dict(line.rsplit(" ", 1) for line in server.get("/metrics").text.splitlines() if line[0] != "#")
-    assert float(lines["tokenswift_tokens_total"]) == 30 >= float(lines["tokenswift_steps_total"]) > 0
-    assert lines['tokenswift_requests_total{status="200"}'] == "1.0"
-    assert lines["tokenswift_running_texts"] == lines["tokenswift_waiting_texts"] == "0.0"
-    assert float(lines["tokenswift_process_resident_memory_bytes"]) > 1e7
+    lines = dict(line.split(" ") for line in server.get("/metrics").text.splitlines())
+    assert int(lines["tokenswift_tokens"]) == 30 >= int(lines["tokenswift_steps"]) > 0
+    assert lines["tokenswift_running"] == lines["tokenswift_waiting"] == "0"
 
 
 def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     server = start(run_dir=str(tmp_path / "answers"))
     for name in ("../keys", "..%2f..%2fetc%2fpasswd", "resp_" + "0" * 31, "resp_" + "g" * 32, "lock", "%00"):
         assert server.get(f"/v1/responses/{name}").status_code == 404, name
-    made = server.post("/v1/completions", HELLO).json()["id"]
+    made = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 4}).json()["id"]
+    server.post("/v1/completions", HELLO)
     assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", made])
     assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
 
@@ -165,7 +163,7 @@ def test_the_server_ends_before_an_answer_has_begun(
 ) -> None:
     """Nothing waits for it, and nothing of it is left."""
     server = start(run_dir=str(tmp_path / "answers"))
-    reads, ends, real = threading.Event(), threading.Event(), Body.requests
+    reads, ends, real = threading.Event(), threading.Event(), Body.request
 
     def slow(self: Body, *args: Any) -> Any:
         reads.set()
@@ -173,7 +171,7 @@ def test_the_server_ends_before_an_answer_has_begun(
         return real(self, *args)
 
     close = server.answers.scheduler.close
-    monkeypatch.setattr(Body, "requests", slow)
+    monkeypatch.setattr(Body, "request", slow)
     monkeypatch.setattr(server.answers.scheduler, "close", lambda: (ends.set(), close()))
     with ThreadPoolExecutor() as pool:
         found = pool.submit(server.post, "/v1/responses", {"input": "hello", "background": True})

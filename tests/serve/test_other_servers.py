@@ -7,7 +7,6 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types import chat, completion_create_params, responses
@@ -35,70 +34,55 @@ def test_every_field_of_the_client_may_be_null(
 ) -> None:
     body = dict.fromkeys(params.__annotations__) | least
     found = server.post(f"/v1/{path}", body)
-    assert len(body) > 10 and found.status_code == 200 and "x-left-out" not in found.headers
+    assert len(body) > 10 and found.status_code == 200
 
 
 #: fields that ask for nothing
 NOTHING: dict[str, Any] = {
-    "max_tokens": -1, "seed": -1, "top_p": 0, "temperature": 0, "stop": [""], "top_k": -1, "n": 1.0,
+    "seed": -1, "temperature": 0, "stop": [""], "top_k": -1, "n": 1.0,
     "mirostat": 0, "functions": [], "suffix": "", "use_beam_search": False, "stop_token_ids": [],
 }  # fmt: skip
 
 
 def test_what_asks_for_nothing(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    """It is taken in silence, and -1 is all that may be written."""
+    """It is taken in silence."""
     caplog.set_level(logging.INFO, "tokenswift")
-    create: Any = server.client().chat.completions.with_raw_response.create
-    usual = {"model": "chatty", "messages": HELLO["messages"]}
+    create: Any = server.client().chat.completions.create
+    usual = {"model": "chatty", "messages": HELLO["messages"], "max_tokens": 8}
     own = {"tokenswift": {"ignore_eos": True}}
     more = {name: NOTHING[name] for name in NOTHING if name not in usual}
-    sent = create(**usual, extra_body=more | own)
-    rest = 1024 - len(llm.encode(HELLO["messages"]))
-    wanted = llm.generate(HELLO["messages"], rest, "autoregressive", temperature=0, ignore_eos=True)
-    found = sent.parse()
-    assert found.choices[0].message.content == wanted.text and found.usage.completion_tokens == rest
-    assert "x-left-out" not in sent.headers and "left out" not in caplog.text
+    found = create(**usual, extra_body=more | own)
+    wanted = llm.generate(HELLO["messages"], 8, "autoregressive", temperature=0, ignore_eos=True)
+    assert found.choices[0].message.content == wanted.text and found.usage.completion_tokens == 8
+    assert "left out" not in caplog.text
     assert found.tokenswift["seed"] >= 0
 
 
 def test_what_may_be_left_out(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    """The answer is the same without it; the log and a header name it."""
+    """The answer is the same without it; the log names it."""
     caplog.set_level(logging.INFO, "tokenswift")
-    fields = {"typical_p": 0.9, "max_token": 3, "wrong\nü": [1], "best_of": 4, "verbosity": "low"}
-    more = {"user": "me"}
-    for stream in (False, True):
-        found = server.post("/v1/chat/completions", {**HELLO, **fields, **more, "stream": stream})
-        named = r"typical_p, max_token, wrong\n\xfc, best_of, verbosity, user"
-        assert found.status_code == 200, found.text
-        assert found.headers["x-left-out"] == named
-        assert f"left out of a request to /v1/chat/completions: {named}" in caplog.text
-        caplog.clear()
-        if not stream:
-            text = found.json()["choices"][0]["message"]["content"]
-            assert text == llm.chat(HELLO["messages"], 8, seed=5).text
+    found = server.post("/v1/chat/completions", {**HELLO, "max_token": 3, "wrong\nü": [1], "user": "me"})
+    assert "left out of a request to /v1/chat/completions: max_token, wrong\\n\\xfc, user" in caplog.text
+    assert found.json()["choices"][0]["message"]["content"] == llm.chat(HELLO["messages"], 8, seed=5).text
 
 
 def test_what_agents_send(server: Running, llm: LLM) -> None:
     """Codex and its kin on /v1/responses: tools of OpenAI's own servers, and fields for them."""
-    create: Any = server.client().responses.with_raw_response.create
+    create: Any = server.client().responses.create
     function = {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}}
     hosted = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "namespace"}]
     said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}
     asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}
-    sent = create(
+    found = create(
         model="chatty", input=[said, asked], tools=[*hosted, function], tool_choice="auto", store=False,
         parallel_tool_calls=False, include=["reasoning.encrypted_content"], prompt_cache_key="k",
         reasoning={"effort": "medium", "summary": "auto"}, text={"verbosity": "low"}, max_output_tokens=8,
         extra_body={"client_metadata": {"a": "b"}, "seed": 5},
     )  # fmt: skip
-    named = "include, prompt_cache_key, client_metadata, tools[0] (web_search), tools[1] (custom), tools[2] "
-    named += "(namespace), text.verbosity"
-    assert sent.headers["x-left-out"] == named
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
-    found = sent.parse()
     assert [tool.name for tool in found.tools] == ["shell"]
     assert found.usage.input_tokens > len(llm.encode(messages)), "the function is told"
-    alone = create(model="chatty", input=[said, asked], tools=hosted, max_output_tokens=8).parse()
+    alone = create(model="chatty", input=[said, asked], tools=hosted, max_output_tokens=8)
     assert alone.tools == [] and alone.usage.input_tokens == len(llm.encode(messages))
     with pytest.raises(openai.BadRequestError, match="tool_choice is 'required'; valid: none, auto"):
         create(model="chatty", input="Hello!", tools=hosted, tool_choice="required")
@@ -135,80 +119,49 @@ def test_words_without_which_nothing_can_be_said(server: Running, strategy: str)
 
 
 def test_paths_and_methods(server: Running) -> None:
-    """A base URL without /v1 is told so; who only asks whether the server is there gets an answer."""
+    """A base URL without /v1 is told so."""
     for path, said in ((server.post("/chat/completions", HELLO), "POST '/chat/completions'"),
                        (server.get("/v1/completions"), "GET '/v1/completions'")):  # fmt: skip
         message = path.json()["error"]["message"]
         assert message.startswith(f"there is no {said}; valid: /v1/chat/completions, ")
-    for path in ("/", "/health", "/v1/models"):
-        found = httpx.head(f"{server.url}{path}", timeout=60)
-        assert found.status_code == 200 and not found.content
 
 
 # ---- chat templates ---------------------------------------------------------------------------------------
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_limits_are_a_400(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    body: dict[str, Any] = ASKED if "chat" in path else {"input": "Hi", "max_output_tokens": 2}
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.source.codec, "chat_template", "{{ 'a' * 10**10 }}")
-        refused = server.post(path, body)
-    assert refused.status_code == 400
-    assert (
-        "the model's chat template takes too much memory; valid: up to" in refused.json()["error"]["message"]
-    )
-    assert server.post(path, body).status_code == 200
-
-
 THINKS = "{% if enable_thinking is false %}quick{% else %}slow{% endif %}"
 
 
 def test_options_of_the_template(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's field, and OpenAI's effort where the template knows how to do without thoughts."""
     monkeypatch.setattr(llm.source.codec, "chat_template", TEMPLATE + THINKS)
-    client, asked = server.client(), {"model": "chatty", "max_tokens": 8, "seed": 5}
-    quick = llm.chat(ASKED["messages"], 8, seed=5, template_options={"enable_thinking": False}).text
-    slow = llm.chat(ASKED["messages"], 8, seed=5).text
+    asked = {"messages": ASKED["messages"], "max_tokens": 8, "seed": 5}
+    options = {"template_options": {"enable_thinking": False}}
+    quick, slow = (llm.chat(ASKED["messages"], 8, seed=5, **how).text for how in (options, {}))
     for more, wanted in (
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, quick),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, slow),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, quick),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, slow),
         ({"reasoning_effort": "none"}, quick),
         ({"reasoning_effort": "high"}, slow),
     ):
-        found: Any = client.chat.completions.create(**asked, messages=ASKED["messages"], **more)  # type: ignore[arg-type]
-        assert found.choices[0].message.content == wanted, more
-    effort: Any = {"effort": "none"}
-    found = client.responses.create(
-        model="chatty", input="Hi", max_output_tokens=8, reasoning=effort, extra_body={"seed": 5}
-    )
-    assert found.output_text == quick
-    with pytest.raises(openai.BadRequestError, match="chat_template_kwargs holds 'messages'; valid: names"):
-        client.chat.completions.create(
-            **asked, messages=ASKED["messages"], extra_body={"chat_template_kwargs": {"messages": []}}
-        )  # type: ignore[call-overload]
+        found = server.post("/v1/chat/completions", {**asked, **more}).json()
+        assert found["choices"][0]["message"]["content"] == wanted, more
+    said = {"input": "Hi", "max_output_tokens": 8, "seed": 5, "reasoning": {"effort": "none"}}
+    output = server.post("/v1/responses", said).json()["output"]
+    assert output[0]["content"][0]["text"] == quick
+    wrong = server.post("/v1/chat/completions", {**asked, "chat_template_kwargs": {"messages": []}})
+    assert wrong.status_code == 400 and "holds 'messages'; valid: names" in wrong.text
 
 
 def test_an_answer_that_has_begun_is_continued(server: Running, llm: LLM) -> None:
     """As vLLM's ``continue_final_message``; a second turn is never begun in silence."""
     messages: list[Any] = [*ASKED["messages"], {"role": "assistant", "content": "Well, "}]
-    prompts = {
-        None: llm.encode(messages),
-        True: llm.encode(messages),
-        False: llm.encode(messages, template_options={"continue_final_message": False}),
-    }
-    assert llm.source.codec.decode(prompts[None]).endswith("assistant: Well, ")
-    assert llm.source.codec.decode(prompts[False]).endswith("assistant: Well, \nassistant:")
-    for given, ids in prompts.items():
-        more = {} if given is None else {"continue_final_message": given}
-        found = server.client().chat.completions.create(
-            model="chatty", messages=messages, max_tokens=8, seed=5, temperature=0.9, extra_body=more
-        )
-        wanted = llm.generate(
-            ids, 8, sampling=replace(llm.default_sampling(messages), temperature=0.9, seed=5)
-        )
-        assert found.choices[0].message.content == wanted.text
+    usual = replace(llm.default_sampling(messages), seed=5)
+    for given in (None, True, False):
+        option = {"template_options": {"continue_final_message": False}} if given is False else {}
+        body = {"messages": messages, "max_tokens": 8, "seed": 5, "continue_final_message": given}
+        found = server.post("/v1/chat/completions", body).json()
+        wanted = llm.generate(llm.encode(messages, **option), 8, sampling=usual)
+        assert found["choices"][0]["message"]["content"] == wanted.text
     refused = server.post("/v1/chat/completions", {**ASKED, "continue_final_message": True})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "continue_final_message"
+    assert refused.status_code == 400 and "continue_final_message is True" in refused.text

@@ -25,14 +25,12 @@ class Audited:
         prompt: a text to continue with every strategy; default: those of --prompts
         max_new_tokens: new tokens per text, at least 1
         seeds: sampled texts per prompt, at least 1, with seeds from --seed on
-        distribution: tokens that plain decoding draws to test the distribution, from 100 to 10000; 0: no test
         prompts: UTF-8 file of prompts with lines of --- between them; default: three shipped texts
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
     max_new_tokens: int = option(32, least=1)
     seeds: int = option(1, least=1)
-    distribution: int = option(0)
     prompts: str | None = option(None, "FILE")
 
 
@@ -49,11 +47,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare strategies with plain decoding, token by token, on this model, dtype and device, and the logits
-    of both with transformers' own pass in float32; show every difference with the scores of both tokens. With
-    --distribution, compare the frequencies of drawn tokens with the model's probabilities, too. The exit code
-    is 1 where something is not exact."""
-    if args.distribution and not 100 <= args.distribution <= 10_000:
-        raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
+    of both with transformers' own pass in float32; show every difference with the scores of both tokens. The
+    exit code is 1 where something is not exact."""
     if args.prompt is not None and args.prompts is not None:
         raise InputError("PROMPT and --prompts given; valid: one of them")
     sampling = options.sampling_from(args)
@@ -80,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
         samplings={**samplings, "greedy": replace(sampling, greedy=True)},
         tokens=args.max_new_tokens,
         seeds=args.seeds,
-        runs=args.distribution,
         say=logger.info,
     )
     report = audited.run()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenswift")
 ASKED = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")  # options that are arguments of a request
-GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.written}
+GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Text:
             a continued text after 200
         json_schema: write JSON that the JSON schema in this file describes
         regex: write text that this regular expression matches from its beginning to its end
-        grammar: write text of the grammar in this file, in Lark's syntax or in llama.cpp's (GBNF)
+        grammar: write text of the grammar in this file, in Lark's syntax
         stop: end before this text, which is left out; may be given several times; default: none
         stop_ids: end after these tokens; the last one adds no text; may be given several times; default: none
         ignore_eos: continue after an end-of-text token

@@ -18,7 +18,7 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
 #: settings that few servers need
-RARELY = "api_key cors max_choices share_prefixes max_body max_connections ping".split()
+RARELY = "api_key cors share_prefixes max_body max_connections ping".split()
 logger = logging.getLogger("tokenswift")
 
 
@@ -34,10 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the background;
     a client that was cut off resumes where it was), /v1/models, /health, /metrics, and a page at /. It
     listens on this machine only, unless --host and --api-key-file are given. SIGTERM or Ctrl-C stops it
-    between two steps, within ten seconds in any case; the exit code after SIGTERM is 0, 143 where it had to
-    be forced."""
+    between two steps, a second one at once; the exit code after SIGTERM is 0."""
     settings = Settings(**{one.name: getattr(args, one.name) for one in fields(Settings)})
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
+    for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
             raise InputError(f"{name} is not installed; valid: pip install 'tokenswift-exact[serve]'")
     settings.keys()
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(bound(settings)) as taken, closing(Store(settings.run_dir)) as store:
         with loading(taken):
             llm = options.load_model(args)
-            from tokenswift.serve.server import make_server
+            from tokenswift.serve.app import make_server
 
             llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
         server = make_server(llm, settings, taken, store)

@@ -13,7 +13,6 @@ within one step of an automaton, which neither its limits nor anything else in a
 from __future__ import annotations
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -32,7 +32,6 @@ from torch import Tensor
 from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar, closed
 from tokenswift.types import InputError, RunError
 
-logger = logging.getLogger("tokenswift")
 _KEPT = 8  # compiled grammars of a model
 #: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -119,15 +118,21 @@ class Grammars:
                 for it.
         """
         ends = tuple(sorted(self._ends()))
-        key, text = (grammar, ends), self._tried(grammar)  # others need not wait for the trial, which is kept
-        with self._lock:
-            found = self._compiled.get(key)
-            if found is None or found.spoilt:
-                found = self._compiled[key] = Compiled(self._matcher(grammar, text, self._tokenizer(ends)))
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
-            return Masks(found, self._tokenizer(ends), start, ends)
+        key = grammar, ends
+        try:
+            text = self._tried(grammar)  # others need not wait for the trial, which is kept
+            with self._lock:
+                tokenizer = self._tokenizer(ends)
+                found = self._compiled.get(key)
+                if found is None or found.spoilt:
+                    found = self._compiled[key] = Compiled(_matcher(text, tokenizer))
+                    if len(self._compiled) > _KEPT:
+                        self._compiled.popitem(last=False)
+                self._compiled.move_to_end(key)
+                return Masks(found, tokenizer, start, ends)
+        except Exception as error:  # two libraries raise plain ones
+            why = f"the {TITLES[grammar.kind]} cannot be compiled ({_line(error)})"
+            raise InputError(f"{why}; valid: {_VALID}", "grammar") from error
 
     def _tokenizer(self, ends: tuple[int, ...]) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -135,26 +140,11 @@ class Grammars:
         if ends in self._tokenizers:
             return self._tokenizers[ends]
         inner = getattr(self._codec, "backend_tokenizer", None)
-        if inner is None:
-            raise InputError(
-                "a grammar is given, but the model's tokenizer is none of the library tokenizers; valid: "
-                "a model with a tokenizer.json, or no grammar",
-                "grammar",
-            )
-        if not ends:
-            raise InputError(
-                "a grammar is given, but the model has no end-of-text token; valid: a model that has one",
-                "grammar",
-            )
-        try:
-            read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
-            vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
-            made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
-        except Exception as error:  # plain Exceptions and ValueErrors of two libraries
-            raise InputError(
-                f"the model's tokenizer cannot be used with a grammar ({_line(error)}); valid: no grammar",
-                "grammar",
-            ) from error
+        if inner is None or not ends:
+            raise TrialError(f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}")
+        read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
+        vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
+        made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
         self._tokenizers = {ends: made}
         return made
 
@@ -162,35 +152,27 @@ class Grammars:
         """A grammar as llguidance takes it, and as it can be compiled.
 
         Raises:
-            InputError: it cannot.
+            TrialError: it cannot.
         """
-        try:
-            special = special_tokens(self._codec)
-            text = _source(grammar, special)
-            (wrong,) = trial((text,), tuple(special), self._vocab_size)
-        except Exception as error:  # what converts GBNF raises plain ones
-            raise _refused(grammar, _line(error)) from error
+        special = special_tokens(self._codec)
+        text = _source(grammar, special)
+        (wrong,) = trial((text,), tuple(special), self._vocab_size)
         if wrong:
-            raise _refused(grammar, _line(wrong))
+            raise TrialError(wrong)
         return text
 
-    def _matcher(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
-        from llguidance import LLMatcher, LLParserLimits
 
-        try:
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
-            wrong = matcher.get_error()
-            if not wrong:
-                for said in matcher.get_grammar_warnings():
-                    logger.warning("the %s: %s", TITLES[grammar.kind], _line(said))
-                first = matcher.deep_copy()
-                bits = first.compute_bitmask()
-                wrong = first.get_error() or ("" if any(bits) else "no text is possible")
-        except Exception as error:  # the library names none
-            raise _refused(grammar, _line(error)) from error
-        if wrong:
-            raise _refused(grammar, _line(wrong))
-        return matcher
+def _matcher(text: str, tokenizer: Any) -> Any:
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not (wrong := matcher.get_error()):
+        first = matcher.deep_copy()
+        bits = first.compute_bitmask()
+        wrong = first.get_error() or ("" if any(bits) else "no text is possible")
+    if wrong:
+        raise TrialError(wrong)
+    return matcher
 
 
 class Vocabulary:
@@ -253,7 +235,11 @@ class Masks:
         self._commit(history)
         key = tuple(path)
         if key not in self._made:
-            self._made[key] = self._computed(history, path)
+            reached = self._go_to(path)
+            bits = bytearray(self._matcher.compute_bitmask() if reached else b"")
+            words = -(-self.tokenizer.vocab_size // 32)  # there may be one more
+            mask = torch.frombuffer(bits, dtype=torch.int32, count=words) if reached else None
+            self._made[key] = self._error(history) or mask
         found = self._made[key]
         if isinstance(found, NoMask):
             raise found
@@ -326,28 +312,16 @@ class Masks:
     def _go_to(self, path: Sequence[int]) -> bool:
         """Bring the matcher behind the committed text and a path, as far as that stays in the grammar;
         whether it does to the end."""
-        common = 0
-        for ours, wanted in zip(self._after, path, strict=False):
-            if ours != wanted:
-                break
-            common += 1
-        back = len(self._after) - common
-        if back:
+        pairs = enumerate(zip(self._after, path, strict=False))
+        common = next((i for i, (ours, wanted) in pairs if ours != wanted), min(len(self._after), len(path)))
+        if back := len(self._after) - common:
             self._matcher.rollback(back)
             del self._after[common:]
-        rest = list(path[common:])
-        if any(token in self.ends for token in rest):  # nothing consumes an end, and nothing comes after it
-            rest = rest[: next(i for i, token in enumerate(rest) if token in self.ends)]
+        # nothing consumes an end, and nothing comes after it
+        rest = [*takewhile(lambda token: token not in self.ends, path[common:])]
         took = self._matcher.try_consume_tokens(rest) if rest else 0
         self._after += rest[:took]
         return len(self._after) == len(path)
-
-    def _computed(self, history: list[int], path: Sequence[int]) -> Tensor | NoMask | None:
-        if not self._go_to(path):
-            return self._error(history)
-        bits = self._matcher.compute_bitmask()
-        words = -(-self.tokenizer.vocab_size // 32)  # there may be one more
-        return self._error(history) or torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
 
     def _error(self, history: list[int]) -> NoMask | None:
         """What keeps the matcher from going on, if anything does. One like that is spoilt: another one takes
@@ -381,9 +355,8 @@ def faults(schemas: Sequence[str]) -> list[str]:
     try:
         return [*map(_line, trial(tuple(map(LLMatcher.grammar_from_json_schema, schemas))))]
     except TrialError as error:
-        raise InputError(
-            f"tools have parameters that cannot be used ({error}); valid: {_VALID}", "tools"
-        ) from error
+        why = f"tools have parameters that cannot be used ({error})"
+        raise InputError(f"{why}; valid: {_VALID}", "tools") from error
 
 
 def _source(grammar: Grammar, special: Collection[str]) -> str:
@@ -403,7 +376,6 @@ def _source(grammar: Grammar, special: Collection[str]) -> str:
 
 def _bare_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if grammar.kind == "json_schema":
         schema = json.dumps(closed(json.loads(grammar.text)), ensure_ascii=False)
@@ -413,22 +385,7 @@ def _bare_source(grammar: Grammar) -> str:
     if grammar.kind == "choice":
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # a rule could not have thousands
-    if grammar.kind == "gbnf":
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(_ESCAPE.sub(_plain, grammar.text)))
     return LLMatcher.grammar_from_lark(grammar.text)
-
-
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^\w\s])")
-
-
-def _plain(escape: re.Match[str]) -> str:
-    """An escape of GBNF as the converter reads it: of punctuation it knows six, of numbers those of bytes."""
-    code = int(escape[1][1:], 16) if escape[1][1:] else ord(escape[1])
-    return escape[0] if escape[1] in ('"', "\\", "[", "]") else f"\\x{code:02x}" if code < 128 else chr(code)
-
-
-def _refused(grammar: Grammar, reason: str) -> InputError:
-    return InputError(f"the {TITLES[grammar.kind]} cannot be compiled ({reason}); valid: {_VALID}", "grammar")
 
 
 def _line(said: object) -> str:

@@ -98,10 +98,8 @@ def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable
             yield tuple(text)
             continue
         if codec is None:
-            raise InputError(
-                f"{name} holds {shown(text)}, but the model came without a tokenizer; valid: lists of ids",
-                name,
-            )
+            given = f"{name} holds {shown(text)}, but the model came without a tokenizer"
+            raise InputError(f"{given}; valid: lists of ids", name)
         for form in dict.fromkeys((text, f" {text.lstrip(' ')}")):
             ids = tuple(codec(form, add_special_tokens=False)["input_ids"])
             if ids and max(ids) < vocab_size:

@@ -1,15 +1,20 @@
-"""The routes of the server."""
+"""The routes of the server, and the server: it listens, waits for a signal and ends steps."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
+import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -17,50 +22,55 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from tokenswift.checks import shown
-from tokenswift.engine.scheduler import QueueFull
+from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.serve import openai as wire
 from tokenswift.serve import responses as of_responses
-from tokenswift.serve.answers import ENDS, Answer, Answers, owner_of
-from tokenswift.serve.errors import Refused, error_body, wrong_fields
-from tokenswift.serve.guard import Guard, Measures
+from tokenswift.serve.answers import Answer, Answers, owner_of
+from tokenswift.serve.guard import Guard, Refused, error_body, wrong_fields
 from tokenswift.serve.schemas import Body, Chat, Completion, Responses
-from tokenswift.serve.settings import Settings
+from tokenswift.serve.settings import Settings, bound
+from tokenswift.serve.store import Store
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
-READ = ["GET", "HEAD"]
 LOOK = 0.1  # seconds until it is looked again whether a client is still there
 GONE = 499  # the client closed the connection: nobody reads this
 
 
 class Events(StreamingResponse):
-    """A stream of events; its answer has a reader until it ends, however it ends."""
+    """A stream of events.
 
-    def __init__(self, answers: Answers, answer: Answer, events: AsyncIterator[bytes]) -> None:
+    Args:
+        answer: what it tells of.
+        events: the stream.
+        ends: the answer stops where the stream does, however that ends.
+    """
+
+    def __init__(self, answer: Answer, events: AsyncIterator[bytes], ends: bool = False) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._answers, self._answer = answers, answer
+        self._answer, self._ends = answer, ends
 
     async def __call__(self, *args: Any) -> None:
         try:
             await super().__call__(*args)
         finally:
-            self._answers.detach(self._answer)
+            if self._ends:
+                self._answer.stop()
 
 
-def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Measures) -> FastAPI:
+def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
     """The application; it begins by going on with what is open.
 
     Args:
         answers: of the server.
         settings: the limits.
         keys: of clients; [] asks for none.
-        measures: figures for ``/metrics``.
     """
-    names = settings.names(answers.llm.name)
-    model, made = names[0], int(time.time())
+    model = settings.served_model_name or Path(answers.llm.name).absolute().name
+    about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -71,34 +81,28 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     _add_handlers(app)
     page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
 
-    def about(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": made, "owned_by": "tokenswift"}
+    def events(answer: Answer, after: int = -1) -> AsyncIterator[bytes]:
+        if answer.body.kind == "response":
+            return of_responses.events(answer, model, after, settings.ping)
+        return wire.chunks(answer, model, settings.ping)
 
-    async def answered(kind: str, body: Body, request: Request) -> Response:
-        answer = await answers.make(kind, body, request.state.client)
-        if body.stream:
-            if kind == "response":
-                return Events(answers, answer, of_responses.events(answer, model, -1, settings.ping))
-            return Events(answers, answer, wire.chunks(answer, model, settings.ping))
-        try:
-            if not answer.background and await _is_gone(request, answer):
-                return Response(status_code=GONE)
-        finally:
-            answers.detach(answer)
-        if kind == "response":
-            return JSONResponse(of_responses.response(answer, model))
-        if not all(part.reason for part in answer.parts):
-            raise Refused(503 if answer.stopped == ENDS else answer.status, wire.unfinished(answer))
-        return JSONResponse(wire.whole(answer, model))
-
-    async def serve(kind: str, body: Body, request: Request) -> Response:
-        made = await answered(kind, body, request)
-        other = body.model not in (None, *names, answers.llm.name)
-        if missing := [*(["model"] if other else []), *body.left_out()]:
-            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20]).strip()
+    async def serve(body: Body, request: Request) -> Response:
+        if missing := body.left_out():
+            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20])
             logger.info("left out of a request to %s: %s", request.url.path, named)
-            made.headers["x-left-out"] = named
-        return made
+        answer = await answers.make(body, request.state.client)
+        if body.stream:
+            return Events(answer, events(answer), ends=not answer.background)
+        if not answer.background:
+            async for _ in answer.follow(LOOK):
+                if await request.is_disconnected():
+                    answer.stop()
+                    return Response(status_code=GONE)
+        if body.kind == "response":
+            return JSONResponse(of_responses.response(answer, model))
+        if not answer.reason:
+            raise Refused(answer.status if answer.done else 503, wire.unfinished(answer))
+        return JSONResponse(wire.whole(answer, model))
 
     async def known(name: str, request: Request) -> Answer:
         answer = await answers.find(name, owner_of(request.state.client))
@@ -108,15 +112,15 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     @app.post("/v1/chat/completions", summary="Answer a conversation")
     async def chat(body: Chat, request: Request) -> Response:
-        return await serve("chat", body, request)
+        return await serve(body, request)
 
     @app.post("/v1/completions", summary="Go on with a text")
     async def completion(body: Completion, request: Request) -> Response:
-        return await serve("completion", body, request)
+        return await serve(body, request)
 
     @app.post("/v1/responses", summary="Answer, in the background too")
     async def responses(body: Responses, request: Request) -> Response:
-        return await serve("response", body, request)
+        return await serve(body, request)
 
     @app.get("/v1/responses/{response_id}", summary="An answer as it stands, or its events from a place on")
     async def retrieve(
@@ -128,8 +132,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         answer = await known(response_id, request)
         if not stream:
             return JSONResponse(of_responses.response(answer, model))
-        await answers.attach(answer)
-        return Events(answers, answer, of_responses.events(answer, model, starting_after, settings.ping))
+        return Events(answer, events(answer, starting_after))
 
     @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
     async def cancel(response_id: str, request: Request) -> Response:
@@ -143,19 +146,17 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         await answers.delete(answer)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 
-    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [about(name) for name in names]})
+        return JSONResponse({"object": "list", "data": [about]})
 
     @app.get("/v1/models/{name:path}", summary="About the model")
     async def one_model(name: str) -> Response:
-        if name not in names:
-            message = f"the model {shown(name)} is not served; valid: {', '.join(names)}"
+        if name != model:
+            message = f"the model {shown(name)} is not served; valid: {model}"
             raise Refused(404, message, "model", "model_not_found")
-        return JSONResponse(about(name))
+        return JSONResponse(about)
 
-    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server takes requests")
     async def health() -> Response:
         state = answers.state()
@@ -163,20 +164,22 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     @app.get("/metrics", summary="Figures for Prometheus")
     async def metrics() -> Response:
-        return Response(measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        figures = asdict(answers.scheduler.figures())
+        lines = (f"tokenswift_{name} {value}\n" for name, value in figures.items())
+        return Response("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.api_route("/", methods=READ, include_in_schema=False)
+    @app.get("/", include_in_schema=False)
     async def start() -> Response:
         return HTMLResponse(page, headers={"x-frame-options": "DENY"})
 
-    app.add_middleware(Guard, settings=settings, keys=keys, measures=measures)  # type: ignore[arg-type]
+    app.add_middleware(Guard, settings=settings, keys=keys)  # type: ignore[arg-type]
     if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
         app.add_middleware(
             CORSMiddleware,  # type: ignore[arg-type]
             allow_origins=list(settings.cors),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-answer-id", "x-left-out", "retry-after"),
+            expose_headers=("x-answer-id", "retry-after"),
         )
     return app
 
@@ -195,31 +198,98 @@ def _add_handlers(app: FastAPI) -> None:
     async def unread(request: Request, error: RequestValidationError) -> Response:
         return await wrong(request, wrong_fields(error.errors()))
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        return JSONResponse(error.body, error.status)
+    @app.exception_handler(RecursionError)
+    async def deep(request: Request, error: RecursionError) -> Response:
+        return await wrong(request, InputError("the body is nested too deeply; valid: few levels"))
 
     @app.exception_handler(HTTPException)
-    async def nothing_there(request: Request, error: HTTPException) -> Response:
-        path, text = request.url.path, str(error.detail)
-        if error.status_code == 400:  # FastAPI's: numbers of thousands of digits, thousands of levels
-            text = "the body cannot be read; valid: a JSON object of few levels"
-        elif error.status_code in (404, 405):
-            text = f"there is no {request.method[:20]} {shown(path)}; valid: {', '.join(PATHS)}"
-        return JSONResponse(error_body(text, error.status_code), error.status_code, error.headers)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        text = str(error.detail)
+        if error.status_code in (404, 405) and not isinstance(error, Refused):
+            text = f"there is no {request.method[:20]} {shown(request.url.path)}; valid: {', '.join(PATHS)}"
+        body = error.body if isinstance(error, Refused) else error_body(text, error.status_code)
+        return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         return JSONResponse(error_body("the server failed; its log says more", 500), 500)
 
 
-async def _is_gone(request: Request, answer: Answer) -> bool:
-    """Wait for the answer's end, or for its client's going away; which it was."""
-    whole = asyncio.ensure_future(answer.wait())
-    try:
-        while not (await asyncio.wait([whole], timeout=LOOK))[0]:
-            if await request.is_disconnected():
-                return True
-        return False
-    finally:
-        whole.cancel()
+# ---- where it runs ------------------------------------------------------------------------------
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which ends answers before it waits for their connections.
+
+    Args:
+        config: of uvicorn.
+        answers: what is ended.
+        taken: the socket to listen at.
+
+    Attributes:
+        address: of the server.
+        number: of the signal that ended it, 0 where none did.
+    """
+
+    def __init__(self, config: uvicorn.Config, answers: Answers, taken: socket.socket) -> None:
+        super().__init__(config)
+        self.answers, self._taken = answers, taken
+        host, port = taken.getsockname()[:2]
+        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.number = 0
+
+    def listen(self, ready: Callable[[str], None]) -> None:
+        """Serve until a signal comes, or `should_exit` is set.
+
+        Args:
+            ready: called with the address once requests are taken.
+        """
+        self._ready = ready
+        asyncio.run(self.serve(sockets=[self._taken]))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready(self.address)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends the server between two steps, a second one at once."""
+        if self.number:
+            os._exit(128 + sig)
+        self.number, self.should_exit = sig, True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the steps, then the connections."""
+        await self.answers.close()
+        await super().shutdown(sockets)
+
+
+def make_server(
+    llm: Any, settings: Settings, taken: socket.socket | None = None, store: Store | None = None
+) -> Server:
+    """A server at its address that takes no request yet.
+
+    Args:
+        llm: the ``LLM``.
+        taken, store: from `bound` and of ``run_dir``, where they were had before the model was loaded.
+    Raises:
+        InputError: an address, a folder or keys that cannot be had.
+    """
+    keys = settings.keys()
+    store = store or Store(settings.run_dir)
+    taken = taken or bound(settings)
+    scheduler = Scheduler(llm, settings.max_concurrent or "auto", settings.queue)
+    answers = Answers(llm, scheduler, settings, store)
+    config = uvicorn.Config(
+        make_app(answers, settings, keys),
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=3,  # seconds for connections to take what is left
+    )
+    return Server(config, answers, taken)

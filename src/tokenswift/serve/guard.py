@@ -1,4 +1,4 @@
-"""In front of everything: who may ask, how much at once, and a line about each request."""
+"""In front of everything: who may ask, and how much; a line about each request; how one is refused."""
 
 from __future__ import annotations
 
@@ -8,75 +8,62 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Sequence
 from typing import Any
 
-import prometheus_client as prometheus
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from tokenswift.checks import shown
-from tokenswift.serve.errors import Refused
 from tokenswift.serve.settings import Settings
+from tokenswift.types import InputError
 
 PATIENCE = 60.0  # seconds that a client may take to send a body
-#: figures of the scheduler → what they are called and say
-FIGURES = {
-    "running": ("running_texts", "Texts being written"),
-    "reading": ("reading_texts", "Texts whose prompts are read"),
-    "waiting": ("waiting_texts", "Texts that wait for their turn"),
-    "rows": ("pass_rows", "Rows of the newest pass"),
-    "steps": ("steps", "Steps of all texts: tokens by steps is the mean acceptance length"),
-    "passes": ("passes", "Verify passes"),
-    "tokens": ("tokens", "New tokens"),
-    "drafted": ("drafted_tokens", "Drafted tokens that were checked"),
-    "accepted": ("accepted_tokens", "Drafted tokens that were accepted"),
-    "read": ("prompt_tokens", "Tokens of prompts that were read"),
-    "reused": ("reused_tokens", "Tokens of prompts that were copied from another prompt's beginning"),
-}
-NOW = ("running", "reading", "waiting", "rows")  # the others count up
-
-
-class Measures(Collector):
-    """Figures for Prometheus: the scheduler's, requests by status, and the process's memory.
-
-    Args:
-        scheduler: an `engine.scheduler.Scheduler`.
-
-    Attributes:
-        requests: counts them by status.
-    """
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler, self._registry = scheduler, prometheus.CollectorRegistry()
-        self.requests = prometheus.Counter(
-            "tokenswift_requests", "Requests by status", ["status"], registry=self._registry
-        )
-        prometheus.ProcessCollector(namespace="tokenswift", registry=self._registry)
-        self._registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """The scheduler's figures as they are now."""
-        figures = self._scheduler.figures()
-        for field, (name, text) in FIGURES.items():
-            kind = GaugeMetricFamily if field in NOW else CounterMetricFamily
-            yield kind(f"tokenswift_{name}", text, value=getattr(figures, field))
-
-    def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
-        return prometheus.generate_latest(self._registry)
-
-
 logger = logging.getLogger("tokenswift")
 OPEN = ("/", "/health")  # what needs no key
 #: a Host header: a name or address, and perhaps a port
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_UNION = re.compile(r"str|\w+\[.*\]")  # what pydantic calls the members of a union
+
+
+class Refused(HTTPException):
+    """A request that is not served.
+
+    Args:
+        status: of HTTP.
+        message: in one line.
+        param: the field that is wrong.
+        code: OpenAI's word for it.
+        headers: of the reply.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.body = error_body(message, status, param, code)
+
+
+def error_body(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    text = message.encode(errors="backslashreplace").decode()  # names may hold lone surrogates
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+def wrong_fields(errors: Sequence[Any]) -> InputError:
+    """What pydantic found first."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return InputError(f"the body is not JSON ({first['ctx']['error']}); valid: a JSON object")
+    place = [str(part) for part in first["loc"][1:] if not _UNION.fullmatch(str(part))]
+    given = "missing" if first["type"] == "missing" else shown(first["input"])
+    valid = first["msg"].removeprefix("Input should be ")
+    return InputError(f"{'.'.join(place) or 'the body'} is {given}; valid: {valid}", next(iter(place), None))
 
 
 class Guard:
@@ -86,11 +73,10 @@ class Guard:
         app: what is guarded.
         settings: the limits.
         keys: of clients; [] asks for none.
-        measures: counts requests.
     """
 
-    def __init__(self, app: Any, settings: Settings, keys: list[str], measures: Measures) -> None:
-        self._app, self._settings, self._measures = app, settings, measures
+    def __init__(self, app: Any, settings: Settings, keys: list[str]) -> None:
+        self._app, self._settings = app, settings
         self._keys = [_hashed(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,23 +86,23 @@ class Guard:
         begun, status, size, most = time.perf_counter(), 0, 0, self._settings.max_body
         until: float | None = asyncio.get_running_loop().time() + PATIENCE
 
-        async def answer(message: MutableMapping[str, Any]) -> None:
+        async def answer(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        async def limited() -> MutableMapping[str, Any]:
+        async def limited() -> Message:
             nonlocal size, until
             try:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
                 text = f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
-                raise HTTPException(408, text, {"connection": "close"}) from None
+                raise Refused(408, text, connection="close") from None
             until = until if message.get("more_body") else None  # what is received behind it is the end
             size += len(message.get("body", b""))
             if size > most:
-                raise HTTPException(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
+                raise Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
             return message
 
         try:
@@ -125,17 +111,14 @@ class Guard:
             scope["state"]["client"] = self._check_key(scope["path"], headers)
             await self._app(scope, limited, answer)
         except Refused as refused:
-            await JSONResponse(refused.body, refused.status)(scope, receive, answer)
+            await JSONResponse(refused.body, refused.status_code)(scope, receive, answer)
         finally:
-            self._measures.requests.labels(status).inc()
             self._log(scope, status, time.perf_counter() - begun)
 
     def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
         """Refuse pages of other sites: a browser sends their requests to this machine too."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         found = HOST.fullmatch(host)
-        if host and found is None:
-            raise Refused(400, f"the Host header is {shown(host)}; valid: a name or an address, and a port")
         name = found and (found[1] or found[2])
         if self._settings.is_local and name not in ("localhost", "127.0.0.1", "::1", self._settings.host):
             raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
@@ -148,8 +131,8 @@ class Guard:
         if not self._keys or path in OPEN:
             return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
-        shown = _hashed(key)
-        known = [hmac.compare_digest(shown, own) for own in self._keys]  # all of them: the time tells nothing
+        given = _hashed(key)
+        known = [hmac.compare_digest(given, own) for own in self._keys]  # all of them: the time tells nothing
         if kind.lower() != "bearer" or not any(known):
             text = "the API key is missing or wrong; valid: Authorization: Bearer KEY"
             raise Refused(401, text, code="invalid_api_key")

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+from tokenswift.chat.calls import call_id
 from tokenswift.chat.parser import Delta
 from tokenswift.chat.tools import CHOICES
-from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
+from tokenswift.serve.answers import Answer
 from tokenswift.serve.openai import PING, data, details, own, usage
 
 #: kind of an item → the beginning of its id, its type, and how the events of its pieces are called
@@ -31,22 +32,18 @@ def event(value: dict[str, Any]) -> bytes:
 def status(answer: Answer) -> str:
     """OpenAI's word for where an answer stands."""
     if answer.record.state == "done":
-        cut = any(part.reason == "length" for part in answer.parts)
-        return "incomplete" if cut else "completed"
-    if answer.record.state != "open":
+        return "incomplete" if answer.reason == "length" else "completed"
+    if answer.done:
         return answer.record.state
-    if not answer.running:
-        if answer.stopped == CANCELLED:
-            return "cancelled"
-        goes_on = answer.background and (not answer.stopped or (answer.kept and answer.stopped == ENDS))
-        return "queued" if goes_on else "incomplete"
-    return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
+    if not answer.running:  # the server ends, or an earlier one has
+        return "queued" if answer.background and answer.kept else "incomplete"
+    return "in_progress" if answer.pieces else "queued"
 
 
-def items(answer: Answer, part: Part) -> list[dict[str, Any]]:
-    """What one text holds: a thought, messages and calls."""
-    output, parser = Output(answer, part), answer.calls.parser()
-    values = [*output.take([*parser.push(part.text), *parser.finish()]), *output.finish()]
+def items(answer: Answer) -> list[dict[str, Any]]:
+    """What the text holds: a thought, messages and calls."""
+    output, parser = Output(answer), answer.calls.parser()
+    values = [*output.take([*parser.push(answer.text), *parser.finish()]), *output.finish()]
     return [value["item"] for value in values if value["type"] == "response.output_item.done"]
 
 
@@ -63,41 +60,32 @@ def asked(answer: Answer) -> dict[str, Any]:
 def response(answer: Answer, model: str, state: str | None = None) -> dict[str, Any]:
     """The object of ``/v1/responses``; with ``state``, as it was then, before any text."""
     body: Any = answer.body
-    now = status(answer) if state is None else state
-    outputs = answer.parts if state is None else ()
-    counts = usage(answer)
-    cut = now == "incomplete" and answer.record.state == "done"
-    failed = answer.record.state == "failed" and state is None
+    names = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p")
+    record, now, counts = answer.record, state or status(answer), usage(answer)
+    over = answer.done and state is None
     code = "server_error" if answer.status >= 500 else "invalid_prompt"
+    used = {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+    }
+    cut = now == "incomplete" and over
     return {
         "id": answer.id,
         "object": "response",
-        "created_at": answer.record.created,
-        "completed_at": answer.over_at if now == "completed" else None,
+        "created_at": record.created,
         "status": now,
         "background": answer.background,
-        "error": {"code": code, "message": answer.record.error} if failed else None,
+        "error": {"code": code, "message": record.error} if now == "failed" else None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "model": model,
-        "output": [item for part in outputs for item in items(answer, part)],
-        "previous_response_id": body.previous_response_id,
-        "temperature": body.temperature,
-        "text": body.text or {"format": {"type": "text"}},
+        "output": items(answer) if state is None else [],
+        **{name: getattr(body, name) for name in names},
         **asked(answer),
-        "top_p": body.top_p,
-        "truncation": "disabled",
-        "usage": None
-        if state is not None or answer.record.state == "open"
-        else {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counts["total_tokens"],
-        },
+        "usage": used if over else None,
         "tokenswift": own(answer),
     }
 
@@ -107,11 +95,10 @@ class Output:
 
     Args:
         answer: the response.
-        part: its text.
     """
 
-    def __init__(self, answer: Answer, part: Part) -> None:
-        self._answer, self._part = answer, part
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self._index, self._kind, self._text = -1, "", ""  # of the newest item; no kind: none is open
         self._item: dict[str, Any] = {}
 
@@ -121,7 +108,7 @@ class Output:
             if kind == "end":
                 yield from self.close()
             elif kind == "call":
-                call = {"call_id": self._answer.call_id(self._part, index), "name": text, "arguments": ""}
+                call = {"call_id": call_id(self._answer.id, index), "name": text, "arguments": ""}
                 yield from self.open("call", call)
             else:
                 if kind not in ("arguments", self._kind):
@@ -162,7 +149,7 @@ class Output:
         """The end of the text, or as far as it is: a call that is open is cut."""
         if self._index < 0:
             yield from self.open("text", {"content": []})
-        cut = self._kind == "call" or not self._part.reason
+        cut = self._kind == "call" or not self._answer.reason
         yield from self.close("incomplete" if cut else "completed")
 
     def _event(self, what: str, **more: Any) -> dict[str, Any]:
@@ -208,12 +195,9 @@ class Numbers:
 
 async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIterator[bytes]:
     """A stream of ``/v1/responses``: the events whose number is greater than ``after``."""
-    part, numbers = answer.parts[0], Numbers(after)
-    output, parser = Output(answer, part), answer.calls.parser()
-    silent = (
-        [] if answer.calls.tools or answer.calls.thought else [Delta("text")]
-    )  # where a token has no letters
-
+    numbers, output, parser = Numbers(after), Output(answer), answer.calls.parser()
+    # where a token has no letters
+    silent = [] if answer.calls.tools or answer.calls.thought else [Delta("text")]
     yield PING  # the headers are out before the prompt is read
     begun = [
         {"type": "response.created", "response": response(answer, model, "queued")},
@@ -225,22 +209,22 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
         if found is None:
             yield PING
             continue
-        _, start, end = found
+        start, end = found
         new: list[dict[str, Any]] = []
-        for piece in part.pieces[start:end]:
+        for piece in answer.pieces[start:end]:
             numbers.of(output.take(parser.push(piece) or silent), new)
             start += numbers.newest <= after  # told of before
         if new and answer.body.own.get("details"):
-            new[-1]["tokenswift"] = details(part, start, end)
+            new[-1]["tokenswift"] = details(answer, start, end)
         for value in new:
             yield event(value)
-    if not part.reason:
+    if not answer.reason:
         state = "failed" if answer.record.state == "failed" else "incomplete"
-        value = {"type": f"response.{state}", "response": response(answer, model)}
+        value: dict[str, Any] = {"type": f"response.{state}", "response": response(answer, model)}
         yield event({**value, "sequence_number": numbers.newest})  # no number of a token that may still come
         return
-    last = [*output.take([*parser.push(part.tail), *parser.finish()]), *output.finish()]
-    end = "incomplete" if part.reason == "length" else "completed"
+    last = [*output.take([*parser.push(answer.tail), *parser.finish()]), *output.finish()]
+    end = "incomplete" if answer.reason == "length" else "completed"
     last.append({"type": f"response.{end}", "response": response(answer, model)})
     for value in numbers.of(last, []):
         yield event(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ from tokenswift.config import API_KEY, environment_key
 from tokenswift.types import InputError
 
 KEY = 16  # characters of a key at least
-HASHED = re.compile(r"[0-9a-f]{32,}|snapshots|blobs")  # folders and files of the Hugging Face cache
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
 
 def _option(default: Any, metavar: str, least: int | None = None, **more: Any) -> Any:
@@ -40,15 +37,13 @@ class Settings:
             variable TOKENSWIFT_API_KEY is safer
         cors: another site whose pages may send requests, such as https://example.org; may be given several
             times
-        served_model_name: names of the model, the first one in answers; default: its folder's or file's
+        served_model_name: the model's name for clients; default: that of its folder or file
         run_dir: keep a journal of every answer there; a server that is started again on the same folder
             resumes what was under way
-        max_concurrent: sequences written concurrently, or auto: as many as fit in memory
+        max_concurrent: sequences written concurrently; default: as many as fit in memory, 16 at most
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
-        max_choices: texts of one request at most: its prompts times n; the default is half of what
-            --max-num-seqs auto writes at once, so that one request leaves room for others
         share_prefixes: share cached prompt prefixes among all keys; the time to the first token then tells a
             client what others have asked
         max_body: bytes of a request at most
@@ -61,13 +56,12 @@ class Settings:
     api_key_file: str | None = _option(None, "F")
     api_key: str | None = _option(None, "KEY")
     cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
-    served_model_name: tuple[str, ...] = _option((), "NAME", nargs="+")
+    served_model_name: str | None = _option(None, "NAME")
     run_dir: str | None = _option(None, "DIR")
-    max_concurrent: str = _option("auto", "N", names=("--max-num-seqs",))
+    max_concurrent: int | None = _option(None, "N", 1, names=("--max-num-seqs",))
     queue: int = _option(64, "N", 0)
     max_tokens: int = _option(32_768, "N", 1)
     max_prompt: int | None = _option(None, "N", 1)
-    max_choices: int = _option(8, "N", 1)
     share_prefixes: bool = False
     max_body: int = _option(8 << 20, "N", 1)
     max_connections: int = _option(256, "N", 1)
@@ -77,30 +71,13 @@ class Settings:
         for one in fields(self):
             if "least" in one.metadata and getattr(self, one.name) is not None:
                 check_integer(one.name, getattr(self, one.name), one.metadata["least"])
-        if self.port > 65_535:
-            raise InputError(f"port is {self.port}; valid: 0 to 65535", "port")
         check_number("ping", self.ping, "seconds, from 0.01 to 3600", 0.01 <= self.ping <= 3600)
-        self.at_once  # noqa: B018  # says what is wrong with it
         object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
-        for origin in self.cors:
-            if not ORIGIN.fullmatch(origin):
-                valid = "a site such as https://example.org"
-                raise InputError(f"cors is {shown(origin)}; valid: {valid}", "cors")
+        if wrong := [origin for origin in self.cors if "://" not in origin or "*" in origin]:
+            raise InputError(f"cors is {shown(wrong[0])}; valid: a site such as https://a.example", "cors")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
             raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
-
-    def names(self, model: str) -> tuple[str, ...]:
-        """The names that the model has for clients.
-
-        Args:
-            model: what it was loaded by.
-        """
-        parts = [part for part in Path(model).absolute().parts if not HASHED.fullmatch(part)]
-        name = parts[-1]
-        if name.startswith("models--"):  # the Hugging Face cache's folder of owner/name
-            name = name.removeprefix("models--").replace("--", "/")
-        return tuple(self.served_model_name) or (name,)
 
     @property
     def is_local(self) -> bool:
@@ -110,41 +87,24 @@ class Settings:
         except ValueError:
             return self.host == "localhost"
 
-    @property
-    def at_once(self) -> int | str:
-        """``max_concurrent`` as the scheduler takes it."""
-        if self.max_concurrent == "auto":
-            return "auto"
-        number = int(self.max_concurrent) if self.max_concurrent.isdecimal() else 0
-        if number < 1:
-            given = f"max_concurrent is {self.max_concurrent!r}"
-            raise InputError(f"{given}; valid: auto, or an integer of at least 1", "max_concurrent")
-        return number
-
     def keys(self) -> list[str]:
         """The keys that clients may show; [] where none is asked for.
 
         Raises:
             InputError: the file cannot be read, or holds no key or a short one; or another one is short.
         """
-        named = [("api_key", self.api_key), (API_KEY, environment_key())]
+        found = [key for key in (self.api_key, environment_key()) if key is not None]
         if self.api_key_file is not None:
-            named += [("api_key_file", key) for key in self._file().split() or [""]]
-        found = [(name, key) for name, key in named if key is not None]
-        for name, key in found:
+            try:
+                found += Path(self.api_key_file).expanduser().read_text(encoding="ascii").split() or [""]
+            except (OSError, ValueError) as error:
+                given = f"api_key_file {self.api_key_file} cannot be read ({error})"
+                raise InputError(f"{given}; valid: a file of keys, of ASCII", "api_key_file") from error
+        for key in found:
             if len(key) < KEY or not key.isascii() or not key.isprintable() or " " in key:
-                given = f"{name} has a key of {len(key)} characters"  # perhaps nearly a right one: not shown
-                valid = f"at least {KEY}, of ASCII, without spaces"
-                raise InputError(f"{given}; valid: {valid}", None if name == API_KEY else name)
-        return [key for _, key in found]
-
-    def _file(self) -> str:
-        try:
-            return Path(self.api_key_file or "").expanduser().read_text(encoding="ascii")
-        except (OSError, ValueError) as error:
-            given = f"api_key_file {self.api_key_file} cannot be read"
-            reason = getattr(error, "strerror", None) or "it is not ASCII"
-            raise InputError(f"{given} ({reason}); valid: a file of keys", "api_key_file") from error
+                given = f"a key has {len(key)} characters"  # perhaps nearly a right one: not shown
+                raise InputError(f"{given}; valid: at least {KEY}, of ASCII, without spaces")
+        return found
 
 
 def bound(settings: Settings) -> socket.socket:
@@ -158,9 +118,10 @@ def bound(settings: Settings) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host, settings.port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         made.close()
-        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
+        why = getattr(error, "strerror", None) or error
+        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({why})"
         raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
     return made
 

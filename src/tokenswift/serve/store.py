@@ -1,8 +1,8 @@
-"""Answers on the disk: a folder each, with what was asked for and a journal for every text.
+"""Responses on the disk: a folder each, with what was asked for and the journal of the text.
 
 ====================  =============================================================
-``ID/answer.json``    a `Record`: kind, body, seed, state
-``ID/0``, ``ID/1``…   the runs of its texts, which ``tokenswift resume`` knows as well
+``ID/answer.json``    a `Record`: body, seed, state
+``ID/0``              the run of its text, which ``tokenswift resume`` knows as well
 ====================  =============================================================
 
 Names come from the server alone: an id that is not of its form is no answer's.
@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tokenswift.runs.state import RunState
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
-IDS = re.compile(r"(?:chatcmpl-|cmpl-|resp_)[0-9a-f]{32}")
+IDS = re.compile(r"resp_[0-9a-f]{32}")
 RECORD = "answer.json"
 
 
@@ -36,11 +35,11 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     """What makes an answer again.
 
     Attributes:
-        id, kind: ``resp_…`` and "response", say (`schemas.KINDS`).
+        id: ``resp_…``.
         created: Unix time.
         body: of the request, as JSON values.
-        seed: of the first text where the body names none.
-        prompt_tokens: of each text.
+        seed: where the body names none.
+        prompt_tokens: of its prompt.
         state: "open", "done", "failed" or "cancelled".
         error: of a failed one.
         client: digest of the client's key, who alone may read it; "" where none was asked for.
@@ -49,11 +48,10 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     id: str
-    kind: str
     created: int
     body: dict[str, Any]
     seed: int
-    prompt_tokens: list[int]
+    prompt_tokens: int = 0
     state: str = "open"
     error: str = ""
     client: str = ""
@@ -62,7 +60,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Store:
-    """The folder of all answers, where there is one; else there are none, and none may be written.
+    """The folder of all responses, where there is one; else there are none, and none may be written.
 
     Raises:
         InputError: it cannot be made or written.
@@ -85,9 +83,9 @@ class Store:
         if self._lock is not None:
             self._lock.release()
 
-    def run_dir(self, name: str, index: int) -> Path:
-        """The run's folder of one text of an answer."""
-        return self._root / name / str(index)
+    def run_dir(self, name: str) -> Path:
+        """The folder of an answer's run."""
+        return self._root / name / "0"
 
     def write(self, record: Record) -> None:
         """Keep a record, whole or not at all.
@@ -100,8 +98,6 @@ class Store:
             folder.mkdir(mode=0o700, exist_ok=True)
             journal.write_whole(folder / RECORD, msgspec.json.encode(record))
         except OSError as error:
-            with suppress(OSError):  # it holds an earlier record, or runs
-                folder.rmdir()
             raise RunError(f"writing in {folder} failed ({error.strerror or error})") from error
 
     def remove(self, name: str) -> None:
@@ -128,11 +124,11 @@ class Store:
         found = [record for name in names if (record := self.read(name)) is not None]
         yield from sorted(found, key=lambda record: record.created)
 
-    def state(self, name: str, index: int) -> RunState | None:
-        """What the journal of a text holds; None before there is one.
+    def state(self, name: str) -> RunState | None:
+        """What the journal of an answer holds; None before there is one.
 
         Raises:
             InputError: it is damaged.
         """
-        folder = self.run_dir(name, index)
+        folder = self.run_dir(name)
         return folders.load_whole(folder) if folders.has_run(folder) else None
