@@ -24,7 +24,6 @@ TRAINED = {
     "conditioned": " --continued",
     "medusa": " --continued --num-heads 4",
     "eagle": " --continued",
-    "draft": " --continued --layers 2",
 }
 
 
@@ -72,13 +71,13 @@ def heads_place(config: Mapping[str, Any]) -> str:
 def missing(config: Mapping[str, Any]) -> str:
     """The files of the working folder that a row lacks, each with the command that makes it; "" for none."""
     model = config["model"]
-    wanted = {config.get("eagle"): "eagle", config["options"].get("draft_model"): "draft"}
+    wanted = {config.get("eagle"): "eagle"}
     if config["strategy"] in HEADS_OF:
         wanted[heads_place(config)] = config["heads"]
-    ours = {f"{Path(model).name}.{end}" for end in ("eagle.gguf", "draft")}
+    ours = {f"{Path(model).name}.eagle.gguf"}
     ours |= {f"{Path(model).name}.{kind}.heads.safetensors" for kind in HEAD_KINDS}
     return "; ".join(
-        f"{file} is missing, run: tokenswift train --kind {kind} --model {shlex.quote(model)} --data pg19"
+        f"{file} is missing, run: tokenswift train --kind {kind} --model {shlex.quote(model)} --data BOOKS"
         f"{TRAINED[kind]} --out {shlex.quote(file)}"
         for file, kind in wanted.items()
         if file in ours and not Path(file).exists()

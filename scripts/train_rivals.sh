@@ -14,7 +14,7 @@ mkdir -p "$work"
 # The store alone, half of it by each of two processes: heads at their start, not trained.
 collect() { # SEED
     tokenswift train --kind medusa --epochs 0 --data "$novels" --continued --seed "$1" \
-        --tokens 66560 --sequence-length 768 --prompt-lengths 256 --write-batch 65 \
+        --tokens 66560 --sequence-length 768 --prompt-length 256 --write-batch 65 \
         --out "$work/untrained-$1.safetensors" --work "$work/store-$1"
 }
 collect 1 &
@@ -33,7 +33,5 @@ heads() { # NAME OPTIONS…
 heads paper --kind linear --batch 2 --window 256 --accumulate 4 &
 paper=$!
 heads medusa --kind medusa --num-heads 4 --steps 800
-tokenswift train --kind draft --states "$work/store-0" "$work/store-1" --layers 2 --steps 400 --out "$work/draft"
-python scripts/pack_draft.py "$work/draft" "$work/draft.safetensors"
 heads conditioned --kind conditioned --steps 800 # ours on the same store: what the kind of heads alone brings
 wait $paper

@@ -138,8 +138,9 @@ def write(
         for name, value in found.items()
     }
     save_file(named | dict(maps or {}), folder / "model.safetensors")
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    flags = ("norm_before_residual", "norm_output")
     more: dict[str, Any] = {"draft_vocab_size": of.draft_vocab} | {name: getattr(of, name) for name in flags}
+    more |= {name: name in of.parts for name in ("norm_before_fc", "fc_norm")}
     if speculators:
         kinds = {"layer_types": ["sliding_attention"], "sliding_window": of.window} if of.window else {}
         kind = {"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"]}

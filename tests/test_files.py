@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
-from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.cli.output import check_folder, check_writable, write_text
 from tokenswift.files import replacing
-from tokenswift.loader import default_model
 from tokenswift.loader.load import load
 from tokenswift.memory import Memory
-from tokenswift.train.draft import save_draft
 from tokenswift.types import InputError
 
 
@@ -60,23 +55,6 @@ def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="^--work .* cannot be written"):
             check_folder("--work", name)
     assert names(tmp_path) == ["file"]
-
-
-def test_a_draft_model_replaces_its_like_and_nothing_else(tmp_path: Path) -> None:
-    out, model = tmp_path / "draft", tiny_model("llama")
-    record = {"name": "draft", "target": "base", "notes": {}}
-    for _ in range(2):
-        save_draft(model, tiny_tokenizer(), out, record, model.dtype)
-    assert names(tmp_path) == ["draft"]
-    assert load(out, device="cpu").tokenizer.get_vocab() == AutoTokenizer.from_pretrained(out).get_vocab()
-    default_model.check_out(out)
-    (out / "thesis.odt").write_text("mine")
-    with pytest.raises(InputError, match="exists and is not a draft model"):
-        default_model.check_out(out)
-    (out / "thesis.odt").unlink()
-    (out / "tokenswift.json").write_text(json.dumps({"name": "draft"}))  # somebody else's
-    with pytest.raises(InputError, match="exists and is not a draft model"):
-        default_model.check_out(out)
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [("auto", 1), ("float32", 1), ("bfloat16", 0.5)])

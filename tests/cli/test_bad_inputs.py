@@ -142,13 +142,11 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     ],
     "train": [
         *TRAIN,
-        *((f"{argv} --kind draft", words) for argv, words in TRAIN),
         ("--out new --data self --tokens 7", "--tokens is 7; valid: an integer of at least 256"),
-        ("--out new --data full --continued --prompt-lengths 900", "--prompt-lengths is 900"),
+        ("--out new --data full --continued --prompt-length 900", "--prompt-length is 900"),
         ("--kind medusa", "--out is not given; valid: what is to be written, with --kind medusa"),
         ("--data self --out pipe", "--out pipe"),
         ("--data self --out new --kind medusas", "--kind is 'medusas'; valid: … did you mean medusa?"),
-        ("--data self --out full --kind draft", "--out full"),
         ("--data self --out new --kind eagle --depths 0", "--depths is 0"),
     ],
     "serve": [

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import tiny_model
 from tokenswift.loader import default_model
 from tokenswift.loader.default_model import GGUF, ensure, is_whole
-from tokenswift.spec.heads.files import resolve_heads
+from tokenswift.spec.heads.files import host_of, resolve_heads
 from tokenswift.types import InputError, RunError
 
 CONTENT = b"weights"
@@ -114,7 +114,7 @@ def test_an_installation_says_where_they_are(tmp_path: Path, monkeypatch: pytest
     found = [entry.name for entry in default_model.weights(".safetensors")]
     assert found == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
-        with pytest.raises(InputError, match=f"no {kind} heads are shipped for .*{WHERE}"):
-            resolve_heads(kind, tiny_model())
+        with pytest.raises(InputError, match=f"'{kind}', and no such heads are shipped for .*{WHERE}"):
+            resolve_heads(kind, host_of(tiny_model()))
     with pytest.raises(InputError, match=f"{default_model.DRAFT} is not part of this installation .{WHERE}"):
         default_model.draft_file()

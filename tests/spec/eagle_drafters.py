@@ -68,7 +68,7 @@ def scripted_eagle(names: bool = False, **changes: Any) -> EagleWeights:
         draft_vocab=VOCAB,
         feature_layers=(0, 1, 2),
         trained=2048,
-        qkv_bias=True,
+        parts=frozenset({"qkv_bias"}),
     )
     fc = torch.zeros(WIDTH, 3 * WIDTH)
     fc[:, 2 * WIDTH :] = torch.eye(WIDTH)

@@ -18,7 +18,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.spec.eagle.files import EagleWeights, load_eagle
 from tokenswift.spec.eagle.model import EagleModel
-from tokenswift.train.eagle import EagleStudent, eagle_config, train_eagle
+from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
@@ -33,14 +33,12 @@ def model(**changes: Any) -> Any:
 def test_training_sees_what_drafting_sees(window: int | None) -> None:
     """Each depth of each position, against a chain from there with a cache."""
     base = model()
-    config = eagles.config(
-        base.config, feature_layers=(2, 3, 4), draft_vocab=260, fc_norm=True, window=window
-    )
+    sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "draft_vocab": 260, "window": window}
+    config = eagles.config(base.config, feature_layers=(2, 3, 4), parts=PARTS, **sizes)
     found = eagles.tensors(config)
-    del found["embed"], found["lm_head"]
     frozen = FrozenBase(LLM.from_model(base), torch.arange(260))
     student, depths, m = EagleStudent(config, found, 4).eval(), 4, 11
-    tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.extra, 96)
+    tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.levels, 96)
     embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
     got = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
     reference = EagleReference(EagleWeights(config, found, None, ""), embedding, head)

@@ -1,4 +1,4 @@
-"""``tokenswift train``: an EAGLE-3 drafter, draft heads or a draft model for a model."""
+"""``tokenswift train``: an EAGLE-3 drafter or draft heads for a model."""
 
 from __future__ import annotations
 
@@ -32,23 +32,21 @@ class Drafter(options.Quiet):
 
     Attributes:
         model: alias, folder or hub id of the model that it drafts for
-        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3); draft
-            heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large GPU); or
-            draft: a model of the model's own first layers
-        out: file to write, good for --heads; of draft a folder, good for --draft-model; of eagle by default a
-            file in the cache folder, which is found whenever the model is loaded
+        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3); or draft
+            heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large GPU)
+        out: file to write, good for --heads; of eagle by default a file in the cache folder, which is found
+            whenever the model is loaded
         num_heads: number of heads
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         hidden: width of eagle, a multiple of 64
         start: eagle: a GGUF file by this command, to train on from
-        layers: layers of a draft model
         data: what is learnt from: self (the model's answers to questions, essays, stories, code and tables
-            that it is asked for), a text or JSONL file, a folder of them, or pg19
+            that it is asked for), a text or JSONL file, or a folder of them
         states: finished work folders of earlier trainings, instead of --data
         work: folder for states, checkpoint and log.csv; default: OUT.work
         dtype: of the model's passes, as for generate
-        device: auto, cpu, cuda (torchrun: each its own) or cuda:N
+        device: auto, cpu, cuda or cuda:N
     """
 
     model: str = option(options.DEFAULT_MODEL, "M")
@@ -59,7 +57,6 @@ class Drafter(options.Quiet):
     depths: int = option(3, least=1)
     hidden: int = option(768, least=64)
     start: Path | None = option(None)
-    layers: int = option(2, least=1)
     data: str = option("self", "PATH")
     states: list[Path] = option((), "FOLDER", type=Path, nargs="+")
     work: Path | None = option(None, "DIR")
@@ -69,7 +66,7 @@ class Drafter(options.Quiet):
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
-    words = "train draft heads, an EAGLE-3 drafter or a draft model for a model"
+    words = "train an EAGLE-3 drafter or draft heads for a model"
     parser = command(subparsers, "train", run, words)
     add_options(parser, Drafter)
     group = parser.add_argument_group("training")
@@ -94,12 +91,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--out is not given; valid: what is to be written, with --kind {args.kind}")
         args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}.gguf"
         args.out.parent.mkdir(parents=True, exist_ok=True)
-    if args.kind == "draft":
-        from tokenswift.loader.default_model import check_out
-
-        check_out(check_folder("--out", args.out))
-    else:
-        check_writable("--out", args.out, renamed=True)
+    check_writable("--out", args.out, renamed=True)
     trained(args)
     return 0
 
@@ -113,10 +105,9 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     """
     from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.loop import local_device
 
     check_name(args.model)
-    device = local_device(check_place(LoadConfig(args.dtype, args.device)))
+    device = check_place(LoadConfig(args.dtype, args.device))
     usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
     sampling = options.sampling_from(args, usual)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
@@ -141,16 +132,13 @@ def trained(args: argparse.Namespace) -> None:
     logger.info("loading %s", args.model)
 
     from tokenswift.engine.llm import LLM
-    from tokenswift.train.loop import first_process
 
     def kept() -> str:
         if not job.work.is_dir():
             return "nothing was kept"
         return f"what is done so far is kept in {job.work}; the same command resumes it"
 
-    if not first_process():
-        logger.setLevel(logging.ERROR)  # one of them is enough
-    with keeping(kept), Stages(args.quiet or not first_process()) as stages:
+    with keeping(kept), Stages(args.quiet) as stages:
 
         def report(line: str) -> None:
             stages.end()  # its line is its own
@@ -163,10 +151,6 @@ def trained(args: argparse.Namespace) -> None:
 
 def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     """What trains the kind; it returns notes."""
-    if args.kind == "draft":
-        from tokenswift.train.draft import train_draft
-
-        return partial(train_draft, layers=args.layers)
     if args.kind == "eagle":
         from tokenswift.train.eagle import train_eagle
 

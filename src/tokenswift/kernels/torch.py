@@ -212,8 +212,8 @@ def _bias(
 
 
 def turned(
-    states: Float[Tensor, "h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
-) -> Float[Tensor, "h n d"]:
+    states: Float[Tensor, "*h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
+) -> Float[Tensor, "*h n d"]:
     """Rotary embedding: pairs (j, j + d/2) turned by the angles of each row's position."""
     first, second = states.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

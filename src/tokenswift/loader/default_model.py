@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -169,24 +168,5 @@ def draft_file() -> Path:
     return entry
 
 
-#: the record of a folder from ``tokenswift train``, and ends of the names of its files
-RECORD, ENDS = "tokenswift.json", (".json", ".safetensors", ".jinja", ".txt", ".model")
-#: of a packed draft model: where its header says the config, and ends of the names of what the target gives
-METADATA_KEY, SHARED = "tokenswift_draft", ("embed_tokens.weight", "lm_head.weight")
-
-
-def check_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train`` and no more."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        ours = isinstance(record, dict) and {"target", "notes"} <= set(record)
-        ours = ours and all(path.is_file() and path.suffix in ENDS for path in out.iterdir())
-    except (OSError, ValueError, RecursionError):
-        ours = False
-    if not ours:
-        raise InputError(
-            f"out {out} exists and is not a draft model of tokenswift train; valid: a new or empty folder, "
-            "or one that holds such a model and nothing else"
-        )
+#: where the header of a packed draft model says the config
+METADATA_KEY = "tokenswift_draft"

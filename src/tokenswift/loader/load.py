@@ -353,7 +353,7 @@ def packed_draft(path: Path, dtype: torch.dtype | None, device: str) -> tuple[An
     embedding, LM head and tokenizer.
 
     Args:
-        path: a file from scripts/pack_draft.py.
+        path: safetensors of its layers and final norm, its config in the header.
         dtype: None: float32.
         device: from :func:`check_place`.
     """
@@ -361,7 +361,7 @@ def packed_draft(path: Path, dtype: torch.dtype | None, device: str) -> tuple[An
     packed = open_weights(path, "draft model")
     config = completed("llama", json.loads(packed.metadata()[default_model.METADATA_KEY])["config"])
     if config is None:
-        raise RunError(f"the draft model {path} is of another family; valid: one of scripts/pack_draft.py")
+        raise RunError(f"the draft model {path} is of another family; valid: llama")
     tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
     tensors[EMBEDDING] = unstored(file[OUTER[EMBEDDING]], torch.float32)
     made = model_of(config, tensors.get, dtype or torch.float32)

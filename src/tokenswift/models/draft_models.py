@@ -44,8 +44,8 @@ class DraftModels:
         """
         if wanted is None and not self._is_default:
             raise InputError(
-                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder "
-                "of tokenswift train --kind draft"
+                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a smaller "
+                "one of its family"
             )
         named = wanted is None or _is_name(wanted)
         key = self.name(wanted) if named else f"object {id(wanted)}"

@@ -1,9 +1,9 @@
-"""Tensors of checkpoints from anybody: one or several files, safetensors or bin, looked at before they are
-read, and read one at a time."""
+"""Tensors of checkpoints from anybody, in safetensors, bin or other files: held against a table of names and
+shapes before any is read, then read one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,23 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenswift.checks import shown
 from tokenswift.files import line_of, weight_map
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.weights import open_weights
 from tokenswift.types import InputError
 
-#: types of numbers, and their names in safetensors files
-KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-}
+#: types of weights, as safetensors files and torch call them
+FLOATS = ("F32", "BF16", "F16", "torch.float32", "torch.bfloat16", "torch.float16")
 STEMS = ("model.safetensors", "pytorch_model.bin")
+AT_ONCE = 4096  # rows that are looked at together
 
 
 class Entry(NamedTuple):
@@ -47,20 +39,14 @@ def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
     Raises:
         InputError: there are no weights, or a file is missing, unreadable or more than plain weights.
     """
-    for file in _shards(folder, where):
-        yield from (entries_of if file.suffix == ".safetensors" else _pickled)(file, where)
-
-
-def _shards(folder: Path, where: str) -> list[Path]:
-    """The files of a folder that weights are in; raises as :func:`tensors_in`."""
     for stem in STEMS:
-        if (folder / stem).is_file():
-            return [folder / stem]
-        if (index := folder / f"{stem}.index.json").is_file():
-            names = sorted({*weight_map(index, where, ("safetensors", "bin")).values()})
-            if missing := [name for name in names if not (folder / name).is_file()]:
-                raise InputError(f"{where} lacks {missing[0]}, which its index names; valid: all its files")
-            return [folder / name for name in names]
+        files = [stem] if (folder / stem).is_file() else []
+        if not files and (index := folder / f"{stem}.index.json").is_file():
+            files = sorted({*weight_map(index, where, ("safetensors", "bin")).values()})
+        for name in files:
+            yield from (_pickled if name.endswith(".bin") else entries_of)(folder / name, where)
+        if files:
+            return
     raise InputError(f"{where} has no safetensors or bin weights")
 
 
@@ -73,15 +59,44 @@ def entries_of(file: Path, where: str) -> Iterator[Entry]:
 
 
 def _pickled(file: Path, where: str) -> Iterator[Entry]:
-    """Plain tensors of a bin file, mapped; anything else in it is refused by torch."""
+    """Plain tensors of a bin file, mapped; anything else in it is refused by torch, or left out."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # unpickling fails in many ways
         raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
     for name, tensor in content.items() if isinstance(content, dict) else ():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not isinstance(name, str):
-            raise InputError(
-                f"{where}: file {file.name} holds {shown(name)}, which is no plain tensor; valid: tensors by "
-                "name"
-            )
-        yield Entry(name, tuple(tensor.shape), KINDS.get(tensor.dtype, str(tensor.dtype)), tensor.clone)
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and isinstance(name, str):
+            yield Entry(name, tuple(tensor.shape), str(tensor.dtype), tensor.clone)
+
+
+def read_tensors(
+    found: Mapping[str, Entry],
+    shapes: Mapping[str, tuple[int, ...]],
+    where: str,
+    optional: Collection[str] = (),
+) -> dict[str, Any]:
+    """Read tensors by our names: a `Tensor` each, or a `Stored` as a GGUF file holds it.
+
+    Args:
+        shapes: of all that there may be, of which ``optional`` may be missing.
+    Raises:
+        InputError: one is missing, or one too many, of another shape or type, or not finite.
+    """
+    for name in shapes:
+        if name not in found and name not in optional:
+            raise InputError(f"{where} lacks the tensor {name}; valid: {', '.join(shapes)}")
+    for name, entry in found.items():
+        if entry.shape != shapes.get(name) or entry.kind not in FLOATS:
+            valid = f"{shapes[name]} in F32, BF16 or F16" if name in shapes else "a file without it"
+            raise InputError(f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}")
+    return {name: _finite(entry, where) for name, entry in found.items()}
+
+
+def _finite(entry: Entry, where: str) -> Tensor | Stored:
+    read: Any = entry.get()
+    for start in range(0, len(read), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        part = Stored(read.format, read.blocks[rows]).decode() if isinstance(read, Stored) else read[rows]
+        if not bool(torch.isfinite(torch.stack(part.aminmax())).all()):
+            raise InputError(f"{where}: tensor {entry.name} holds values that are not finite")
+    return read

@@ -71,7 +71,7 @@ class Resources:
         self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
         if isinstance(eagle, str) and eagle in ("auto", "none"):
             eagle = trained_for(source.host.base) if eagle == "auto" else None
-        self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec)
+        self.eagle = None if eagle is None else eagle_of(eagle, self.target)
         is_default = bool(shipped_kinds(source.host))
         self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)

@@ -11,7 +11,7 @@ rows of the target's LM head, those of the tokens in the loss, which are the tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,24 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import line_of, replacing
+from tokenswift.kernels.torch import turned
 from tokenswift.loader.gguf import straight
 from tokenswift.loader.identity import file_digest
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.eagle.files import BASE, FEATURES, FLAGS, NAMES, EagleConfig, EagleWeights, load_eagle
-from tokenswift.train.loop import Recipe, Report, first_process
+from tokenswift.spec.eagle.files import BASE, FEATURES, NAMES, EagleConfig, EagleWeights, load_eagle
+from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
 from tokenswift.types import InputError, OnProgress, RunError
 
 HEAD = 64  # width of an attention head
 WINDOW = 512  # newest keys that a row sees
+PARTS = frozenset({"fc_norm", "narrow"})  # of those that not all drafters have
 BLOCK = 32  # numbers of a file's matrix that have a scale in common
 DROPOUT = 0.15  # of what the layer reads: texts are few for its weights
 
@@ -69,9 +71,8 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
         draft_vocab=drafted,
         feature_layers=layers,
         trained=llm.target.rotary.limit or 1 << 20,
-        fc_norm=True,
         window=WINDOW,
-        narrow=True,
+        parts=PARTS,
     )
 
 
@@ -109,8 +110,7 @@ def train_eagle(
     student = EagleStudent(config, made, depths)
     notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
     notes |= recipe.distil(student)
-    if first_process():
-        save_eagle(student, recipe, job)
+    save_eagle(student, recipe, job)
     return notes
 
 
@@ -121,7 +121,8 @@ def given_drafter(file: Path, llm: Any, usual: EagleConfig) -> EagleWeights:
         InputError: the file is none of this model, or not of the kind that is trained here.
     """
     found = load_eagle(file, llm.target.config)
-    if not file.is_file() or found.config.feature_layers != usual.feature_layers or not found.config.narrow:
+    same = (found.config.feature_layers, found.config.parts) == (usual.feature_layers, PARTS)
+    if not file.is_file() or not same:
         valid = "a drafter of this model by tokenswift train"
         raise InputError(f"start is {str(file)!r}; valid: {valid}", "start")
     return found
@@ -139,20 +140,6 @@ def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def normed(x: Float[Tensor, "*m w"], weight: Float[Tensor, " w"], eps: float) -> Float[Tensor, "*m w"]:
-    """RMS norm."""
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
-
-
-def _turned(
-    x: Float[Tensor, "*m n h d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
-) -> Float[Tensor, "*m n h d"]:
-    """Rows at their positions: halves of a head are pairs."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
 class EagleStudent(Student):
     """A drafter's layer, fed the text's own tokens, and from the second depth on what it made itself.
 
@@ -164,8 +151,6 @@ class EagleStudent(Student):
         tensors: its float weights by canonical names.
         depths: tokens of a chain.
     """
-
-    ahead = 1
 
     def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor], depths: int) -> None:
         super().__init__()
@@ -181,99 +166,55 @@ class EagleStudent(Student):
         self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n F"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
         """See :class:`Student`; the states are features."""
-        return [self.read(made).flatten(0, 1) for made in self.chain(tokens, states, base)]
-
-    def chain(
-        self, tokens: Int[Tensor, "b L"], features: Float[Tensor, "b n F"], base: FrozenBase
-    ) -> Iterator[Float[Tensor, "b m H"]]:
-        """For each level, of all positions, the normed state."""
-        m = features.shape[1] - self.extra
-        rotary, positions = self.rotary.to(features.device), torch.arange(m, device=features.device)
-        state = self.fuse(features[:, :m].float())
-        keys, values = list[Tensor](), list[Tensor]()
+        m, t = states.shape[1] - self.levels, self.tensors()
+        rotary, positions = self.rotary.to(states.device), torch.arange(m, device=states.device)
+        parts = states[:, :m].float().chunk(FEATURES, dim=-1)
+        state = F.linear(
+            torch.cat([self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1), t["fc"]
+        )
+        keys, values, made = list[Tensor](), list[Tensor](), list[Tensor]()
         for i in range(self.levels):
-            embeds = self.embedded(base.embed(tokens[:, 1 + i : 1 + i + m]).float())
-            q, k, v, residual = self.enter(embeds, state, *rotary.angles(positions + i))
-            keys.append(k)
-            values.append(v)
-            seen = attended(q, keys, values, self.config.window)
-            state, made = self.leave(seen, residual)
-            yield made
+            embeds = F.linear(base.embed(tokens[:, 1 + i : 1 + i + m]).float(), t["embed_proj"])
+            state = self._layer(embeds, state, rotary.angles(positions + i), keys, values)
+            made.append(F.linear(self._norm(state, "norm"), t["out_proj"]).flatten(0, 1))
+        return made
 
-    def embedded(self, embeds: Float[Tensor, "*m T"]) -> Float[Tensor, "*m H"]:
-        """The target's embeddings in the drafter's width."""
-        return F.linear(embeds, self.tensors()["embed_proj"]) if self.config.narrow else embeds
-
-    def read(self, made: Float[Tensor, "*m H"]) -> Float[Tensor, "*m T"]:
-        """What the LM head reads of normed states."""
-        return F.linear(made, self.tensors()["out_proj"]) if self.config.narrow else made
-
-    def fuse(self, features: Float[Tensor, "*m F"]) -> Float[Tensor, "*m H"]:
-        """What the layer takes for a feature, of three rows of the target."""
-        config, t = self.config, self.tensors()
-        if config.norm_before_fc:
-            features = normed(features, t["features_norm"], config.eps)
-        if config.fc_norm:
-            parts = features.chunk(FEATURES, dim=-1)
-            made = [normed(part, t[f"fc_norm.{n}"], config.eps) for n, part in enumerate(parts)]
-            features = torch.cat(made, dim=-1)
-        return F.linear(features, t["fc"])
-
-    def enter(
-        self, embeds: Float[Tensor, "*m n H"], g: Float[Tensor, "*m n H"], cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries (*m, n, heads, d), keys and values (*m, n, kv heads, d), and the residual (*m, n, H)."""
-        config, t = self.config, self.tensors()
-        hidden = normed(g, t["hidden_norm"], config.eps)
-        x = torch.cat((normed(embeds, t["input_norm"], config.eps), hidden), dim=-1)
+    def _layer(
+        self,
+        embeds: Float[Tensor, "b m H"],
+        state: Float[Tensor, "b m H"],
+        angles: tuple[Tensor, Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Float[Tensor, "b m H"]:
+        """What stands for the feature at the next depth. Keys and values (b, kv heads, m, d) by depth: this
+        depth's are added."""
+        t = self.tensors()
+        x = torch.cat((self._norm(embeds, "input_norm"), self._norm(state, "hidden_norm")), dim=-1)
         x = F.dropout(x, DROPOUT, self.training)
-        q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in "qkv")
-        q, k, v = (rows.unflatten(-1, (-1, config.head_dim)) for rows in (q, k, v))
-        if config.qk_norm:
-            q, k = normed(q, t["q_norm"], config.eps), normed(k, t["k_norm"], config.eps)
-        return _turned(q, cos, sin), _turned(k, cos, sin), v, hidden if config.norm_before_residual else g
+        q, k, v = (
+            F.linear(x, t[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for name in "qkv"
+        )
+        keys.append(turned(k, *angles))
+        values.append(v)
+        mask = seen_rows(state.shape[1], len(keys) - 1, self.config.window).to(x.device)
+        seen = F.scaled_dot_product_attention(
+            turned(q, *angles), torch.cat(keys, 2), torch.cat(values, 2), mask, enable_gqa=True
+        )
+        rows = state + F.linear(seen.transpose(1, 2).flatten(2), t["o"])
+        x = self._norm(rows, "post_norm")
+        return rows + F.linear(F.silu(F.linear(x, t["gate"])) * F.linear(x, t["up"]), t["down"])
 
-    def leave(
-        self, seen: Float[Tensor, "*m n heads d"], residual: Float[Tensor, "*m n H"]
-    ) -> tuple[Float[Tensor, "*m n H"], Float[Tensor, "*m n H"]]:
-        """What the next depth takes for a feature, and the same normed."""
-        config, t = self.config, self.tensors()
-        rows = residual + F.linear(seen.flatten(-2), t["o"], t.get("o_bias"))
-        x = normed(rows, t["post_norm"], config.eps)
-        gate, up = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in ("gate", "up"))
-        rows = rows + F.linear(F.silu(gate) * up, t["down"], t.get("down_bias"))
-        read = normed(rows, t["norm"], config.eps)
-        return read if config.norm_output else rows, read
+    def _norm(self, x: Float[Tensor, "*m w"], name: str) -> Float[Tensor, "*m w"]:
+        return F.rms_norm(x, x.shape[-1:], self.tensors()[name], self.config.eps)
 
 
-def attended(
-    q: Float[Tensor, "b m h d"],
-    keys: Sequence[Float[Tensor, "b m k d"]],
-    values: Sequence[Float[Tensor, "b m k d"]],
-    window: int | None,
-) -> Float[Tensor, "b m h d"]:
-    """Attention of the newest depth: over all positions' rows of depth 0, and its own position's rows of
-    deeper ones.
-
-    Args:
-        keys, values: by depth, the newest last.
-        window: newest positions that are seen; None: all.
-    """
-    m, depth = q.shape[1], len(keys) - 1
-    q = q.unflatten(2, (keys[0].shape[2], -1))
-    scale = q.shape[-1] ** -0.5
-    behind = torch.arange(m, device=q.device)[:, None] - torch.arange(m, device=q.device)
-    seen = behind >= 0
-    if window is not None:
-        seen &= behind + depth < window
-    first = torch.einsum("bnkgd,bmkd->bnkgm", q, keys[0]).float() * scale
-    scores = [first.masked_fill(~seen[:, None, None], -torch.inf)]
-    scores += [(q * row[:, :, :, None]).sum(-1, keepdim=True).float() * scale for row in keys[1:]]
-    shares = torch.cat(scores, dim=-1).softmax(-1)
-    out = torch.einsum("bnkgm,bmkd->bnkgd", shares[..., :m], values[0])
-    for number, row in enumerate(values[1:]):
-        out = out + shares[..., m + number, None] * row[:, :, :, None]
-    return out.flatten(2, 3)
+def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:
+    """Which rows those of a depth see: of depth 0 those of positions up to theirs, within the window; of
+    deeper ones their own position's."""
+    behind = torch.arange(m)[:, None] - torch.arange(m)
+    first = (behind >= 0) & (behind + depth < (window or m + depth))
+    return torch.cat([first, *[torch.eye(m, dtype=torch.bool)] * depth], dim=1)
 
 
 # ---- the file ----------------------------------------------------------------------------------------------
@@ -295,7 +236,7 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
             for name, tensor in student.tensors().items():
                 if not bool(torch.isfinite(tensor).all()):
                     raise RunError(f"tensor {name} is not finite; nothing was written")
-                _add(writer, f"{NAMES[name][1]}.weight", _in_file_order(name, tensor.detach().cpu(), config))
+                _add(writer, NAMES[name][1], _in_file_order(name, tensor.detach().cpu(), config))
             writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -324,8 +265,6 @@ def _say(writer: Any, config: EagleConfig, target: str) -> None:
         writer.add_uint32(f"eagle3.{name}", number)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.eps)
     writer.add_float32("eagle3.rope.freq_base", config.rope["rope_theta"])
-    for name in FLAGS:
-        writer.add_bool(f"eagle3.{name}", getattr(config, name))
     writer.add_array("eagle3.target_layers", list(config.feature_layers))
 
 

@@ -5,8 +5,8 @@ hidden states by whole batches, the student's start as a file, training by a che
 losses depend on is hashed and kept beside them; a command with another hash is refused, so that a resumed
 training equals an unbroken one. Paths, how often checkpoints are written and the like are not in it.
 
-Which items a step takes follows from the seed and the step alone. Several processes (torchrun) share the
-items of a step and average their gradients. What is trained is a `loss.Student`: `heads`, `draft`, `eagle`.
+Which items a step takes follows from the seed and the step alone. What is trained is a `loss.Student`: of
+`heads` or `eagle`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, default_collate
 from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.checks import shown
-from tokenswift.config import ADJUSTING, SamplingParams, settings_of
+from tokenswift.config import settings_of
 from tokenswift.files import replacing
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, digest_of
@@ -44,57 +43,6 @@ Report = Callable[[str], None]
 VERSION = 5  # raised whenever the same options make other states
 COLUMNS = ("step", "loss", "learning_rate", "seconds", "held_out_loss")
 HELD_OUT = 64  # items that the held-out loss looks at
-
-
-# ---- processes ---------------------------------------------------------------------------------------------
-
-
-def world_size() -> int:
-    """Number of processes."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    """This process's number among them."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def first_process() -> bool:
-    """True in the process that writes the files."""
-    return rank() == 0
-
-
-def local_device(place: str) -> str:
-    """The device of this process: "cuda" becomes the one of its local rank.
-
-    Args:
-        place: from `loader.load.check_place`.
-    Raises:
-        InputError: fewer devices than processes on this machine, or one device named for several processes.
-    """
-    if not place.startswith("cuda") or world_size() == 1:
-        return place
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if place != "cuda" or local >= count:
-        raise InputError(
-            f"device is {place!r} for {world_size()} processes, this one of local rank {local}; valid: cuda, "
-            f"with a device for each (there are {count}), or cpu"
-        )
-    return f"cuda:{local}"
-
-
-def once(done: Callable[[], bool], make: Callable[[], object]) -> None:
-    """Run ``make`` in the first process unless its outcome is there; the others wait for the outcome.
-
-    Args:
-        done: whether the outcome, whole, lies in the work folder.
-    """
-    if first_process():
-        if not done():
-            make()
-        return
-    while not done():
-        time.sleep(0.2)
 
 
 # ---- the recipe --------------------------------------------------------------------------------------------
@@ -150,25 +98,17 @@ class Recipe:
         self.frozen = FrozenBase(llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32)
 
     def _gathered(self, llm: Any, data: DataOptions) -> HiddenStore:
-        """The work folder's store, filled by the first process while others wait."""
+        """The work folder's store, filled."""
         job, base = self.job, self.base
-        idle = () if data.continued else ("prompt_lengths",)
-        idle = idle if data.writes else (*idle, "write_batch")  # batches, seed and sampling count in writing
-        options = {name: value for name, value in asdict(data).items() if name not in idle}
-        writing = [job.training.seed, _law(job.sampling)] if data.writes else []
-        what = [{**options, "data": fingerprint(data.data)}, writing, llm.resources.identity()]
-        key = digest_of([VERSION, self.layers, *what])
+        options = {**asdict(data), "data": fingerprint(data.data)}
+        writing = [job.training.seed, settings_of(job.sampling)]
+        key = digest_of([VERSION, self.layers, options, writing, llm.resources.identity()])
         sizes = [base.vocab_size, base.hidden_size, *base.sample.tolist()]
-
-        def store() -> HiddenStore:
-            made_from = {"key": key, "base": sizes, "layers": list(self.layers)}
-            return HiddenStore(job.work / "states", len(self.layers) * base.hidden_size, made_from)
-
-        def make() -> None:
-            collect(llm, data, job, self.layers, store(), self.on_progress)
-
-        once(lambda: store().complete, make)
-        return store()
+        made_from = {"key": key, "base": sizes, "layers": list(self.layers)}
+        store = HiddenStore(job.work / "states", len(self.layers) * base.hidden_size, made_from)
+        if not store.complete:
+            collect(llm, data, job, self.layers, store, self.on_progress)
+        return store
 
     def _claim(self, about: list[Any]) -> None:
         """Take the work folder for this training, or check that it is this training's.
@@ -178,35 +118,20 @@ class Recipe:
         """
         job = self.job
         options = {k: v for k, v in asdict(job.training).items() if k not in ("save_every", "log_every")}
-        law = _law(job.sampling) if job.training.targets == "model" else None
         states = [store.made_from for store in self.stores]
-        key, path = digest_of([options, law, states, world_size(), about]), job.work / "training"
-        if path.exists():
-            if path.read_text(encoding="utf-8") != key:
-                raise other_training(job.work)
-        elif first_process():
-            with replacing(path) as file:
-                file.write_text(key, encoding="utf-8")
+        key, path = digest_of([options, settings_of(job.sampling), states, about]), job.work / "training"
+        if path.exists() and path.read_text(encoding="utf-8") != key:
+            raise other_training(job.work)
+        with replacing(path) as file:
+            file.write_text(key, encoding="utf-8")
 
     def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Weights at their start, on the base's device: made once, then read from the work folder."""
         path = self.job.work / "start.safetensors"
-
-        def write() -> None:
-            made = make()
+        if not path.exists():
             with replacing(path) as part:
-                save_file({name: value.cpu().contiguous() for name, value in made.items()}, part)
-
-        once(path.exists, write)
+                save_file({name: value.cpu().contiguous() for name, value in make().items()}, part)
         return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
-
-    def items(self, k: int, extra: int, context: int) -> Any:
-        """A dataset of `states.Windows` of all stores: what is learnt from (k = 0), or held out (1)."""
-        training, made = self.job.training, list[Windows]()
-        for store in self.stores:
-            blocks = held_out(store, training.held_out)[k]
-            made.append(Windows(store, extra, training.window, context, blocks))
-        return ConcatDataset(made)
 
     def distil(self, student: Student) -> dict[str, Any]:
         """Train a student, in place, on the base's device; notes for its header.
@@ -217,8 +142,12 @@ class Recipe:
         """
         job = self.job
         objective = Distillation(student, self.frozen, job.sampling, job.training.targets)
-        context = objective.sampling.window
-        learnt, kept = (self.items(k, student.extra, context) for k in (0, 1))
+        share, window = job.training.held_out, job.training.window
+        parts = [(store, held_out(store, share)) for store in self.stores]
+        learnt, kept = (
+            ConcatDataset([Windows(store, blocks[k], student.levels, window) for store, blocks in parts])
+            for k in (0, 1)
+        )
         data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {
             **data,
@@ -253,16 +182,6 @@ def _finished(folder: Path, base: BaseIdentity, layers: tuple[int, ...]) -> Hidd
     return store
 
 
-def _law(sampling: SamplingParams) -> dict[str, Any]:
-    """The fields of a sampler that its distribution depends on."""
-    if sampling.adjusts or sampling.grammar is not None:
-        names = ", ".join(settings_of(sampling).keys() & {*ADJUSTING})
-        raise InputError(
-            f"sampling has {names}; valid: none of it, where heads and draft models learn", "sampling"
-        )
-    return {**settings_of(sampling), "seed": 0, "penalty_window": sampling.window}
-
-
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
@@ -272,17 +191,11 @@ def _order(items: int, seed: int) -> list[int]:
 
 
 def picks(items: int, options: TrainingOptions, step: int) -> list[list[int]]:
-    """The items of a step that this process takes, in batches: each epoch has an order of its own."""
-    size = options.batch * world_size()
-    starts = range(step * options.accumulate * size, (step + 1) * options.accumulate * size, size)
-    places = (range(start + rank() * options.batch, start + (rank() + 1) * options.batch) for start in starts)
+    """The items of a step, in batches: each epoch has an order of its own."""
+    first = step * options.accumulate * options.batch
+    starts = range(first, first + options.accumulate * options.batch, options.batch)
+    places = (range(start, start + options.batch) for start in starts)
     return [[_order(items, options.seed + k // items)[k % items] for k in ks] for ks in places]
-
-
-def steps_of(items: int, options: TrainingOptions) -> int:
-    """How many steps are asked for."""
-    each = options.batch * options.accumulate * world_size()
-    return options.steps or math.ceil(options.epochs * items / each)
 
 
 class Training:
@@ -315,7 +228,8 @@ class Training:
         optimizer = torch.optim.AdamW(
             groups, options.lr, betas, weight_decay=options.weight_decay, fused=True
         )
-        self.step, self.steps = 0, steps_of(len(data), options)
+        epoch = len(data) / options.batch / options.accumulate
+        self.step, self.steps = 0, options.steps or math.ceil(options.epochs * epoch)
         schedule = get_cosine_schedule_with_warmup(optimizer, options.warmup, self.steps)
         self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
         self.losses, self.fresh = list[float](), list[float]()  # of the log's last rows; since the last one
@@ -330,8 +244,6 @@ class Training:
         """
         begun, options, report = time.monotonic(), self.options, self.recipe.report
         report(f"training: {self.steps - self.step:,} of {self.steps:,} steps to do")
-        if world_size() > 1:
-            dist.init_process_group("gloo" if self.kind == "cpu" else "nccl")
         while self.step < self.steps:
             self.fresh.append(self._advance())
             self.recipe.on_progress("train", self.step, self.steps)
@@ -340,8 +252,6 @@ class Training:
                 report(self._row(time.monotonic() - begun))
             if last or self.step % options.save_every == 0:
                 self._save()
-        if world_size() > 1:
-            dist.destroy_process_group()
         found: dict[str, float] = {"steps": self.step, "lr": options.lr}
         if self.losses:
             found["loss"] = round(sum(self.losses) / len(self.losses), 4)
@@ -353,15 +263,11 @@ class Training:
         """One step; its loss."""
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         # dropout's draws, the same after a resumption
-        torch.manual_seed((self.options.seed + 1) * 1_000_003 + self.step * world_size() + rank())
+        torch.manual_seed((self.options.seed + 1) * 1_000_003 + self.step)
         for places in picks(len(self.data), self.options, self.step):
             loss = self._loss(default_collate([self.data[i] for i in places])) / self.options.accumulate
             loss.backward()
             total += loss.detach()
-        if world_size() > 1:
-            for tensor in (total, *(p.grad for p in self.parameters if p.grad is not None)):
-                dist.all_reduce(tensor)
-                tensor /= world_size()
         if not bool(torch.isfinite(total)):
             raise RunError(f"loss is not finite at step {self.step + 1}; try a smaller --lr")
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -391,13 +297,12 @@ class Training:
         self.losses, self.fresh = [*self.losses[-4:], loss], []
         due = self.step % self.options.save_every < self.options.log_every or self.step == self.steps
         held_out = f"{self.held_out_loss():.6f}" if due and len(self.held_out) else ""
-        if first_process():
-            new = not self.log.exists()
-            with self.log.open("a", newline="") as file:
-                rows = csv.writer(file)
-                rows.writerows([COLUMNS] * new)
-                rate = self.schedule.get_last_lr()[0]
-                rows.writerow([self.step, loss, rate, f"{seconds:.1f}", held_out])
+        new = not self.log.exists()
+        with self.log.open("a", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerows([COLUMNS] * new)
+            rate = self.schedule.get_last_lr()[0]
+            rows.writerow([self.step, loss, rate, f"{seconds:.1f}", held_out])
         told = f", held out {float(held_out):.4f}" if held_out else ""
         return f"training: step {self.step} of {self.steps}, loss {loss:.4f}{told}"
 
@@ -406,8 +311,6 @@ class Training:
 
     def _save(self) -> None:
         """Replace the checkpoint, on the disk before the old one goes."""
-        if not first_process():
-            return
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"step": self.step, "losses": self.losses, "fresh": self.fresh}
         try:

@@ -38,7 +38,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "held_out": 0.06,
         "weight_decay": 0.05,
     },
-    "draft": {"window": 256},
 }
 
 
@@ -63,12 +62,11 @@ class DataOptions:
     """What is learnt from.
 
     Attributes:
-        data: self (the model answers, or writes from nothing), a text or JSONL file, a folder of them, pg19
+        data: self (the model answers, or writes from nothing), a text or JSONL file, or a folder of them
         continued: learn from the model's continuations of the data
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
         sequence_length: tokens of a text at most (default 768; CUDA 8192)
-        prompt_lengths: tokens of each passage that the model continues; several for several context lengths
-            (default 256)
+        prompt_length: tokens of each passage that the model continues
         write_batch: texts that the model writes together (default 16; CUDA 32)
     """
 
@@ -76,31 +74,22 @@ class DataOptions:
     continued: bool = False
     tokens: int = least(300_000, 256)
     sequence_length: int = least(768, 32)
-    prompt_lengths: tuple[int, ...] = field(default=(256,), metadata={"metavar": "N,N,…"})
+    prompt_length: int = least(256, 1)
     write_batch: int = least(16, 1)
 
     def __post_init__(self) -> None:
         check_least(self)
-        if not self.continued:
-            return
-        if self.data == "self":
+        if self.continued and self.data == "self":
             raise InputError("--continued needs a --data file or folder; self needs no beginnings")
-        most, lengths = self.sequence_length - 16, list(self.prompt_lengths)
-        if lengths != sorted(set(lengths)) or not lengths or not 1 <= lengths[0] <= most:
+        if self.continued and self.prompt_length > (most := self.sequence_length - 16):
             raise InputError(
-                f"prompt_lengths is {','.join(map(str, lengths))}; valid: ascending, the first from 1 to "
-                f"{most} (sequence_length - 16)"
+                f"prompt_length is {self.prompt_length}; valid: up to {most}, sequence_length - 16"
             )
 
     @property
     def writes(self) -> bool:
         """Whether the model writes what is learnt from."""
         return self.continued or self.data == "self"
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens that the model writes after each passage."""
-        return self.sequence_length - (self.prompt_lengths[0] if self.continued else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +102,7 @@ class TrainingOptions:
         lr: peak learning rate (AdamW, cosine to zero after a warm-up)
         weight_decay, beta2: AdamW's
         warmup: steps of the warm-up
-        batch: windows per device and forward
+        batch: windows per forward
         window: positions per window
         accumulate: batches per optimiser step
         loss_vocabulary: frequent tokens in the loss; 0: all (default 4096; CUDA all)
@@ -159,10 +148,10 @@ class Job:
     Attributes:
         data: where hidden states come from; None with ``states``.
         training: how to train.
-        out: the file or folder to write.
+        out: the file to write.
         work: folder for hidden states, the checkpoint and the log.
         name: the base model's, for the outcome's header.
-        sampling: how the model writes, and the distribution that is learnt.
+        sampling: how the model writes; its temperature and filters shape the distribution that is learnt.
         states: finished work folders whose states are used instead of ``data``.
     """
 

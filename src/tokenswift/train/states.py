@@ -28,7 +28,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, Ticket
 from tokenswift.files import replacing
 from tokenswift.spec.eagle.model import Features
-from tokenswift.train.data import SHORTEST, blocks, passages, prefix_of, questions
+from tokenswift.train.data import SHORTEST, blocks, questions
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -52,18 +52,16 @@ class Recorder(Features):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of tokens of one document: where it starts in the store, and what may be learnt from.
+    """A run of tokens of one document: where it starts in the store.
 
     Attributes:
         start: index of its first token in the store.
         length: tokens.
-        learn: first position (within the block) to learn from; those before are context only.
         number: of the text; those that the model writes together end in any order.
     """
 
     start: int
     length: int
-    learn: int = 0
     number: int = 0
 
 
@@ -87,7 +85,7 @@ class HiddenStore:
             index = json.loads(path.read_text(encoding="utf-8"))
             if index["made_from"] != made_from:
                 raise other_training(self.folder)
-            self.blocks = [Block(*block) for block in index["blocks"]]
+            self.blocks = [Block(block[0], block[1], block[-1]) for block in index["blocks"]]
             self.complete = index["complete"]
 
     @property
@@ -100,10 +98,8 @@ class HiddenStore:
         """Where the next block begins: a finished store has left some out."""
         return max((block.start + block.length for block in self.blocks), default=0)
 
-    def append(
-        self, tokens: Sequence[int], states: Float[Tensor, "n W"], learn: int = 0, number: int = 0
-    ) -> None:
-        """Add a block; positions before ``learn`` are context only.
+    def append(self, tokens: Sequence[int], states: Float[Tensor, "n W"], number: int = 0) -> None:
+        """Add a block.
 
         Raises:
             OSError: the disk takes no more; the blocks before are kept.
@@ -112,7 +108,7 @@ class HiddenStore:
         self._write("tokens.bin", start * 4, torch.tensor(tokens, dtype=torch.int32))
         bits = states.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
         self._write("hidden.bin", start * self.width * 2, bits)
-        self.blocks.append(Block(start, len(tokens), learn, number))
+        self.blocks.append(Block(start, len(tokens), number))
         self._write_index()
 
     def finish(self, tokens: int | None = None) -> None:
@@ -166,33 +162,23 @@ def held_out(store: HiddenStore, share: float) -> tuple[list[Block], list[Block]
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Training items of fixed shape cut from a store: ``chunk`` positions each.
+    """Training items of fixed shape cut from blocks of a store: ``chunk`` positions each.
 
-    An item holds ``tokens`` (context + chunk + extra + 1,), ``states`` (chunk + extra, W) from the first
-    position to learn from on, and ``valid`` (chunk,). Tokens are padded by -1, states by zeros.
+    An item holds ``tokens`` (chunk + extra + 1,), ``states`` (chunk + extra, W), and ``valid`` (chunk,).
+    Tokens are padded by -1, states by zeros.
 
     Args:
-        store: the states.
         extra: further states of an item, for targets.
         chunk: positions per item.
-        context: tokens before them (for the penalty).
-        blocks: the blocks to use; None takes all.
     """
 
-    def __init__(
-        self,
-        store: HiddenStore,
-        extra: int,
-        chunk: int,
-        context: int,
-        blocks: Sequence[Block] | None = None,
-    ) -> None:
+    def __init__(self, store: HiddenStore, blocks: Sequence[Block], extra: int, chunk: int) -> None:
         self.tokens, self.states = store.arrays()
-        self.extra, self.chunk, self.context = extra, chunk, context
+        self.extra, self.chunk = extra, chunk
         self.items = [
             (block, start)
-            for block in (store.blocks if blocks is None else blocks)
-            for start in range(block.learn, block.length - extra, chunk)  # those with all their targets
+            for block in blocks
+            for start in range(0, block.length - extra, chunk)  # positions with all their targets
         ]
 
     def __len__(self) -> int:
@@ -200,15 +186,13 @@ class Windows(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         block, start = self.items[index]
-        count = min(self.chunk, block.length - self.extra - start)
-        known, at, size = min(start, self.context), block.start + start, count + self.extra
-        taken = self.tokens[at - known : min(at + size + 1, block.start + block.length)]
-        tokens = torch.full((self.context + self.chunk + self.extra + 1,), -1, dtype=torch.long)
-        first = self.context - known
-        tokens[first : first + len(taken)] = torch.from_numpy(taken.astype(np.int64))
+        at, size = block.start + start, min(self.chunk + self.extra, block.length - start)
+        taken = self.tokens[at : min(at + size + 1, block.start + block.length)]
+        tokens = torch.full((self.chunk + self.extra + 1,), -1, dtype=torch.long)
+        tokens[: len(taken)] = torch.from_numpy(taken.astype(np.int64))
         rows = torch.zeros(self.chunk + self.extra, self.states.shape[1], dtype=torch.bfloat16)
         rows[:size] = torch.from_numpy(np.array(self.states[at : at + size])).view(torch.bfloat16)
-        return {"tokens": tokens, "states": rows, "valid": torch.arange(self.chunk) < count}
+        return {"tokens": tokens, "states": rows, "valid": torch.arange(self.chunk) < size - self.extra}
 
 
 def counts(stores: Sequence[HiddenStore], vocab_size: int) -> Int[Tensor, " V"]:
@@ -242,28 +226,22 @@ def collect(
     """Fill a store, or the rest of it, with the states that enter these layers, text by text: a killed run
     repeats those that were under way, with the same tokens.
 
-    Of a long passage that the model continues only the end is learnt from, as many tokens as the shortest one
-    has.
-
     Raises:
         InputError: too little text.
         OSError: the disk takes no more.
     """
     llm.target.tap(tuple(layers))
-    fill = _write if data.writes else _read
-    fill(llm, data, job, store, on_progress)
-
-
-def _read(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress: OnProgress) -> None:
-    """Store the states of given text."""
-    texts = blocks(data.data, llm.tokenizer, data.tokens, data.sequence_length, prefix_of(llm.tokenizer))
+    done = {block.number for block in store.blocks}
+    if data.writes:
+        todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
+        return _write(llm, data, todo, store, on_progress)
+    texts = blocks(data.data, llm.tokenizer, data.tokens, data.sequence_length)
     for number, text in enumerate(texts):
-        if number < len(store.blocks):
-            continue
-        found = Recorder()
-        llm.target.prefill(text, llm.target.new_cache(len(text)), ends=False, features=found)
-        store.append(text, _states(found)[1], 0, number)
-        on_progress("states", min(store.tokens_stored, data.tokens - 1), data.tokens)
+        if number not in done:
+            found = Recorder()
+            llm.target.prefill(text, llm.target.new_cache(len(text)), ends=False, features=found)
+            store.append(text, _states(found)[1], number)
+            on_progress("states", min(store.tokens_stored, data.tokens - 1), data.tokens)
     if store.tokens_stored < LEAST:
         raise InputError(
             f"--data {data.data} gives {store.tokens_stored} tokens to learn from, in pieces of {SHORTEST} "
@@ -272,10 +250,14 @@ def _read(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress
     store.finish()
 
 
-def _write(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progress: OnProgress) -> None:
+def _write(
+    llm: Any,
+    data: DataOptions,
+    todo: Iterator[tuple[int, Request]],
+    store: HiddenStore,
+    on_progress: OnProgress,
+) -> None:
     """Store the states of what the model writes, until the texts so far, in order, hold the tokens."""
-    done = {block.number for block in store.blocks}
-    todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
     running: list[tuple[int, Request, Ticket, Recorder]] = []
     ended = 0
     with Scheduler(llm, data.write_batch) as scheduler:
@@ -289,7 +271,10 @@ def _write(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progres
             running[0][2].wait(0.1)
             for one in [one for one in running if one[2].is_over]:
                 running.remove(one)
-                _keep(store, data, *one)
+                number, request, ticket, recorder = one
+                at, states = _states(recorder)  # of all tokens but the last one
+                tokens = [*request.prompt, *ticket.result.token_ids][at : at + len(states)]
+                store.append(tokens, states, number)
             first = min((number for number, *_ in running), default=1 << 40)
             ended = sum(block.length for block in store.blocks if block.number < first)
             on_progress("write", min(store.tokens_stored, data.tokens - 1), data.tokens)
@@ -298,32 +283,23 @@ def _write(llm: Any, data: DataOptions, job: Job, store: HiddenStore, on_progres
 
 def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
     """Passages to continue; or what a model that answers is asked, or an empty beginning."""
-    new, params, seed = data.new_tokens, job.sampling, job.training.seed
-    prefix = prefix_of(llm.tokenizer)
+    new, params, seed = data.sequence_length, job.sampling, job.training.seed
     prompts: Iterable[tuple[list[int], SamplingParams]]
     if data.continued:
-        count = max(1, data.tokens // data.sequence_length)
-        lengths = [data.prompt_lengths[i * len(data.prompt_lengths) // count] for i in range(count)]
-        prompts = ((one, params) for one in passages(data.data, llm.tokenizer, lengths, prefix, seed))
+        new -= data.prompt_length
+        wanted = data.prompt_length * max(1, data.tokens // data.sequence_length)
+        passages = blocks(data.data, llm.tokenizer, wanted, data.prompt_length)
+        prompts = ((passage, params) for passage in passages)
     elif answers := llm.has_chat_template:
         asked = (([{"role": "user", "content": text}], warmth) for text, warmth in questions(seed))
         plain = SamplingParams(**NEUTRAL)
         prompts = ((llm.encode(chat), replace(plain, temperature=warmth)) for chat, warmth in asked)
     else:
-        prompts = repeat((prefix or [min(llm.resources.source.end_tokens(), default=0)], params))
+        first = list(llm.tokenizer("")["input_ids"]) or [min(llm.resources.source.end_tokens(), default=0)]
+        prompts = repeat((first, params))
     for number, (prompt, how) in enumerate(prompts):
         how = replace(how, seed=seed * 100_003 + number)
         yield Request(prompt, new, PLAIN, sampling=how, ignore_eos=data.continued or not answers)
-
-
-def _keep(
-    store: HiddenStore, data: DataOptions, number: int, request: Request, ticket: Ticket, recorder: Recorder
-) -> None:
-    """Store a text that has ended. Its last token has no states, and no position needs them."""
-    at, states = _states(recorder)
-    tokens = [*request.prompt, *ticket.result.token_ids][at : at + len(states)]
-    learn = len(request.prompt) - data.prompt_lengths[0] if data.continued else 0
-    store.append(tokens, states, max(0, learn - at), number)
 
 
 def _states(recorder: Recorder) -> tuple[int, Float[Tensor, "n W"]]:

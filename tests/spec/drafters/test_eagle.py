@@ -216,7 +216,7 @@ def test_a_checkpoint_by_name(
     assert resume(tmp_path / "run", max_new_tokens=60).token_ids == plain.token_ids
     for wrong, line in {
         "no/where/at/all": r"eagle is 'no/where/at/all': no such folder or file; valid: ",
-        str(folder): "no drafter|no tensor fc|not an EAGLE",
+        str(folder): "num_hidden_layers is 2; valid: 1",
     }.items():
         with pytest.raises(InputError, match=line):
             LLM(folder, heads="none", eagle=wrong, device="cpu")

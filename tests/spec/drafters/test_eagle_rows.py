@@ -33,9 +33,16 @@ SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noi
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "names": {"names": 41, "norm_before_residual": True},
-    "shared": {"own": False, "names": 41, "qk_norm": True},
-    "biased": {"own": False, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "fc_norm": True},
-    "3.1": {"norm_before_fc": True, "norm_output": True, "head_dim": 8},
+    "shared": {"own": False, "names": 41, "parts": frozenset({"qk_norm"})},
+    "biased": {"own": False, "parts": frozenset({"qkv_bias", "o_bias", "fc_norm"})},
+    "3.1": {"norm_output": True, "head_dim": 8, "parts": frozenset({"norm_before_fc"})},
+    "narrow": {
+        "own": False,
+        "names": 41,
+        "hidden": 32,
+        "head_dim": 8,
+        "parts": frozenset({"narrow", "fc_norm"}),
+    },
 }
 
 
@@ -102,5 +109,5 @@ def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> 
     prompt = prompt_of("harbour", 60)
     plain, drafted = (llm.generate(prompt, 40, name, sampling=params) for name in ("autoregressive", "auto"))
     assert drafted.token_ids == plain.token_ids and drafted.metrics.steps < 30
-    with pytest.raises(InputError, match="'shipped': that drafter is the default model's"):
+    with pytest.raises(InputError, match="eagle.*vocab_size is 49152; valid: "):
         LLM.from_model(tiny_model("llama"), heads=None, eagle="shipped")

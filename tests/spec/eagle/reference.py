@@ -11,39 +11,32 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
+from tokenswift.kernels.torch import turned
 from tokenswift.loader.weights import unstored
 from tokenswift.spec.eagle.files import EagleWeights
-from tokenswift.train.eagle import EagleStudent
 
 
 @dataclass(slots=True)
 class EagleCache:
-    """Keys and values of a text's rows, those of deeper ones behind.
-
-    Attributes:
-        keys, values: (rows, kv heads, d).
-        positions: of the rows.
-    """
+    """Keys and values of a text's rows (kv heads, rows, d), those of deeper ones behind."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
     positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
-    def __len__(self) -> int:
-        return len(self.positions)
-
     def add(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Append rows; all keys and values."""
-        self.keys = keys if self.keys is None else torch.cat((self.keys, keys))
-        self.values = values if self.values is None else torch.cat((self.values, values))
+        self.keys = keys if self.keys is None else torch.cat((self.keys, keys), 1)
+        self.values = values if self.values is None else torch.cat((self.values, values), 1)
         self.positions = torch.cat((self.positions, positions))
         return self.keys, self.values
 
     def cut(self, rows: int) -> None:
         """Drop all but the first rows."""
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[:rows], self.values[:rows]
+            self.keys, self.values = self.keys[:, :rows], self.values[:, :rows]
         self.positions = self.positions[:rows]
 
 
@@ -66,13 +59,18 @@ class EagleReference:
         window: int | None = None,
     ) -> None:
         self.config, self.d2t = weights.config, weights.d2t
-        tensors = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
-        self.embedding = tensors.get("embed", embedding.float())
+        self.t = t = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+        self.embedding = t.get("embed", embedding.float())
         own = lm_head if weights.d2t is None else lm_head[weights.d2t]
-        self.lm_head = tensors.get("lm_head", own.float())
-        self.layer, self.rotary = EagleStudent(weights.config, tensors, 1).eval(), weights.config.rotary()
-        self.layer.requires_grad_(False)
-        self.window = window or weights.config.window
+        self.lm_head = t.get("lm_head", own.float())
+        if "narrow" in self.config.parts:
+            self.embedding, self.lm_head = self.embedding @ t["embed_proj"].T, self.lm_head @ t["out_proj"]
+        self.rotary, self.window = weights.config.rotary(), window or weights.config.window
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        if name not in self.t:
+            return x
+        return self.t[name] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config.eps))
 
     def fuse(self, features: Float[Tensor, "n F"]) -> Float[Tensor, "n H"]:
         """What the first depth takes for a feature.
@@ -80,7 +78,8 @@ class EagleReference:
         Args:
             features: of the target's three layers, side by side.
         """
-        return self.layer.fuse(features.float())
+        parts = self._norm(features.float(), "features_norm").chunk(3, dim=-1)
+        return torch.cat([self._norm(x, f"fc_norm.{n}") for n, x in enumerate(parts)], -1) @ self.t["fc"].T
 
     def step(
         self,
@@ -99,15 +98,24 @@ class EagleReference:
         Returns:
             What stands for features at the next depth, and logits over the drafter's tokens.
         """
+        config, t = self.config, self.t
+        hidden = self._norm(features, "hidden_norm")
+        x = torch.cat((self._norm(self.embedding[tokens], "input_norm"), hidden), -1)
+        q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in "qkv")
+        q, k, v = (rows.unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for rows in (q, k, v))
         angles = self.rotary.angles(positions)
-        q, k, v, residual = self.layer.enter(self.embedding[tokens], features, *angles)
+        q, k = turned(self._norm(q, "q_norm"), *angles), turned(self._norm(k, "k_norm"), *angles)
         keys, values = cache.add(k, v, positions)
         seen = cache.positions[None] <= positions[:, None]
         if self.window:
             seen &= cache.positions[None] > positions[:, None] - self.window
-        group = self.config.heads // self.config.kv_heads
-        keys, values = (rows.repeat_interleave(group, dim=1) for rows in (keys, values))
-        scores = torch.einsum("nhd,mhd->hnm", q, keys) * self.config.head_dim**-0.5
+        group = config.heads // config.kv_heads
+        keys, values = (rows.repeat_interleave(group, dim=0) for rows in (keys, values))
+        scores = q @ keys.transpose(1, 2) * config.head_dim**-0.5
         shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        hidden, read = self.layer.leave(torch.einsum("hnm,mhd->nhd", shares, values), residual)
-        return hidden, read @ self.lm_head.T
+        made = (shares @ values).transpose(0, 1).flatten(1)
+        rows = (hidden if config.norm_before_residual else features) + F.linear(made, t["o"], t.get("o_bias"))
+        x = self._norm(rows, "post_norm")
+        rows = rows + (F.silu(x @ t["gate"].T) * (x @ t["up"].T)) @ t["down"].T
+        read = self._norm(rows, "norm")
+        return read if config.norm_output else rows, read @ self.lm_head.T

@@ -35,11 +35,7 @@ def test_all_forms_give_one_drafter(tmp_path: Path) -> None:
     same(load_eagle(eagles.write(tmp_path / "research", CONFIG, FOUND, MAPS), target))
     folder = eagles.write(tmp_path / "speculators", CONFIG, FOUND, MAPS, speculators=True)
     same(load_eagle(folder, target))
-    words = [f"t{number}" for number in range(90)]
-    file = eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, IDS)
-    same(load_eagle(file, target, words))
-    with pytest.raises(InputError, match="another tokenizer: its token 7 is 't7', the model's is 'x'"):
-        load_eagle(file, target, [*words[:7], "x"])
+    same(load_eagle(eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, IDS), target))
     named = {f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
     torch.save(named, tmp_path / "research" / "pytorch_model.bin")
     (tmp_path / "research" / "model.safetensors").unlink()
@@ -49,9 +45,8 @@ def test_all_forms_give_one_drafter(tmp_path: Path) -> None:
 def test_without_a_map_all_tokens_are_drafted(tmp_path: Path) -> None:
     config = eagles.config(draft_vocab=90)
     found = eagles.tensors(config)
-    for said in ("absent", 90):
-        got = load_eagle(eagles.write(tmp_path, config, found, draft_vocab_size=said), eagles.target())
-        assert got.d2t is None and got.config.draft_vocab == 90
+    got = load_eagle(eagles.write(tmp_path, config, found), eagles.target())
+    assert got.d2t is None and got.config.draft_vocab == 90
 
 
 def bad(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -62,18 +57,21 @@ NAN = FOUND["down"].clone()
 NAN[3, 3] = torch.nan
 Changes = dict[str, Any]
 REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
-    "wider target": ({}, {}, {"hidden_size": 64}, "hidden size 32, the model has 64"),
-    "more tokens": ({}, {}, {"vocab_size": 91}, "vocabulary 90, the model has 91"),
-    "shallow target": ({}, {}, {"num_hidden_layers": 6}, "the target has 6; valid: a target with 7"),
+    "wider target": ({}, {}, {"hidden_size": 64}, r"fc.weight is \(32, 96\) .*valid: \(32, 192\)"),
+    "more tokens": ({}, {}, {"vocab_size": 91}, "vocab_size is 90; valid: 91"),
+    "shallow target": ({}, {}, {"num_hidden_layers": 6}, "valid: 3 different layers, from 0 to 6"),
     "layers": ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, {}, {}, r"is \[2, 4, 9\].*from 0 to 8"),
+    "no layers": ({"eagle_aux_hidden_state_layer_ids": 2}, {}, {}, "layer_ids is 2; valid: 3 different"),
     "deep": ({"num_hidden_layers": 2}, {}, {}, "num_hidden_layers is 2; valid: 1"),
     "huge": ({"hidden_size": 1 << 40}, {}, {}, "hidden_size is 1099511627776; valid: an integer from 1"),
     "other layer": ({"hidden_act": "gelu"}, {}, {}, "hidden_act is 'gelu'; valid: silu"),
     "not finite": ({}, bad("down", NAN), {}, "mlp.down_proj.weight holds values that are not finite"),
-    "type": ({}, bad("o", FOUND["o"].long()), {}, "o_proj.weight has the type I64; valid: F32, BF16, F16"),
-    "shape": ({}, bad("q", FOUND["q"][:8]), {}, r"q_proj.weight has shape \(8, 64\); valid: \(32, 64\)"),
-    "missing": ({}, {k: v for k, v in FOUND.items() if k != "up"}, {}, "lacks the tensor .*mlp.up_proj"),
-    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight, a matrix: it is not an EAGLE-3"),
+    "type": ({}, bad("o", FOUND["o"].long()), {}, r"o_proj.weight is .* in I64; valid: .* in F32, BF16"),
+    "shape": ({}, bad("q", FOUND["q"][:8]), {}, r"q_proj.weight is \(8, 64\) in F32; valid: \(32, 64\)"),
+    "missing": ({}, {k: v for k, v in FOUND.items() if k != "up"}, {}, "lacks the tensor up; valid: "),
+    "one more": ({}, bad("x", FOUND["q"].clone()), {}, "tensor x is .*valid: a file without it"),
+    "half a part": ({}, bad("fc_norm.1", torch.ones(32)), {}, "lacks the tensor fc_norm.0"),
+    "model": ({}, {"embed": FOUND["embed"]}, {}, "lacks the tensor fc; valid: "),
     "p-eagle": ({"speculators_model_type": "peagle"}, {}, {}, "_model_type is 'peagle'; valid: eagle3"),
 }
 
@@ -90,15 +88,23 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "maps,message",
     [
-        ({"d2t": OFFSETS + 90}, "does not give 40 different tokens from 0 to 89"),
-        ({"d2t": OFFSETS[:3]}, r"d2t has shape \(3,\); valid: \(40,\)"),
-        ({"t2d": LISTED.roll(1), "d2t": OFFSETS}, "d2t and t2d name different tokens"),
-        ({}, "does not say which 40 of 90 tokens it drafts"),
+        ({"d2t": OFFSETS + 90}, "does not name 40 different tokens below 90"),
+        ({"d2t": OFFSETS * 0 - torch.arange(40)}, "does not name 40 different tokens below 90"),
+        ({"d2t": OFFSETS[:3]}, r"lm_head.weight is \(40, 32\) in F32; valid: \(3, 32\)"),
+        ({"d2t": OFFSETS[None]}, r"the shape of d2t is \(1, 40\); valid: a list of tokens"),
+        ({}, r"lm_head.weight is \(40, 32\) in F32; valid: \(90, 32\)"),
     ],
 )
 def test_hostile_maps(maps: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         load_eagle(eagles.write(tmp_path, CONFIG, FOUND, maps), eagles.target())
+
+
+def test_a_gguf_file_has_ids(tmp_path: Path) -> None:
+    for kind, ids, message in (("eagle3", OFFSETS, "d2t does not name 40"), ("llama", IDS, "architecture")):
+        file = eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, ids, kind)
+        with pytest.raises(InputError, match=message):
+            load_eagle(file, eagles.target())
 
 
 def test_broken_files(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from torch import Tensor
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Need
 from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.drafters.base import EAGLE, Drafter, Outcome
+from tokenswift.spec.drafters.base import EAGLE, Drafter
 from tokenswift.spec.drafters.candidates import Candidates, Source
 from tokenswift.spec.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.tree import CandidateTree
 
 _LAG = 32  # rows read before a draft, from which on that is no price of a step
 
@@ -89,7 +88,6 @@ class EagleDrafter(Drafter):
         self._cache: FullCache | None = None
         self._next = 0  # position of the next row to read
         self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
-        self._tree: CandidateTree | None = None  # of the step, where nobody else proposed before
 
     def begin(self, sequence: TokenSequence) -> None:
         """Read what of the prompt is in the window."""
@@ -119,27 +117,16 @@ class EagleDrafter(Drafter):
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A tree, as far as its branches are worth a pass."""
-        self._tree = None
         if self.refusals.dropped:
             return
         candidates.loaded |= self._read(sequence) > _LAG
-        cache, tree, newest = self._cache, candidates.tree, len(sequence.tokens) - 2
+        cache, newest = self._cache, len(sequence.tokens) - 2
         if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:
             return
-        read, first = cache.length, len(tree)
+        read = cache.length
         branches = Branches(self.model, cache, candidates, newest, self._newest)
         candidates.spread(branches.logits, self.model.subset, most=SCRATCH)
         cache.rewind(read)
-        if first == 1:  # what others proposed before might be right as well
-            self._tree = tree
-
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """See whether what it drafted was right."""
-        if (tree := self._tree) is not None:
-            drafted = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
-            if drafted:
-                self.model.judge(len(drafted), outcome.tokens[0] in drafted)
-            self._tree = None
 
     @torch.inference_mode()
     def _read(self, sequence: TokenSequence) -> int:

@@ -6,7 +6,6 @@ and the normed feature side by side, which is a sum of two products.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,15 +25,11 @@ from tokenswift.loader.weights import unstored
 from tokenswift.models.base import BaseTarget
 from tokenswift.models.target import Target
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.eagle.files import SHIPPED, EagleWeights, load_eagle, place_of
+from tokenswift.spec.eagle.files import FEATURES, EagleWeights, load_eagle, place_of
 from tokenswift.types import InputError
 
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
-NARROW = ("embed_proj", "out_proj")
-JUDGED = 200  # drafted tokens, all of them wrong, after which a drafter is probably another model's
-
-logger = logging.getLogger("tokenswift")
 
 
 def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tensor | Stored]:
@@ -46,11 +41,6 @@ def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tenso
     size = weight.format.row_bytes(width)
     one, other = weight.blocks[:, :size], weight.blocks[:, size:]
     return Stored(weight.format, one.contiguous()), Stored(weight.format, other.contiguous())
-
-
-def _nbytes(weights: Any) -> int:
-    """Bytes of packed weights or a tensor; 0 of anything else."""
-    return weights.nbytes if isinstance(weights, Packed | Tensor) else 0
 
 
 class Features:
@@ -105,49 +95,57 @@ class EagleModel:
         window: newest keys that a token sees, itself included.
         subset: tokens that the columns of logits stand for; None: token ids.
         weight_bytes: bytes of weights that a pass over features reads.
-        held_bytes: bytes of weights that it holds beside the target's.
     """
 
     def __init__(self, weights: EagleWeights, target: BaseTarget) -> None:
         self.name, self.config, self.target = weights.name, weights.config, target
-        config, self._given = weights.config, weights.tensors
+        config, given = weights.config, weights.tensors
         self.window = config.default_window
         self.backend: Any = getattr(target.backend, "head", target.backend)
         self._dtype = torch.float32 if target.whole else target.dtype
-        self._arena = Arena()
         self._angles = AngleTable(config.rotary().to(target.device))
-        halves = [_halves(self._given[name], config.hidden) for name in "qkv"]
+        arena, device = Arena(), target.device
+
+        def packed(*parts: Tensor | Stored) -> Packed:
+            """Weights one below the other: quantized ones as they are stored, where all of them are."""
+            if all(isinstance(part, Stored) for part in parts) and self.backend.formats:
+                return self.backend.pack(parts, self._dtype, arena)
+            dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(device)
+            return self.backend.pack_for_drafts(dense, target.whole)
+
+        def vector(*names: str) -> Any:
+            """Norms or biases in one, or None."""
+            found = [unstored(given[name], torch.float32) for name in names if name in given]
+            return torch.cat(found).to(device) if found else None
+
+        halves = [_halves(given[name], config.hidden) for name in "qkv"]
         layer = LayerWeights(
-            qkv=self._packed(*(features for _, features in halves)),
-            out=self._packed(self._given["o"]),
-            gate_up=self._packed(self._given["gate"], self._given["up"]),
-            down=self._packed(self._given["down"]),
-            norm=None if config.norm_before_residual else self._vector("hidden_norm"),
-            mlp_norm=self._needed("post_norm"),
-            qkv_bias=self._biases(*(f"{name}_bias" for name in "qkv")),
-            out_bias=self._biases("o_bias"),
-            gate_up_bias=self._biases("gate_bias", "up_bias"),
-            down_bias=self._biases("down_bias"),
-            query_norm=self._vector("q_norm"),
-            key_norm=self._vector("k_norm"),
+            qkv=packed(*(features for _, features in halves)),
+            out=packed(given["o"]),
+            gate_up=packed(given["gate"], given["up"]),
+            down=packed(given["down"]),
+            norm=None if config.norm_before_residual else vector("hidden_norm"),
+            mlp_norm=vector("post_norm"),
+            qkv_bias=vector("q_bias", "k_bias", "v_bias"),
+            out_bias=vector("o_bias"),
+            query_norm=vector("q_norm"),
+            key_norm=vector("k_norm"),
             window=self.window,
-            beside=self._packed(*(embeds for embeds, _ in halves)),
-            beside_norm=self._vector("input_norm"),
+            beside=packed(*(embeds for embeds, _ in halves)),
+            beside_norm=vector("input_norm"),
         )
-        self._hidden_norm = self._needed("hidden_norm")
-        self._final = self._needed("norm")
-        self._before = [self._vector("features_norm")] if config.norm_before_fc else []
-        self._each = [self._needed(f"fc_norm.{place}") for place in range(3)] if config.fc_norm else []
-        self._fc = self._packed(self._given["fc"])
-        embed = self._given.get("embed")
-        self._embedding = None if embed is None else self._kept(embed)
-        own, d2t = self._given.get("lm_head"), weights.d2t
-        self.subset = None if d2t is None else Subset(d2t.to(target.device), target.vocab_size)
-        self._head = None if own is None else self._packed(own)
-        self._rows = None if own is not None or d2t is None else target.head_rows(d2t.to(target.device))
-        self._narrow = [self._packed(self._given[name]) for name in NARROW if config.narrow]
-        own_head = [] if self._head is None else [self._head]
-        packed = [*layer.packed(), self._fc, *own_head, *self._narrow]
+        self._hidden_norm, self._final = vector("hidden_norm"), vector("norm")
+        self._whole_norm = vector("features_norm")
+        self._each_norm = [vector(f"fc_norm.{n}") for n in range(FEATURES) if f"fc_norm.{n}" in given]
+        self._fc = packed(given["fc"])
+        self._embedding = self._kept(given["embed"]) if "embed" in given else None
+        self._head = packed(given["lm_head"]) if "lm_head" in given else None
+        self._narrow = [packed(given[name]) for name in ("embed_proj", "out_proj") if name in given]
+        d2t = None if weights.d2t is None else weights.d2t.to(device)
+        self.subset = None if d2t is None else Subset(d2t, target.vocab_size)
+        self._rows = None if d2t is None or self._head is not None else target.head_rows(d2t)
+        own = [self._fc, *self._narrow, *([] if self._head is None else [self._head])]
+        self.weight_bytes = sum(weight.nbytes for weight in [*layer.packed(), *own])
         stored = all(weight.stored for weight in layer.packed())
         dtype = torch.float32 if stored else self._dtype
         self.shape = Shape(
@@ -164,35 +162,12 @@ class EagleModel:
             scale=config.head_dim**-0.5,
         )
         self._body = self.backend.body(self.shape, [layer])
-        self.weight_bytes = sum(weight.nbytes for weight in packed)
-        self.held_bytes = self.weight_bytes + _nbytes(self._embedding) + _nbytes(self._rows)
-        self._wrong, self._said = 0, False
-        del self._given, self._arena
-
-    def _packed(self, *parts: Tensor | Stored) -> Packed:
-        """Weights one below the other: quantized ones as they are stored, where all of them are."""
-        if all(isinstance(part, Stored) for part in parts) and self.backend.formats:
-            return self.backend.pack(parts, self._dtype, self._arena)
-        dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(self.target.device)
-        return self.backend.pack_for_drafts(dense, self.target.whole)
 
     def _kept(self, embedding: Tensor | Stored) -> Tensor | Packed:
         """An embedding, whose rows are taken one by one."""
         if isinstance(embedding, Stored) and self.backend.formats:
             return self.backend.pack(embedding, self._dtype)
         return unstored(embedding, self._dtype).to(self.target.device)
-
-    def _vector(self, name: str) -> Tensor | None:
-        return self._needed(name) if name in self._given else None
-
-    def _needed(self, name: str) -> Tensor:
-        found = unstored(self._given[name], torch.float32)
-        return found.to(self.target.device).contiguous()
-
-    def _biases(self, *names: str) -> Tensor | None:
-        found = [self._vector(name) for name in names]
-        there = [bias for bias in found if bias is not None]
-        return torch.cat(there) if there else None
 
     # ---- what a text has ------------------------------------------------------------------------
 
@@ -220,12 +195,12 @@ class EagleModel:
         """What the layer reads of the target's features."""
         backend, eps = self.backend, self.config.eps
         parts = list(features)
-        if self._each:
-            pairs = zip(parts, self._each, strict=True)
+        if self._each_norm:
+            pairs = zip(parts, self._each_norm, strict=True)
             parts = [backend.norm(part.contiguous(), norm, eps, torch.float32) for part, norm in pairs]
         rows = torch.cat(parts, dim=1)
-        for norm in self._before:
-            rows = backend.norm(rows, norm, eps, torch.float32)
+        if self._whole_norm is not None:
+            rows = backend.norm(rows, self._whole_norm, eps, torch.float32)
         return backend.draft_product(rows.to(self._dtype), self._fc)
 
     @torch.inference_mode()
@@ -287,58 +262,21 @@ class EagleModel:
             return self.target.project(normed, self._rows)
         return self.backend.draft_product(normed, self._head)
 
-    # ---- whether it is this target's ------------------------------------------------------------
 
-    def judge(self, drafted: int, right: bool) -> None:
-        """Take in what came of tokens that it drafted for one place; where the first :data:`JUDGED` were all
-        wrong that is said, once."""
-        if self._said:
-            return
-        self._wrong += drafted
-        if right:
-            self._said = True  # it is this target's
-        elif self._wrong >= JUDGED:
-            self._said = True
-            logger.warning(
-                "the EAGLE-3 drafter %s: the first %d tokens that it drafted were all wrong; it is probably "
-                "another model's, or of another version of this one (the text stays the same, but no time is "
-                "saved)",
-                self.name,
-                self._wrong,
-            )
-
-
-def eagle_of(wanted: str | Path | EagleWeights, target: Target, codec: Any) -> EagleModel:
+def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
     """A drafter for a target, whose passes give features from now on.
 
     Args:
         wanted: folder, GGUF file or hub id of a checkpoint, "shipped", or the weights themselves.
-        codec: the target's tokenizer, or None.
     Raises:
         InputError: there is none of that name, or it is none of this target.
     """
-    if isinstance(wanted, EagleWeights):
-        found = wanted
-    elif isinstance(wanted, str | Path):
-        try:
-            found = load_eagle(place_of(str(wanted)), target.config, _tokens(codec))
-        except InputError as error:
-            if wanted != SHIPPED:
-                raise
-            told = "that drafter is the default model's, and does not fit this one"
-            raise InputError(f"eagle is 'shipped': {told}; valid: one of this model", "eagle") from error
-    else:
+    if isinstance(wanted, str | Path):
+        wanted = load_eagle(place_of(str(wanted)), target.config)
+    elif not isinstance(wanted, EagleWeights):
         raise InputError(
             f"eagle is {shown(wanted)}; valid: a folder, a GGUF file, a hub id or shipped", "eagle"
         )
-    made = EagleModel(found, target)
-    target.tap(found.config.feature_layers)
+    made = EagleModel(wanted, target)
+    target.tap(wanted.config.feature_layers)
     return made
-
-
-def _tokens(codec: Any) -> Sequence[str] | None:
-    """A tokenizer's tokens by their ids; those that it does not name are padding."""
-    if codec is None:
-        return None
-    named = {number: token for token, number in codec.get_vocab().items()}
-    return [named.get(number, f"[PAD{number}]") for number in range(max(named, default=-1) + 1)]

@@ -12,7 +12,6 @@ Published checkpoints are folders: a whole transformers checkpoint with the pape
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.config import HEAD_KINDS
@@ -30,15 +30,14 @@ from tokenswift.loader.default_model import weights, where
 from tokenswift.loader.find import HUB_ID, cached, fetch
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
 from tokenswift.loader.weights import open_weights
-from tokenswift.spec.files import Entry, entries_of, tensors_in
+from tokenswift.spec.files import Entry, entries_of, read_tensors, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
 
-FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
 OWN, PUBLISHED = "heads.", "model.medusa_"  # what tensors' names begin with
 SAMPLE, FREQUENT = "base.sample", "draft.frequent"
-MOST_NAME, MOST_WORDS = 200, 500  # characters of a name, and of what is wrong, in messages
+MOST_NAME = 200  # characters of a name in messages
 #: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
 #: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
 ROUNDED = 0.15
@@ -61,9 +60,7 @@ class HeadsHost:
 
 
 def host_of(model: Any) -> HeadsHost:
-    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is."""
-    if isinstance(model, HeadsHost):
-        return model
+    """A loaded transformers causal LM as heads see it."""
     place = str(getattr(model.config, "_name_or_path", "") or "")
     return HeadsHost(base_of(model), model.dtype, model.device, place)
 
@@ -85,7 +82,7 @@ class _Header(msgspec.Struct):
         calibration: weights of `spec.chances`, two rows of six a source.
     """
 
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=1, le=1)]
     heads: HeadsConfig
     base: str = "?"
     notes: dict[str, Any] | None = None
@@ -114,11 +111,10 @@ def save_heads(
     tensors[SAMPLE] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise InputError(f"heads tensor {name} is not finite in {kind}; nothing was written to {path}")
+            raise InputError(f"heads tensor {name} is not finite; nothing was written to {path}")
     if heads.frequent is not None:
         tensors[FREQUENT] = heads.frequent.to("cpu", torch.int32).contiguous()
-    header = _Header(FORMAT_VERSION, heads.config, base.name, notes or {}, heads.calibration)
+    header = _Header(1, heads.config, base.name, notes or {}, heads.calibration)
     try:
         with replacing(Path(path)) as part:
             save_file(tensors, part, metadata={METADATA_KEY: msgspec.json.encode(header).decode()})
@@ -134,146 +130,99 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
         InputError: it is not there, damaged, or holds no heads.
     """
     path = Path(path)
-    if path.is_dir():
-        heads, base = _published(path)
-    elif not path.is_file():
+    if not path.exists():
         raise InputError(f"heads file {path} does not exist")
+    label, folder = f"heads {path}", path.is_dir()
+    header, layers = _published(path, label) if folder else (_header(path), 0)
+    prefix, found, rest = PUBLISHED if folder else OWN, dict[str, Entry](), dict[str, Entry]()
+    for entry in (tensors_in if folder else entries_of)(path, label):
+        (found if entry.name.startswith(prefix) else rest)[entry.name.removeprefix(prefix)] = entry
+    config, name = header.heads, header.base[:MOST_NAME]
+    with torch.device("meta"):
+        heads = Heads(config)  # without memory, and without the random numbers that modules begin with
+    shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
+    tensors = read_tensors(found, shapes, label)
+    floats = {name: value.to(torch.float32, copy=True) for name, value in tensors.items()}
+    heads.load_state_dict(floats, assign=True)
+
+    def matrix(name: str) -> Tensor | None:
+        entry = rest.get(name)
+        return entry.get() if entry is not None and len(entry.shape) == 2 and 0 not in entry.shape else None
+
+    if folder:
+        base = base_of_weights(matrix, layers, name)
+    elif SAMPLE not in rest:
+        raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
     else:
-        heads, base = _own(path)
-    heads.source = str(path)
-    return heads, base, heads.notes
-
-
-def _own(path: Path) -> tuple[Heads, BaseIdentity]:
-    """What a heads file holds."""
-    header, found = _header(path), {entry.name: entry for entry in entries_of(path, f"heads file {path}")}
-    config, sample, frequent = header.heads, found.pop(SAMPLE, None), found.pop(FREQUENT, None)
-    if sample is None:
-        raise InputError(f"heads file {path} lacks tensor {SAMPLE}")
-    heads = build_heads(config, {k.removeprefix(OWN): v for k, v in found.items()}, str(path))
-    if frequent is not None:
-        heads.frequent = ids = frequent.get().long().flatten()
-        try:
-            check_ids(ids, config.vocab_size)
-        except InputError as error:
-            raise InputError(f"heads file {path}: tensor {FREQUENT}: {error}") from error
-    heads.calibration, heads.notes = header.calibration, header.notes or {}
-    name = header.base[:MOST_NAME]
-    return heads, BaseIdentity(name, config.hidden_size, config.vocab_size, sample.get().float())
+        base = BaseIdentity(name, config.hidden_size, config.vocab_size, rest[SAMPLE].get().float())
+    if FREQUENT in rest:
+        heads.frequent = rest[FREQUENT].get().long().flatten()
+        check_ids(heads.frequent, config.vocab_size)
+    heads.source, heads.calibration, heads.notes = str(path), header.calibration, header.notes or {}
+    return heads.eval().requires_grad_(False), base, heads.notes
 
 
 def _header(path: Path) -> _Header:
-    said = (open_weights(path, "heads file").metadata() or {}).get(METADATA_KEY)
-    if said is None:
-        raise InputError(f"{path} holds no draft heads of tokenswift; valid: a heads file")
+    said = (open_weights(path, "heads file").metadata() or {}).get(METADATA_KEY, "null")
     try:
-        header = msgspec.json.decode(said, type=_Header)
+        return msgspec.json.decode(said, type=_Header)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(f"heads file {path} has a broken header: {line_of(error)}") from error
-    if header.version != FORMAT_VERSION:
-        raise InputError(f"heads file {path} has format version {header.version}; known: {FORMAT_VERSION}")
-    return header
+        raise InputError(f"{path} holds no draft heads ({line_of(error)}); valid: a heads file") from error
 
 
-def _published(folder: Path) -> tuple[Heads, BaseIdentity]:
-    """The linear heads in a whole checkpoint."""
-    source = f"heads in {folder}"
-    said, rest = object_in(folder / "config.json", MOST_CONFIG, source), dict[str, Entry]()
-    found = dict[str, Entry]()
-    for entry in tensors_in(folder, source):
-        (found if entry.name.startswith(PUBLISHED) else rest)[entry.name.removeprefix(PUBLISHED)] = entry
-    given = {"hidden_size": said.get("hidden_size"), "vocab_size": said.get("vocab_size")}
-    given |= {"kind": "linear", "count": sum(name.endswith(".linear.weight") for name in found)}
-    layers = said.get("num_hidden_layers")
+def _published(folder: Path, label: str) -> tuple[_Header, int]:
+    """What a whole checkpoint says of the linear heads in it, and how many layers it has."""
+    said = object_in(folder / "config.json", MOST_CONFIG, label)
+    heads = {name: said.get(name) for name in ("hidden_size", "vocab_size")}
+    heads |= {"kind": "linear", "count": said.get("medusa_heads"), "eps": said.get("rms_norm_eps", 1e-5)}
     try:
-        config = msgspec.convert(given | {"eps": said.get("rms_norm_eps", 1e-5)}, HeadsConfig)
-        middle = msgspec.convert(layers, int)
+        config = msgspec.convert(heads, HeadsConfig)
+        return _Header(1, config, folder.resolve().name), msgspec.convert(said.get("num_hidden_layers"), int)
     except msgspec.ValidationError as error:
-        raise InputError(f"{source}: {error}; valid: a checkpoint with model.medusa_layers.*") from error
-
-    def get(name: str) -> Any:
-        matrix = (entry := rest.get(name)) is not None and len(entry.shape) == 2 and 0 not in entry.shape
-        return rest[name].get() if matrix else None
-
-    return build_heads(config, found, str(folder)), base_of_weights(get, middle, folder.resolve().name)
-
-
-def build_heads(config: HeadsConfig, found: Mapping[str, Entry], source: str) -> Heads:
-    """Heads from tensors by our names, float32.
-
-    Raises:
-        InputError: a tensor is missing, unknown, of another shape, or not finite.
-    """
-    if not config.kind == "conditioned" and config.count > len(found):
-        raise InputError(f"heads in {source} have {len(found)} tensors, too few for {config.count} heads")
-    try:
-        with torch.device("meta"):
-            heads = Heads(config)  # without memory, and without the random numbers that modules begin with
-        tensors = {name: entry.get().to(torch.float32, copy=True) for name, entry in found.items()}
-        heads.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:  # sizes beyond what a tensor's can be, and all that does not fit
-        words = " ".join(str(error).split())[:MOST_WORDS]
-        raise InputError(f"heads in {source} are not what their header says: {words}") from error
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
-    return heads.eval().requires_grad_(False)
+        raise InputError(f"{label}: {error}; valid: a checkpoint with medusa_heads") from error
 
 
 # ---- which heads a name means ------------------------------------------------------------------------------
 
 
-def load_heads(path: str | Path, model: Any) -> Heads:
+def load_heads(path: str | Path, host: HeadsHost) -> Heads:
     """Heads from a file, or from a folder or hub id of a published checkpoint, in the model's type and on its
     device.
 
     Args:
         path: of the heads.
-        model: the loaded transformers causal LM that they are to draft for, or its :class:`HeadsHost`.
+        host: the model that they are to draft for.
     Raises:
         InputError: they cannot be read, or were made for another model.
     """
-    host = host_of(model)
-    heads, base, _ = read_heads(_fetched(str(path)))
-    far = base.distance(host.base)
-    if not far <= TOLERANCE:
-        sizes = [f"hidden size {one.hidden_size}, vocabulary {one.vocab_size}" for one in (base, host.base)]
-        mine, theirs = (f" ({size})" if sizes[0] != sizes[1] else "" for size in sizes)
-        raise InputError(
-            f"heads {path} were made for {base.name}{mine}, the model is {host.base.name}{theirs}: their "
-            f"weights differ{'' if mine else f' by {far:.0%}'}"
+    name, place = str(path), Path(path).expanduser()
+    if not place.exists() and place.suffix != ".safetensors" and HUB_ID.fullmatch(name) and ".." not in name:
+        place = fetch(name)
+    heads, base, _ = read_heads(place)
+    if not base.distance(host.base) <= TOLERANCE:
+        mine, theirs = (
+            f"{one.name} (hidden size {one.hidden_size}, vocabulary {one.vocab_size})"
+            for one in (base, host.base)
         )
+        raise InputError(f"heads {path} were made for {mine}, the model is {theirs}: their weights differ")
     return heads.to(dtype=host.dtype, device=host.device)
 
 
-def _fetched(name: str) -> Path:
-    """Where heads are: a path, or the folder of a hub id, fetched where it can be.
-
-    Raises:
-        InputError: the hub does not give it.
-    """
-    path = Path(name).expanduser()
-    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name) or ".." in name:
-        return path
-    return fetch(name)
-
-
-def shipped_kinds(model: Any) -> dict[str, Path]:
+def shipped_kinds(host: HeadsHost) -> dict[str, Path]:
     """The files of the shipped heads that were made for this model, or for its weights quantized, by kind;
     of two of a kind the first by name. Only headers and samples are read."""
-    base, found = host_of(model).base, dict[str, Path]()
+    base, found = host.base, dict[str, Path]()
     for path in (Path(str(entry)) for entry in weights(".heads.safetensors")):
         config = _header(path).heads
-        if (config.hidden_size, config.vocab_size) == (base.hidden_size, base.vocab_size):
-            sample = open_weights(path).get_tensor(SAMPLE).float()
-            if BaseIdentity("", base.hidden_size, base.vocab_size, sample).distance(base) <= ROUNDED:
-                found.setdefault(config.kind, path)
+        sample = open_weights(path).get_tensor(SAMPLE).float()
+        if BaseIdentity("", config.hidden_size, config.vocab_size, sample).distance(base) <= ROUNDED:
+            found.setdefault(config.kind, path)
     return found
 
 
-def shipped_heads(model: Any, kind: str | None = None) -> Heads | None:
+def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
     """The shipped heads of a kind that were made for this model, or its first ones by name; None without."""
-    host, found = host_of(model), shipped_kinds(model)
+    found = shipped_kinds(host)
     path = next(iter(found.values()), None) if kind is None else found.get(kind)
     if path is None:
         return None
@@ -282,39 +231,33 @@ def shipped_heads(model: Any, kind: str | None = None) -> Heads | None:
     return heads
 
 
-def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
+def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | None:
     """The heads that a ``heads=`` argument or ``--heads`` names.
 
     Args:
         spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
             "none" or None, a kind of shipped heads, a heads file, the folder or hub id of a published
             checkpoint with heads, or the heads themselves.
-        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
+        host: the model.
     Raises:
         InputError: what holds no heads for this model, or no heads of that kind are shipped for it.
     """
     if spec is None or spec == "none":
         return None
-    host = host_of(model)
     if isinstance(spec, Heads):
         width = host.base.hidden_size
         if spec.config.hidden_size != width:
             raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
-        same = (spec.dtype, next(spec.parameters()).device) == (host.dtype, host.device)
-        return spec if same else copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
-    if not isinstance(spec, str | Path):
-        raise InputError(
-            f"heads is {shown(spec)}; valid: auto, none, a kind, a file, a folder or hub id, or Heads"
-        )
+        return copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
     if spec == "auto":
         return _heads_beside(host) or shipped_heads(host)
-    if spec not in HEAD_KINDS:
+    if isinstance(spec, str | Path) and spec not in HEAD_KINDS:
         return load_heads(spec, host)
-    shipped = shipped_heads(host, str(spec))
+    shipped = shipped_heads(host, spec) if isinstance(spec, str) else None
     if shipped is None:
         raise InputError(
-            f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}{where()}; "
-            "valid: auto, none, a heads file, or a checkpoint with heads",
+            f"heads is {shown(spec)}, and no such heads are shipped for {host.base.name}{where()}; valid: "
+            "auto, none, a kind of shipped ones, a heads file, a folder or hub id with heads, or Heads",
             "heads",
         )
     return shipped
@@ -332,7 +275,5 @@ def holds_heads(folder: str | Path) -> bool:
 def _heads_beside(host: HeadsHost) -> Heads | None:
     """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
     a hub id's."""
-    place = host.place
-    if HUB_ID.fullmatch(place) and not Path(place).is_dir():
-        place = str(cached(place) or "")
-    return load_heads(place, host) if place and holds_heads(place) else None
+    place = Path(host.place) if Path(host.place).exists() else cached(host.place)
+    return load_heads(place, host) if host.place and place and holds_heads(place) else None

@@ -9,7 +9,7 @@ caller to :meth:`Heads.normed` of it, gives the head's logits.
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tokenswift.config import HEAD_KINDS
 from tokenswift.kernels.base import Backend
 
-_Size = Annotated[int, Meta(ge=1, le=1 << 32)]
+_Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,77 +37,31 @@ class HeadsConfig:
     """
 
     kind: Annotated[str, Meta(pattern=f"^({'|'.join(HEAD_KINDS)})$")]
-    count: _Size
+    count: Annotated[int, Meta(ge=1, le=64)]
     hidden_size: _Size
     vocab_size: _Size
-    inner: Annotated[int, Meta(ge=0, le=1 << 32)] = 0
+    inner: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     eps: Annotated[float, Meta(ge=0, le=1)] = 1e-5
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON-ready values."""
-        return asdict(self)
 
+def _layer(config: HeadsConfig) -> nn.ModuleDict:
+    """The parts of a head, or of the step that conditioned heads share; linear ones have the names of the
+    published checkpoints."""
+    width, inner = config.hidden_size, config.inner
 
-def _norm(config: HeadsConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(config.hidden_size, config.eps, dtype=torch.float32)
+    def linear(columns: int, rows: int, bias: bool = True) -> nn.Linear:
+        return nn.Linear(columns, rows, bias, dtype=torch.float32)
 
-
-class ConditionedStep(nn.Module):
-    """All conditioned heads: one step that they share.
-
-    The state it makes lives where the LM head reads (after the final norm), so no norm follows and
-    its length can say how sure the head is.
-    """
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.first_norm = _norm(config)  # of the base model's own state, as `previous`
-        self.state_norm = _norm(config)  # of a head's state, as `previous`
-        self.base_norm, self.embed_norm = _norm(config), _norm(config)
-        self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
-        self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
-        self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
-        if self.outer is not None:
-            nn.init.zeros_(self.outer.weight)
-
-    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        """The step's input x, (m, 3 D)."""
-        state = self.first_norm(previous) if first else self.state_norm(previous)
-        return torch.cat((state, self.base_norm(base), self.embed_norm(embeds)), dim=-1)
-
-    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        x = self.inputs(previous, base, embeds, first)
-        state = self.linear(x)
-        if self.inner is not None and self.outer is not None:
-            state = state + self.outer(torch.relu(self.inner(x)))
-        return state
-
-
-class LinearHead(nn.Module):
-    """One head of the paper; the names are those of the published checkpoints."""
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
-        self.input_layernorm, self.post_layernorm = _norm(config), _norm(config)
-        nn.init.zeros_(self.linear.weight)
-
-    def forward(self, previous: Tensor) -> Tensor:
-        return previous + self.linear(self.input_layernorm(previous))
-
-
-class MedusaHead(nn.Module):
-    """One Medusa-1 head: a block ``x + SiLU(Linear(x))`` on the final-normed base state."""
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        self.final_norm = _norm(config)
-        self.blocks = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size, dtype=torch.float32)])
-
-    def forward(self, base: Tensor) -> Tensor:
-        state = self.final_norm(base)
-        return state + nn.functional.silu(self.blocks[0](state))
+    if config.kind == "conditioned":
+        norms = ("first_norm", "state_norm", "base_norm", "embed_norm")
+        parts: dict[str, nn.Module] = {"linear": linear(3 * width, width)}
+        if inner:
+            parts |= {"inner": linear(3 * width, inner), "outer": linear(inner, width, bias=False)}
+    elif config.kind == "linear":
+        norms, parts = ("input_layernorm", "post_layernorm"), {"linear": linear(width, width, bias=False)}
+    else:
+        norms, parts = ("final_norm",), {"blocks": nn.ModuleList([linear(width, width)])}
+    return nn.ModuleDict({name: nn.RMSNorm(width, config.eps, dtype=torch.float32) for name in norms} | parts)
 
 
 class _Kernel(nn.Module):
@@ -126,9 +80,6 @@ class _Kernel(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self._run(states)
-
-
-LAYERS = {"conditioned": ConditionedStep, "linear": LinearHead, "medusa": MedusaHead}
 
 
 class Heads(nn.Module):
@@ -154,7 +105,7 @@ class Heads(nn.Module):
         self.notes: dict[str, Any] = {}
         self.on_kernels = False
         count = 1 if self.conditioned else config.count
-        self.layers = nn.ModuleList(LAYERS[config.kind](config) for _ in range(count))
+        self.layers: Any = nn.ModuleList(_layer(config) for _ in range(count))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -195,13 +146,25 @@ class Heads(nn.Module):
             kind = self.dtype
             previous, base = previous.to(kind), base.to(kind)
             embeds = None if embeds is None else embeds.to(kind)
-        if not self.conditioned:  # Medusa's stand side by side: none looks at another
-            return self.layers[i](base if self.kind == "medusa" else previous)
+        layer = self.layers[0 if self.conditioned else i]
+        if self.kind == "linear":
+            return previous + layer["linear"](layer["input_layernorm"](previous))
+        if self.kind == "medusa":  # they stand side by side: none looks at another
+            state = layer["final_norm"](base)
+            return state + nn.functional.silu(layer["blocks"][0](state))
         if embeds is None:
             raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-        return self.layers[0](previous, base, embeds, i == 0)
+        x = self.inputs(previous, base, embeds, i == 0)
+        state = layer["linear"](x)
+        return state + layer["outer"](torch.relu(layer["inner"](x))) if self.config.inner else state
+
+    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Float[Tensor, "m x"]:
+        """What the step of conditioned heads reads. The state it makes lives where the LM head reads (after
+        the final norm), so no norm follows and its length can say how sure the head is."""
+        layer = self.layers[0]
+        state = layer["first_norm" if first else "state_norm"](previous)
+        return torch.cat((state, layer["base_norm"](base), layer["embed_norm"](embeds)), dim=-1)
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
         """What the base model's LM head reads to give head i's logits: linear ones have a norm each."""
-        layer = self.layers[i] if self.kind == "linear" else None
-        return layer.post_layernorm(states) if isinstance(layer, LinearHead) else states
+        return self.layers[i]["post_layernorm"](states) if self.kind == "linear" else states
