@@ -51,7 +51,7 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
         rows = slice(block.start, block.start + block.length)
         tokens = torch.from_numpy(all_tokens[rows].copy()).long()
         states = torch.from_numpy(all_states[rows].copy()).view(torch.bfloat16)
-        count = block.length - student.extra
+        count = block.length - student.levels
         text = tokens.tolist()
         first = next((at + MARK for at in range(count) if text[at : at + MARK] == mark), count)
         noise = -torch.log(-torch.log(torch.rand(block.length, len(head), generator=drawn)))

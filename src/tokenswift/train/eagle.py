@@ -206,7 +206,7 @@ class EagleStudent(Student):
         return rows + F.linear(F.silu(F.linear(x, t["gate"])) * F.linear(x, t["up"]), t["down"])
 
     def _norm(self, x: Float[Tensor, "*m w"], name: str) -> Float[Tensor, "*m w"]:
-        return F.rms_norm(x, x.shape[-1:], self.tensors()[name], self.config.eps)
+        return F.rms_norm(x.float(), x.shape[-1:], self.tensors()[name], self.config.eps)
 
 
 def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:

@@ -121,7 +121,7 @@ def _ridge(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> Non
     width, step = base.width, heads.layers[0]
     if heads.config.inner:
         torch.nn.init.normal_(step["inner"].weight, std=(3 * width) ** -0.5)
-    items = ConcatDataset([Windows(store, store.blocks, 1, 512) for store in stores])
+    items: Any = ConcatDataset([Windows(store, store.blocks, 1, 512) for store in stores])
     gram = cross = torch.zeros((), dtype=torch.float32, device=base.device)
     rows = 0
     for k in range(0, len(items), max(1, len(items) * 512 // MOST)):

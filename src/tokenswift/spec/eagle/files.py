@@ -177,14 +177,14 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
     config = _config(said, found.keys(), size, target, where)
     shared = SHARED if config.hidden == config.target_hidden else ()
     tensors = read_tensors(found, config.shapes(), where, shared)
-    d2t = None if listed is None else listed.get().long()
-    if d2t is not None:
-        d2t = d2t if file else d2t + torch.arange(size)  # folders have offsets
-        if len(d2t.unique()) != size or int(d2t.min()) < 0 or int(d2t.max()) >= config.vocab:
-            raise InputError(
-                f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; valid: "
-                "ids in a GGUF file, what is added to 0, 1, 2 … in others"
-            )
+    if listed is None:
+        return EagleWeights(config, tensors, None, str(path))
+    d2t = listed.get().long() + (0 if file else torch.arange(size))  # folders have offsets
+    if len(d2t.unique()) != size or int(d2t.min()) < 0 or int(d2t.max()) >= config.vocab:
+        raise InputError(
+            f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; valid: ids in a "
+            "GGUF file, what is added to 0, 1, 2 … in others"
+        )
     return EagleWeights(config, tensors, d2t, str(path))
 
 
@@ -219,9 +219,9 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
     """The same of a GGUF file; queries and keys get the order of transformers' rows."""
     if architecture(file) != "eagle3":
         raise InputError(f"{where} has the architecture {architecture(file)!r}; valid: eagle3")
-    usual = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), 0)
+    usual: dict[str, Any] = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), 0)
     numbers = {name: number_of(file, key, usual.get(name)) for name, key in CALLED.items() if "." not in name}
-    said = {name: short(value) if isinstance(value, float) else value for name, value in numbers.items()}
+    said: dict[str, Any] = {k: short(v) if isinstance(v, float) else v for k, v in numbers.items()}
     said |= {name: said[name] or None for name in usual}
     check_numbers(said, where)
     heads = said["num_attention_heads"]

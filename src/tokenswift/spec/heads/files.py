@@ -156,8 +156,8 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     else:
         base = BaseIdentity(name, config.hidden_size, config.vocab_size, rest[SAMPLE].get().float())
     if FREQUENT in rest:
-        heads.frequent = rest[FREQUENT].get().long().flatten()
-        check_ids(heads.frequent, config.vocab_size)
+        heads.frequent = ids = rest[FREQUENT].get().long().flatten()
+        check_ids(ids, config.vocab_size)
     heads.source, heads.calibration, heads.notes = str(path), header.calibration, header.notes or {}
     return heads.eval().requires_grad_(False), base, heads.notes
 

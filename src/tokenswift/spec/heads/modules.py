@@ -47,20 +47,20 @@ class HeadsConfig:
 def _layer(config: HeadsConfig) -> nn.ModuleDict:
     """The parts of a head, or of the step that conditioned heads share; linear ones have the names of the
     published checkpoints."""
-    width, inner = config.hidden_size, config.inner
+    width, inner, parts = config.hidden_size, config.inner, dict[str, nn.Module]()
 
     def linear(columns: int, rows: int, bias: bool = True) -> nn.Linear:
         return nn.Linear(columns, rows, bias, dtype=torch.float32)
 
     if config.kind == "conditioned":
         norms = ("first_norm", "state_norm", "base_norm", "embed_norm")
-        parts: dict[str, nn.Module] = {"linear": linear(3 * width, width)}
+        parts["linear"] = linear(3 * width, width)
         if inner:
             parts |= {"inner": linear(3 * width, inner), "outer": linear(inner, width, bias=False)}
     elif config.kind == "linear":
-        norms, parts = ("input_layernorm", "post_layernorm"), {"linear": linear(width, width, bias=False)}
+        norms, parts["linear"] = ("input_layernorm", "post_layernorm"), linear(width, width, bias=False)
     else:
-        norms, parts = ("final_norm",), {"blocks": nn.ModuleList([linear(width, width)])}
+        norms, parts["blocks"] = ("final_norm",), nn.ModuleList([linear(width, width)])
     return nn.ModuleDict({name: nn.RMSNorm(width, config.eps, dtype=torch.float32) for name in norms} | parts)
 
 
