@@ -21,7 +21,10 @@ def test_the_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "ensure", lambda cache, on_progress=None: tmp_path / "cache")
     target = load(tmp_path / "cache", device="cpu")
     given = target.model.state_dict()
-    config = target.model.config.to_dict() | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    config = target.model.config.to_diff_dict() | {
+        "num_hidden_layers": 1,
+        "architectures": ["LlamaForCausalLM"],
+    }
     own = {name: torch.randn_like(value).bfloat16() for name, value in given.items() if ".layers.0." in name}
     own["model.norm.weight"] = torch.rand_like(given["model.norm.weight"]).bfloat16()
     said = json.dumps({"config": config})
