@@ -16,15 +16,12 @@ from typing import Any
 from tokenswift.checks import check_integer
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
-from tokenswift.files import is_address
 from tokenswift.runs import folder as folders
-from tokenswift.runs.remote import Copies
 from tokenswift.types import InputError
 
 __all__ = ["Generator", "pool"]
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90
 PATIENCE = 150.0
-SHARED = "valid: a folder that all nodes share, or an address of fsspec"
 #: columns that are added to a row
 COLUMNS = {"text": "string", "finish_reason": "string", "new_tokens": "int64", "went_on_at": "int64"}
 COLUMNS |= {"node": "string", "error": "string"}
@@ -72,9 +69,7 @@ class Generator:
     a process dies.
 
     Args:
-        out: a folder that is there and that all nodes see, with a run's folder for each row; or an fsspec
-            address, such as ``s3://bucket/texts``: journals are written on the node and copied there as they
-            grow, at most every ten seconds; what a lost node had not copied is written again, the same.
+        out: a folder that is there and that all nodes see, with a run's folder for each row.
         model: as for ``LLM``.
         loading: other arguments of ``LLM``.
         at_once: concurrent sequences.
@@ -98,14 +93,14 @@ class Generator:
         from tokenswift.engine.scheduler import Scheduler
 
         self._node, cores = _place()
-        if not is_address(out) and not Path(out).is_dir():
-            raise InputError(f"out is {str(out)!r}: node {self._node} does not see it; {SHARED}")
+        if not Path(out).is_dir():
+            seen = f"out is {str(out)!r}: node {self._node} does not see it"
+            raise InputError(f"{seen}; valid: a folder that all nodes share")
         self._llm = LLM(model, **{"threads": cores, **(loading or {})})
         self._fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
         self._sampling, self._settings = sampling, settings
         self._usual("")  # what is wrong with it is said now
-        self._copies = Copies(str(out)) if is_address(out) else None
-        self._out = Path(out) if self._copies is None else self._copies.folder
+        self._out = Path(out)
         self._scheduler = Scheduler(self._llm, at_once)
 
     def _usual(self, prompt: Any) -> SamplingParams:
@@ -141,8 +136,6 @@ class Generator:
         """Have it run, as soon as nobody else writes its folder."""
         end = time.monotonic() + PATIENCE
         while True:
-            if self._copies is not None:
-                self._copies.begin(folder.name)
             known = len(folders.load(folder)[1].tokens) if folders.has_run(folder) else 0
             try:
                 return self._scheduler.submit(request), known
@@ -157,14 +150,10 @@ class Generator:
         try:
             if isinstance(begun, Exception):
                 raise begun
-            request, ticket, known = begun
-            name = Path(request.run_dir or "").name
+            _, ticket, known = begun
             for _ in ticket.steps():  # they are kept until somebody takes them
-                if self._copies is not None:
-                    self._copies.grow(name)
+                pass
             result = ticket.result
-            if self._copies is not None:
-                self._copies.end(name)
         except Exception as error:
             return made | {"error": " ".join(str(error).split()) or type(error).__name__}
         made |= {"text": result.text, "finish_reason": result.finish_reason}

@@ -25,11 +25,6 @@ MOST_CONFIG, MOST_TOKENIZER, MOST_INDEX = 1 << 24, 1 << 26, 1 << 26
 MOST_DEPTH, MOST_FIELDS = 64, 4096
 
 
-def is_address(name: object) -> bool:
-    """Whether a name is an address of fsspec, such as ``s3://bucket/texts``, and no path."""
-    return isinstance(name, str) and "://" in name
-
-
 def read_small(path: Path, most: int = 1 << 20) -> bytes:
     """The content of a regular file of at most ``most`` bytes; never waits, whatever is there.
 

@@ -131,7 +131,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     "runs": [
         ("none", "no such folder"),
         ("--json full .", "--json full"),
-        *((f"{name} {how}", name) for name in ("none", "full") for how in ("--text", "--report")),
+        *((f"{name} --text", name) for name in ("none", "full")),
     ],
     "demo": [("--json full", "--json full"), ("--dtype int4", "--dtype is 'int4'")],
     "audit": [

@@ -1,4 +1,4 @@
-"""The commands around runs: generate --run-dir, resume, runs, plan, report; signals, and what is kept."""
+"""The commands around runs: generate --run-dir, resume, runs, plan; signals, and what is kept."""
 
 from __future__ import annotations
 
@@ -139,23 +139,12 @@ def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
     assert len(json.loads(cli("resume", "r", "--json").out)["token_ids"]) == 9
 
 
-def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
+def test_a_list_and_the_text(cli: Call, tiny: Path, tmp_path: Path) -> None:
     cli("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
-    done = cli("runs", "run", "--report")
-    assert done.code == 0 and done.out == "" and done.err.endswith("report.html, 1 run\n")
-    page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
-    assert '<th scope="row">sampling seed</th><td>4</td>' in page
     shown = cli("runs")
     assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run   finished (length) ")
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
     text = cli("runs", "run", "--text")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()
-    assert cli("resume", "run", "--max-new-tokens", "61", "--quiet").code == 0
-    assert cli("runs", "run", "--report", "--quiet").code == 0
-    page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
-    assert "Run run: 61 tokens" in page and "<td>2</td>" in page  # sessions
-    assert cli("runs", "run", "--report", "page.html", "--quiet").err == ""
-    assert (tmp_path / "cwd/page.html").exists()
     (tmp_path / "cwd/empty").mkdir()
-    assert "holds no run" in cli("runs", "empty", "--report").error
+    assert "holds no run" in cli("runs", "empty", "--text").error

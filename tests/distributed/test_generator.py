@@ -108,34 +108,6 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
 
 
-def test_at_an_address_journals_are_copied_and_gone_on_with(
-    make: Callable[..., Generator], chatty: Path, tmp_path: Path, own_cache: Path
-) -> None:
-    """A node's own copy is taken where it is further; else the one at the address, wherever it was cut."""
-    there = tmp_path / "there"
-    known = begin(chatty, ROWS[0], there / "a", 5)
-    begin(chatty, ROWS[0], there / "a", 4)
-    whole = (there / "a" / "journal").read_bytes()
-    (there / "a" / "journal").write_bytes(whole[:-5])  # a torn tail
-    for path in (there / "a").iterdir():
-        if path.name != "journal":
-            path.unlink()
-    actor = make(f"file://{there}")
-    assert actor._copies is not None
-    short = begin(chatty, ROWS[3], there / "d", 2)
-    longer = begin(chatty, ROWS[3], actor._copies.folder / "d", 6)
-    rows = actor(table([ROWS[0], ROWS[3]])).to_pylist()
-    assert rows[0]["went_on_at"] == known and short < longer == rows[1]["went_on_at"]
-    for row, given in zip(rows, (ROWS[0], ROWS[3]), strict=True):
-        expected = alone(chatty, given)
-        assert row["text"] == expected.text and row["error"] is None
-        assert folders.load(there / given["id"])[1].tokens == expected.token_ids
-        assert (there / given["id"] / "text.txt").read_bytes().decode("utf-8") == expected.text
-        assert not (actor._copies.folder / given["id"]).exists()
-    (again,) = make(f"file://{there}")(table(ROWS[:1])).to_pylist()
-    assert again["went_on_at"] == 30 and again["text"] == rows[0]["text"]
-
-
 def test_a_node_that_does_not_see_the_folder_is_named(chatty: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"):
         Generator(tmp_path / "other", str(chatty), loading={"threads": 1})

@@ -25,7 +25,7 @@ def test_an_unfinished_record_of_every_length(tmp_path: Path, zeros: int) -> Non
     """However much of the last record is there: the records before it are whole, the rest is cut off."""
     path, data = made(tmp_path)
     last = data.rindex(b"\n", 0, -1) + 1
-    for end in range(last, len(data)):
+    for end in range(last, len(data), 3):
         path.write_bytes(data[:end] + b"\0" * zeros)
         contents = journal.read(path)
         assert contents.records == RECORDS[:2] and contents.good == last and contents.damaged == 0

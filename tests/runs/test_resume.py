@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -94,8 +95,8 @@ def test_a_stop_string_across_the_interruption(llm: LLM, tmp_path: Path, cut: in
 
 
 @pytest.mark.parametrize("reason", ["stop", "eos", "length"])
-def test_killed_before_the_end_was_written(llm: LLM, tmp_path: Path, reason: str) -> None:
-    """All tokens are there, the record of the end is not: nothing is added to the text."""
+def test_killed_before_the_text_was_written(llm: LLM, tmp_path: Path, reason: str) -> None:
+    """All tokens are there, the text file is not: nothing is added to the text."""
     plain = llm.generate("hello", **CALL)
     call: dict[str, Any] = {**CALL}
     if reason == "stop":
@@ -107,52 +108,37 @@ def test_killed_before_the_end_was_written(llm: LLM, tmp_path: Path, reason: str
         call["ignore_eos"] = False
     whole = llm.generate("hello", **call, run_dir=tmp_path / "run")
     assert whole.finish_reason == reason
-    path = tmp_path / "run" / "journal"
-    data = path.read_bytes()
-    path.write_bytes(data[: data.rindex(b"\n", 0, -1) + 1])
     (tmp_path / "run" / "text.txt").unlink()
     found = tokenswift.resume(tmp_path / "run", llm=llm)
     assert (found.token_ids, found.text, found.finish_reason) == (whole.token_ids, whole.text, reason)
     assert texts(tmp_path / "run") == {"text.txt": whole.text}
-    assert folders.load(tmp_path / "run")[1].end is not None
 
 
-def test_text_that_the_user_has_edited_stays(
-    llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Before the end and after it: every edit is kept under another name; an end that grew is no edit."""
+def test_text_that_the_user_has_edited_is_kept(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 30, strategy="autoregressive")
     (folder / "text.txt").write_text("mine", encoding="utf-8")
     done = tokenswift.resume(folder, llm=llm)
-    assert texts(folder) == {"text.edited-1.txt": "mine", "text.txt": done.text}
-    assert "text.txt was changed" in caplog.text and "text.edited-1.txt" in caplog.text
-    longer = tokenswift.resume(folder, max_new_tokens=100, llm=llm).text
-    assert texts(folder) == {"text.edited-1.txt": "mine", "text.txt": longer}
-    (folder / "text.txt").write_text("mine, too", encoding="utf-8")
-    longer = tokenswift.resume(folder, max_new_tokens=120, llm=llm).text
-    edits = {"text.edited-1.txt": "mine", "text.edited-2.txt": "mine, too"}
-    assert texts(folder) == {**edits, "text.txt": longer}
+    assert texts(folder) == {"text.old": "mine", "text.txt": done.text}
+    longer = tokenswift.resume(folder, max_new_tokens=100, llm=llm).text  # an end that grew is no edit
+    assert texts(folder) == {"text.old": "mine", "text.txt": longer}
 
 
-def test_damage_is_refused_and_what_is_good_offered(llm: LLM, tmp_path: Path) -> None:
+def test_damage_is_refused_and_what_is_good_said(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for _ in range(3):
         begin(llm, folder, 12, strategy="autoregressive")
-    contents, state = folders.load(folder)
+    state = folders.load(folder)[1]
     data = bytearray((folder / "journal").read_bytes())
     ends = [i for i, byte in enumerate(data) if byte == 10]
     data[ends[-2] - 20] ^= 1
     (folder / "journal").write_bytes(data)
-    good = sum(len(record.get("ids", ())) for record in contents.records[:-2])
-    line = f"damaged at byte {ends[-3] + 1} .record {len(contents.records) - 1}.; the {good} tokens"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError, match="journal is damaged at byte .*; the 24 tokens before") as caught:
         tokenswift.resume(folder, llm=llm)
-    assert (folder / "journal").read_bytes() == data
-    found = tokenswift.resume(folder, llm=llm, drop_damaged=True)
-    assert found.token_ids == llm.generate("hello", **CALL).token_ids
-    assert (folder / "journal.damaged-1").read_bytes() == data[ends[-3] + 1 :]
-    assert 0 < good < len(state.tokens)
+    assert (folder / "journal").read_bytes() == data and 24 < len(state.tokens)
+    command = str(caught.value).rpartition("(")[2].rstrip(")")
+    subprocess.run(command.split(), check=True)
+    assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids
 
 
 # ---- what is kept and told --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenswift.cli import options, output
 from tokenswift.cli.declare import add_options, command, option
@@ -15,9 +15,6 @@ from tokenswift.cli.generate import Text, write
 from tokenswift.cli.terminal import Stages, say, table
 from tokenswift.config import LoadConfig
 from tokenswift.words import counted
-
-if TYPE_CHECKING:
-    from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
 
@@ -29,12 +26,10 @@ class Longer:
     Attributes:
         run_dir: the run's folder
         max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
-        drop_damaged: use the good part of a damaged journal, and keep the rest in a file beside it
     """
 
     run_dir: str = option(metavar="DIR", place=True)
     max_new_tokens: int | None = option(None, least=1)
-    drop_damaged: bool = option(False)
 
 
 @dataclass(frozen=True)
@@ -45,13 +40,10 @@ class Listed(options.Record):
         folder: a run's folder, or one that has such folders in it; default: the current folder
         text: write the whole text of the run, or the text so far, to this file; with - or no FILE, to
             standard output
-        report: write a page to this file: figures, and of one run its text, each token marked by its source;
-            with no FILE, report.html in the folder
     """
 
     folder: str = option(".", "DIR", place=True, nargs="?")
     text: str | None = option(None, "FILE", nargs="?", const="-")
-    report: str | None = option(None, "FILE", nargs="?", const="")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -64,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, LoadConfig, ("threads",))
     add_options(parser, options.Record)
     add_options(parser, options.Shown, ("verbose",))
-    add_options(command(subparsers, "runs", list_runs, "list runs, print or report one", "[DIR]"), Listed)
+    add_options(command(subparsers, "runs", list_runs, "list runs, or print one", "[DIR]"), Listed)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -76,7 +68,7 @@ def resume(args: argparse.Namespace) -> int:
     LoadConfig(threads=args.threads)
     record = output.check_record(args.json)
     folder = Path(args.run_dir).expanduser()
-    state = folders.load(folder)[1] if args.drop_damaged else folders.load_whole(folder)
+    state = folders.load_whole(folder)
     longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
     if state.end is not None and record is None and not (longer and state.end.reason == "length"):
         made = f"{counted(len(state.tokens), 'token')}, {output.ENDINGS[state.end.reason]}"
@@ -89,7 +81,7 @@ def resume(args: argparse.Namespace) -> int:
 
         from tokenswift.engine.journal import reload, request_of
 
-        request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         llm = reload(state, stages)
@@ -103,42 +95,25 @@ def resume(args: argparse.Namespace) -> int:
 
 def list_runs(args: argparse.Namespace) -> int:
     """List the runs that were kept with generate --run-dir, with state and figures; or print the text of one
-    (--text), or write a page about them (--report). No model is needed."""
-    from tokenswift.runs.report import COLUMNS, cells, page, summaries
+    (--text). No model is needed."""
+    from tokenswift.runs import folder as folders
+    from tokenswift.runs.report import COLUMNS, cells, summaries
 
     folder = Path(args.folder).expanduser()
     record, text = output.check_record(args.json), output.check_record(args.text, "--text")
     if text is not None:
-        state = _state(folder)
+        contents, state = folders.load(folder)
+        if contents.damaged:
+            line = "the journal is damaged at byte %d; what is before it is taken"
+            logger.warning(line, contents.good)
         end = "\n" if text == output.STDOUT and sys.stdout.isatty() else ""
-        output.write_text(text, _utf8(state.text + state.tail) + end)
+        whole = (state.text + state.tail).encode("utf-8", errors="replace").decode("utf-8")
+        output.write_text(text, whole + end)
         return 0
     rows = summaries(folder)
-    if args.report is not None:
-        alone = [row["run"] for row in rows] in ([], [str(folder)])
-        path = Path(args.report).expanduser() if args.report else folder / "report.html"
-        html = page(rows, folder.resolve().name, _state(folder) if alone else None)
-        output.check_writable("--report", path)
-        output.write_text(path, _utf8(html))
-        logger.info("%s, %s", path, counted(len(rows), "run"))
-        return 0
     if record is not None:
         output.write_json(record, *rows)
     if record != output.STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
         say((table(COLUMNS, lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
     return 0
-
-
-def _state(folder: Path) -> RunState:
-    """A run as its journal has it, up to where that is damaged."""
-    from tokenswift.runs import folder as folders
-
-    contents, state = folders.load(folder)
-    if contents.damaged:
-        logger.warning("the journal is damaged at byte %d; what is before it is taken", contents.good)
-    return state
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", errors="replace").decode("utf-8")

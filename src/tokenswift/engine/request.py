@@ -65,7 +65,6 @@ class Request:
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
     on_loop: str = "report"
     run_dir: str | os.PathLike[str] | None = None
-    drop_damaged: bool = False
     on_progress: OnProgress | None = None
     logprobs: int | None = None
     logprobs_mode: str = "processed_logprobs"
@@ -128,8 +127,7 @@ class Request:
         if not isinstance(self.sampling, SamplingParams):
             valid = "None, or an object such as SamplingParams(seed=7)"
             raise InputError(f"sampling is {shown(self.sampling)}; valid: {valid}", "sampling")
-        for name in ("ignore_eos", "drop_damaged"):
-            keep_field(self, name, check_flag(name, getattr(self, name)))
+        keep_field(self, "ignore_eos", check_flag("ignore_eos", self.ignore_eos))
         if self.sampling.grammar is not None:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):

@@ -28,7 +28,7 @@ from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import PREFILL
 from tokenswift.models.decoder import savings
 from tokenswift.runs.loop import LoopGuard
-from tokenswift.runs.state import RunState
+from tokenswift.runs.state import End, RunState
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.drafters.base import MARKS, mark_of
 from tokenswift.spec.methods import STRATEGIES, drafts_from
@@ -160,7 +160,7 @@ class Sequence(TokenSequence):
     def open(self) -> None:
         """Begin the journal or go on with it, where there is one."""
         if self.journal is not None:
-            self.journal.begin()
+            self.journal.begin(self.finish_reason is not None)
 
     def restore(self, state: RunState) -> None:
         """Go on where a run's journal ends."""
@@ -235,11 +235,12 @@ class Sequence(TokenSequence):
         self.sources.update(step.sources)
         self.logprobs += step.logprobs
         self._written.append(step.text)
+        stream, tail = self.detokenizer.state(), self._release()
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
-            newest |= {"stream": self.detokenizer.state(), "loop": self.guard.first}
-            self.journal.add(step, newest)
-        return replace(step, text=step.text + self._release())
+            end = None if self.finish_reason is None else End(self.finish_reason, tail)  # type: ignore[arg-type]
+            self.journal.add(step, {**newest, "stream": stream, "loop": self.guard.first, "end": end})
+        return replace(step, text=step.text + tail)
 
     def _piece(self, token: int) -> str:
         """The text that a new token releases; says whether the text ends with it."""
@@ -267,7 +268,7 @@ class Sequence(TokenSequence):
     def finish(self) -> None:
         """Write the end to the journal, where there is one."""
         if self.journal is not None:
-            self.journal.finish(self.finish_reason or "length", self.tail)
+            self.journal.finish(self.tail)
 
     def close(self) -> None:
         """Let go of memory and journal, wherever it is; what was kept of it stays."""

@@ -1,35 +1,32 @@
 """A run's folder: its lock, its journal and its text file.
 
-====================  ===========================================================================
-``journal``           everything, see `runs.journal`
-``text.txt``          the text, when it has ended
-``text.edited-1.txt`` what the user had made of it, when the run wrote it anew; and so on
-``lock``              held by the process that writes; the system lets go of it when that one dies
-====================  ===========================================================================
+=============  ===========================================================================
+``journal``    everything, see `runs.journal`
+``text.txt``   the text, when it has ended
+``text.old``   what stood there before, where it was no beginning of the text
+``lock``       held by the process that writes; the system lets go of it when that one dies
+=============  ===========================================================================
 
-A folder may come from anybody: links in it, and what is no regular file, are refused.
+A folder may come from anybody: of these files, links and what is no regular file are refused.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import time
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from tokenswift.config import shown
 from tokenswift.runs import journal
-from tokenswift.runs.journal import check_entries, open_regular, read_regular, write_whole
-from tokenswift.runs.state import RunState, replay
+from tokenswift.runs.journal import check_regular, open_regular, read_regular, write_whole
+from tokenswift.runs.state import Record, RunState, replay
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
-logger = logging.getLogger("tokenswift")
-JOURNAL, LOCK, TEXT = "journal", "lock", "text.txt"
+JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
 
 
@@ -75,30 +72,23 @@ def is_locked(folder: Path) -> bool:
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a folder holds a journal, whatever is in it.
-
-    Raises:
-        InputError: it cannot be read, or holds something else than files and folders.
-    """
-    try:
-        return JOURNAL in check_entries(folder)
-    except NotADirectoryError:
-        return False
-    except OSError as error:
-        raise InputError(
-            f"run_dir {folder} cannot be read ({error.strerror or error}); valid: a run's folder"
-        ) from error
+    """Whether a folder holds a journal, whatever is in it."""
+    return os.path.lexists(folder / JOURNAL)
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder for a new run that holds anything (but what is left of a run that died at once).
+    """Refuse a folder that holds other things than a run (or what is left of one that died at once), or links
+    in place of its files.
 
     Raises:
         InputError: naming what is there.
         OSError: as the system says.
     """
+    for name in (JOURNAL, LOCK, TEXT):
+        check_regular(folder / name)
     left = re.compile(rf"{LOCK}|{JOURNAL}\.\d+\.part")
-    names = [name for name in check_entries(folder) if not left.fullmatch(name)]
+    found = sorted(os.listdir(folder)) if folder.is_dir() else []
+    names = [name for name in found if not left.fullmatch(name)]
     if names and JOURNAL not in names:
         raise InputError(
             f"run_dir is {str(folder)!r}: it holds {shown(names[0])} and no run; valid: a new or an empty "
@@ -115,7 +105,7 @@ def load(folder: Path) -> tuple[journal.Contents, RunState]:
     path = folder / JOURNAL
     if not has_run(folder):
         raise InputError(f"run_dir {folder} holds no run; valid: a folder made with --run-dir")
-    contents = journal.read(path)
+    contents = journal.read(path, Record)
     return contents, replay(contents.records, str(path))
 
 
@@ -123,50 +113,29 @@ def load_whole(folder: Path) -> RunState:
     """The state of a run whose journal is not damaged.
 
     Raises:
-        InputError: as :func:`load`; or what is good of it, and what --drop-damaged would drop.
+        InputError: as :func:`load`; or what is good of it, and how to keep that.
     """
     contents, state = load(folder)
     if contents.damaged:
+        path = folder / JOURNAL
         before = counted(len(state.tokens), "token before it is", "tokens before it are")
         raise InputError(
-            f"{folder / JOURNAL} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
-            f"the {before} good; valid: --drop-damaged goes on from there "
-            f"and keeps the {counted(contents.damaged, 'byte')} behind it in a file of their own"
+            f"{path} is damaged at byte {contents.good} (record {len(contents.records) + 1}); the {before} "
+            f"good; valid: the file up to there (truncate -s {contents.good} {path})"
         )
     return state
 
 
-def drop_damaged(folder: Path) -> None:
-    """Cut a damaged journal after its last good record; what is behind goes to ``journal.damaged-N``."""
-    path, contents = folder / JOURNAL, load(folder)[0]
-    if contents.damaged:
-        data = read_regular(path)
-        write_whole(_unused(folder, "journal.damaged-{}"), data[contents.good :])
-        write_whole(path, data[: contents.good])
+def write_text(folder: Path, text: str) -> None:
+    """Write the text of a run that has ended. Another one that is there, as somebody may have edited it, is
+    kept beside it.
 
-
-def _unused(folder: Path, name: str) -> Path:
-    """A path with a number in its name that no file has."""
-    paths = (folder / name.format(number) for number in count(1))
-    return next(path for path in paths if not os.path.lexists(path))
-
-
-def write_text(folder: Path, text: str, before: str) -> None:
-    """Write the text of a run that has ended. A file that somebody has edited is kept under another name.
-
-    Args:
-        folder: the run's.
-        text: all of it.
-        before: what an earlier end of the run wrote.
     Raises:
         InputError: something else than a regular file is there.
         OSError: as the system says.
     """
     path, data = folder / TEXT, text.encode("utf-8", errors="replace")
     with suppress(FileNotFoundError):
-        found = read_regular(path)
-        if not data.startswith(found) and found != before.encode("utf-8", errors="replace"):
-            kept = _unused(folder, "text.edited-{}.txt")
-            os.rename(path, kept)
-            logger.warning("%s was changed since it was written: it is kept as %s", path, kept)
+        if not data.startswith(read_regular(path)):
+            os.replace(path, folder / OLD)
     write_whole(path, data)

@@ -1,5 +1,5 @@
 """The journal of a run: an append-only file of checksummed records. And the regular files of its folder,
-which may come from anybody: nothing else may be there, and nothing is reached through a link.
+which may come from anybody: nothing is reached through a link.
 
 The first line names the minor version of the library that wrote it; others refuse it. Every further line is
 one record::
@@ -12,12 +12,11 @@ one JSON object without a raw newline.
 
 One rule says what counts: the longest prefix of whole records. A killed process or a power cut leaves the
 beginning of one record behind it, which the next one overwrites; whatever else is there is *damage*, which
-stays until the user drops it.
+stays until the user cuts it off.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -29,6 +28,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenswift.config import shown
 from tokenswift.files import sync
 from tokenswift.types import InputError
@@ -38,8 +39,6 @@ VERSION = ".".join(__version__.split(".")[:2])
 MAGIC = b"tokenswift journal "
 FIRST = MAGIC + VERSION.encode() + b"\n"
 HEAD = 18  # two numbers of eight digits, each with a blank
-
-Record = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -53,29 +52,31 @@ class Contents:
         checksum: that of the last record, for the next one.
     """
 
-    records: list[Record]
+    records: list[Any]
     good: int
     damaged: int
     checksum: int
 
 
-def encode(records: Sequence[Record], checksum: int) -> tuple[bytes, int]:
+def encode(records: Sequence[Any], checksum: int) -> tuple[bytes, int]:
     """Records as lines behind a record with a checksum, and the last one's checksum."""
     lines = []
     for record in records:
-        payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        data = payload.encode("utf-8", errors="surrogatepass")
+        data = msgspec.json.encode(record)
         length = b"%08x" % len(data)
         checksum = zlib.crc32(data, zlib.crc32(length, checksum))
         lines.append(b"%s %08x %s\n" % (length, checksum, data))
     return b"".join(lines), checksum
 
 
-def decode(data: bytes, name: str = "the journal") -> Contents:
+def decode(data: bytes, kind: Any = dict[str, Any], name: str = "the journal") -> Contents:
     """The records of a journal's bytes.
 
+    Args:
+        kind: type of a record, by which it is checked.
+        name: of the journal, for messages.
     Raises:
-        InputError: no journal, or one of another version.
+        InputError: no journal, one of another version, or a whole record that is not of the type.
     """
     line = data[: data.find(b"\n") + 1]
     if line != FIRST:
@@ -83,16 +84,21 @@ def decode(data: bytes, name: str = "the journal") -> Contents:
         if found:
             raise InputError(f"{name} is of version {found[1].decode()}; valid: version {VERSION}")
         raise InputError(f"{name} is not a journal of tokenswift; valid: one made with --run-dir")
-    records: list[Record] = []
+    records: list[Any] = []
     at, checksum = len(FIRST), 0
     while (found := _one(data, at, checksum)) is not None:
-        record, at, checksum = found
-        records.append(record)
+        payload, at, checksum = found
+        try:
+            records.append(msgspec.json.decode(payload, type=kind))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            why = "".join(filter(str.isprintable, str(error)))[:200]
+            wrong = f"record {len(records) + 1}, {why}"
+            raise InputError(f"{name} holds what no run writes ({wrong}); valid: a run's journal") from None
     rest = data[at:]
     return Contents(records, at, 0 if _is_unfinished(rest) else len(rest), checksum)
 
 
-def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
+def _one(data: bytes, at: int, checksum: int) -> tuple[bytes, int, int] | None:
     """The record at a place, the place behind it and its checksum; None when there is no whole one."""
     try:
         length = int(data[at : at + 8], 16)
@@ -102,11 +108,7 @@ def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
     found = zlib.crc32(data[start:end], zlib.crc32(data[at : at + 8], checksum))
     if data[end : end + 1] != b"\n" or data[at:start] != b"%08x %08x " % (length, found):
         return None
-    try:
-        record = json.loads(data[start:end].decode("utf-8", errors="surrogatepass"))
-    except (ValueError, RecursionError):
-        return None
-    return (record, end + 1, found) if isinstance(record, dict) else None
+    return data[start:end], end + 1, found
 
 
 def _is_unfinished(rest: bytes) -> bool:
@@ -117,20 +119,20 @@ def _is_unfinished(rest: bytes) -> bool:
     return inside and b"\n" not in rest
 
 
-def read(path: Path) -> Contents:
+def read(path: Path, kind: Any = dict[str, Any]) -> Contents:
     """The contents of a journal file.
 
     Raises:
-        InputError: it cannot be read, is no regular file, no journal, or one of another version.
+        InputError: as :func:`decode`, or it cannot be read, or is no regular file.
     """
     try:
         data = read_regular(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}); valid: a journal") from error
-    return decode(data, str(path))
+    return decode(data, kind, str(path))
 
 
-def create(path: Path, records: Sequence[Record]) -> None:
+def create(path: Path, records: Sequence[Any]) -> None:
     """Make a journal with its first records: whole or not at all.
 
     Raises:
@@ -148,7 +150,6 @@ class Appender:
     """
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self.path = path
         self._checksum, self._good = contents.checksum, contents.good
         self._file = open_regular(path, os.O_WRONLY)
         self._cut()
@@ -157,7 +158,7 @@ class Appender:
         os.ftruncate(self._file.fileno(), self._good)
         self._file.seek(self._good)
 
-    def append(self, *records: Record) -> None:
+    def append(self, *records: Any) -> None:
         """Write and sync records. After a failure the file is as it was before.
 
         Raises:
@@ -166,7 +167,6 @@ class Appender:
         data, checksum = encode(records, self._checksum)
         try:
             write_all(self._file, data)
-            sync(self._file.fileno())
         except OSError:
             self._cut()
             raise
@@ -178,64 +178,41 @@ class Appender:
         self._file.close()
 
 
-def check_entries(folder: Path) -> list[str]:
-    """The names in a run's folder, sorted; none where there is no folder.
+# ---- regular files --------------------------------------------------------------------------------
+
+
+def check_regular(path: Path, handle: int | None = None) -> None:
+    """Refuse what is there (or open) unless it is a regular file of that name alone; nothing may be there.
 
     Raises:
-        InputError: a link, a pipe, a device or a socket is among them.
-        OSError: as the system says.
-    """
-    try:
-        found = sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    for path in found:
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            check_regular(path)
-    return [path.name for path in found]
-
-
-def check_regular(path: Path) -> None:
-    """Refuse what is there unless it is a regular file; nothing may be there.
-
-    Raises:
-        InputError: naming what it is.
+        InputError: naming it.
     """
     with suppress(FileNotFoundError):
-        _check(path, os.lstat(path), False)
+        found = os.lstat(path) if handle is None else os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            what = "a link" if stat.S_ISLNK(found.st_mode) or found.st_nlink > 1 else "no regular file"
+            raise InputError(
+                f"run_dir {path.parent} holds {shown(path.name)}, which is {what}; valid: a folder of a "
+                f"run's own files, regular ones"
+            )
 
 
 def open_regular(path: Path, flags: int) -> FileIO:
     """A regular file, open for reading or for writing.
 
     Raises:
-        InputError: it is none, or it is to be written and has a second name.
+        InputError: it is none, or has a second name.
         OSError: as the system says.
     """
     check_regular(path)  # opening a device or a pipe can have effects of its own
     reads = flags & os.O_ACCMODE == os.O_RDONLY
     file = FileIO(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "rb" if reads else "wb")
     try:
-        _check(path, os.fstat(file.fileno()), not reads)
-    except BaseException:
+        check_regular(path, file.fileno())
+    except InputError:
         file.close()
         raise
     return file
-
-
-def _check(path: Path, found: os.stat_result, writes: bool) -> None:
-    what = None
-    if stat.S_ISLNK(found.st_mode):
-        what = "a link"
-    elif not stat.S_ISREG(found.st_mode):
-        what = "no regular file"
-    elif writes and found.st_nlink > 1:
-        what = "one file with another (a hard link)"
-    if what is not None:
-        raise InputError(
-            f"run_dir {path.parent} holds {shown(path.name)}, which is {what}; valid: a folder of a "
-            f"run's own files, regular ones"
-        )
 
 
 def read_regular(path: Path) -> bytes:
@@ -248,7 +225,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write bytes to a file, however many the system takes at a time.
+    """Write bytes to a file, however many the system takes at a time, and sync it.
 
     Raises:
         OSError: as the system says (no space left).
@@ -256,6 +233,7 @@ def write_all(file: FileIO, data: bytes) -> None:
     at = 0
     while at < len(data):
         at += file.write(data[at:])
+    sync(file.fileno())
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -271,7 +249,6 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         with open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             write_all(file, data)
-            sync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

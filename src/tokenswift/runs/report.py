@@ -1,34 +1,21 @@
-"""What lists and reports say of runs: their figures, and one HTML page with a list of them and, of one alone,
-its settings and its text.
-
-A page has no scripts and makes no requests. Where a token of the text came from is its colour and underline
-(the target's own tokens have none).
-"""
+"""What lists say of runs: their state and figures."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tokenswift.metrics import PREFILL, decoding
 from tokenswift.runs import folder as folders
-from tokenswift.runs.state import RunState
-from tokenswift.spec.drafters.base import mark_of
-from tokenswift.types import DraftSource, InputError
-from tokenswift.words import counted
+from tokenswift.types import InputError
 
 LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
 #: columns of a list of runs, see :func:`cells`
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "sessions", "loop from", "model", "strategy")
 COLUMNS += ("last written",)
-#: control characters, which a page may not have
-_BAD = {code: 0xFFFD for code in (*range(9), 11, 12, *range(14, 32), 127)}
 
 
 def summaries(folder: Path) -> list[dict[str, Any]]:
@@ -94,42 +81,3 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "strategy": row["strategy"],
         "last written": row["written"],
     }
-
-
-def page(rows: Sequence[Mapping[str, Any]], name: str, state: RunState | None = None) -> str:
-    """The report of runs.
-
-    Args:
-        rows: their figures, as :func:`summary_of` gives them.
-        name: of the run, or of the folder that holds them, for the title.
-        state: the run, where there is one: its settings and text are shown, too.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    done, tokens = (sum(row.get(key, 0) for row in rows) for key in ("finished", "tokens"))
-    title = f"Runs in {name}: {done:,} of {len(rows):,} finished, {counted(tokens, 'token')}"
-    if state is not None:
-        title = f"Run {name}: {counted(tokens, 'token')}, {rows[0]['state']}"
-    shown = [{**cells(row), "run": Path(row["run"]).name or name} for row in rows]
-    environment = Environment(
-        loader=PackageLoader("tokenswift.runs"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value.translate(_BAD) if isinstance(value, str) else value,
-    )
-    values: dict[str, Any] = {"title": title, "columns": COLUMNS, "run": state}
-    values["rows"] = [[row.get(column, "") for column in COLUMNS] for row in shown]
-    if state is not None:
-        values["marks"] = [(mark_of(one), state.sources.count(one)) for one in sorted(set(state.sources))]
-        values["settings"] = [msgspec.to_builtins(one) for one in (state.header.identity, state.session)]
-        values["stretches"] = _stretches(state)
-    return environment.get_template("page.html").render(values).strip() + "\n"
-
-
-def _stretches(state: RunState) -> Iterator[tuple[DraftSource, str]]:
-    """The text in stretches of tokens of one source."""
-    at = 0
-    for letter, run in groupby(range(len(state.sources)), key=lambda i: state.sources[i]):
-        length = sum(state.chars[i] for i in run)
-        yield mark_of(letter), state.text[at : at + length]
-        at += length

@@ -1,24 +1,22 @@
 """Where a run stands, from its journal: tokens and text so far, figures, and how it ended.
 
 Kinds of records (key ``kind``): ``header``, the first; ``session``, each time a process begins to write;
-``tokens``; ``end``. What they may hold is said by name, type and range; nothing else is read, for a run's
-folder may come from anybody. So no field is a path that is written to, and words that reach a terminal hold
-no control characters.
+``tokens``, the last of which says how the text ended. What they may hold is said by name, type and range;
+nothing else is read, for a run's folder may come from anybody. So no field is a path that is written to, and
+words that reach a terminal hold no control characters.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice
 from tokenswift.config import ADJUSTING, OPTIONS, SamplingParams, shown
-from tokenswift.runs.journal import Record
 from tokenswift.spec.drafters.base import MARKS
 from tokenswift.types import InputError, Loop, Step
 
@@ -27,17 +25,8 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 When = Annotated[float, Meta(ge=0, lt=253_402_000_000)]  # Unix time, up to the year 9999
-T = TypeVar("T")
 Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
-
-#: words for parts of a run's identity: of the long ones it is only said that they differ
-LONG = {
-    "config": "the model's config",
-    "weights": "the model's weights",
-    "tokenizer": "the tokenizer",
-    "prompt": "the prompt",
-}
-SHORT = {"eos": "the end-of-text tokens (ignore_eos)", "rope": "rope_scaling"}
+LONG = ("config", "weights", "tokenizer", "prompt")  # of these it is only said that they differ
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,10 +118,17 @@ class Stream(Strict):
     stopped: bool
 
 
+class End(Strict):
+    """How a text ended: ``tail`` is text that was held back."""
+
+    reason: Literal["length", "eos", "stop", "loop"]
+    tail: str
+
+
 class Tokens(Strict, tag_field="kind", tag="tokens"):
     """Accepted tokens: a letter (source) and a number of characters for each, and their text; figures of each
     step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase and draft passes of the
-    run so far; the detokeniser's state behind them; the first loop seen."""
+    run so far; the detokeniser's state behind them; the first loop seen; the end, where they are the last."""
 
     ids: list[Token]
     sources: Annotated[str, Meta(pattern=r"^[thncger]*\Z")]
@@ -143,6 +139,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     passes: Count
     stream: Stream
     loop: Loop | None = None
+    end: End | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.sources), len(self.chars), sum(step[0] for step in self.steps)}
@@ -150,26 +147,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
             raise ValueError("ids, sources, chars, text and steps do not fit each other")
 
 
-class End(Strict, tag_field="kind", tag="end"):
-    """The run ended: ``tail`` is text that was held back."""
-
-    reason: Literal["length", "eos", "stop", "loop"]
-    tail: str
-    time: When
-
-
-def typed(record: dict[str, Any], kind: type[T] | UnionType) -> T:
-    """A record as one of some kinds.
-
-    Raises:
-        ValueError: in one line, what is wrong with it, and where.
-    """
-    try:
-        return msgspec.convert(record, kind)
-    except (ValueError, TypeError, RecursionError) as error:  # also of names that are half a character
-        text = "".join(filter(str.isprintable, str(error).encode("ascii", "backslashreplace").decode()))
-        found = re.fullmatch(r"(.*?) - at `\$\.?(.*)`", text)
-        raise ValueError(f"{found[2]}: {found[1]}"[:200] if found else text[:200]) from None
+Record: TypeAlias = Header | Session | Tokens
 
 
 def sources_of(step: Step) -> str:
@@ -192,7 +170,7 @@ class RunState:
         passes: draft passes.
         stream: state of the detokeniser, None before the first token.
         loop: the first loop that was seen.
-        end: the record that ended it, None while it goes on; forgotten when more tokens follow.
+        end: how it ended; None while it goes on.
     """
 
     header: Header
@@ -225,18 +203,9 @@ class RunState:
             most: new tokens at most, now.
             on_loop: what a loop does, now.
         """
-        identity, loop = self.header.identity, self.loop
-        if self.stream is not None and self.stream["stopped"]:
-            return "stop"
-        if self.tokens and self.tokens[-1] in identity.eos:
-            return "eos"
-        stops = [ids for ids in identity.stop if isinstance(ids, list)]
-        ends = any(self.tokens[-len(ids) :] == ids for ids in stops)
-        if ends and len(self.tokens) > identity.params.min_tokens:
-            return "stop"
-        at_loop = loop is not None and loop.start + loop.span == len(self.tokens)  # the end may be missing
-        if on_loop == "stop" and (at_loop or (self.end is not None and self.end.reason == "loop")):
-            return "loop"
+        reason = None if self.end is None else self.end.reason
+        if reason in ("stop", "eos") or (reason == "loop" and on_loop == "stop"):
+            return reason
         return "length" if len(self.tokens) >= most else None
 
     def take(self, record: Tokens) -> None:
@@ -250,7 +219,7 @@ class RunState:
         self.chars += record.chars
         self.steps += record.steps
         self.text += record.text
-        self.seconds, self.passes, self.end = record.seconds, record.passes, None
+        self.seconds, self.passes, self.end = record.seconds, record.passes, record.end
         self.stream = msgspec.to_builtins(record.stream)
         window, loop = record.stream.window, record.loop
         newest = self.tokens[-len(window) - 1 :]
@@ -261,34 +230,30 @@ class RunState:
         self.loop = loop or self.loop
 
 
-def replay(records: list[Record], name: str = "the journal") -> RunState:
+def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
     """The state that a journal's records lead to.
 
     Raises:
         InputError: records that are whole but make no run.
     """
-    if len(records) < 2 or records[0].get("kind") != "header" or records[1].get("kind") != "session":
+    if [type(record) for record in records[:2]] != [Header, Session]:
         raise InputError(f"{name} does not begin with a run's header; valid: a run's journal")
-    number = 1
-    try:
-        state = RunState(typed(records[0], Header))
-        for raw in records[1:]:
-            number += 1
-            record = typed(raw, Session | Tokens | End)
-            if isinstance(record, Session):
-                state.sessions.append(record)
-            elif isinstance(record, Tokens):
+    state = RunState(records[0])
+    for number, record in enumerate(records[1:], 2):
+        try:
+            if isinstance(record, Tokens):
                 state.take(record)
+            elif isinstance(record, Session):
+                state.sessions.append(record)
             else:
-                state.end = record
-    except ValueError as error:
-        raise InputError(
-            f"{name} holds what no run writes (record {number}, {error}); valid: a run's journal"
-        ) from None
+                raise ValueError("a second header")
+        except ValueError as error:
+            wrong = f"record {number}, {error}"
+            raise InputError(f"{name} holds what no run writes ({wrong}); valid: a run's journal") from None
     return state
 
 
-def check_same(folder: str, kept: Header, now: Record) -> None:
+def check_same(folder: str, kept: Header, now: Header) -> None:
     """See that what decides a run's tokens is what it was.
 
     Args:
@@ -297,21 +262,18 @@ def check_same(folder: str, kept: Header, now: Record) -> None:
     Raises:
         InputError: naming everything that differs, with both values where they are short.
     """
-    found, both = [], [(msgspec.to_builtins(kept.identity), kept.prompt), (now["identity"], now["prompt"])]
     was, given = (
-        {**identity, **asdict(SamplingParams(**identity["sampling"])), "prompt": prompt}
-        for identity, prompt in both
+        {**msgspec.structs.asdict(one.identity), **asdict(one.identity.params), "prompt": one.prompt}
+        for one in (kept, now)
     )
-    for key in (was.keys() | given.keys()) - {"stored", "sampling"}:  # values decide, not files
-        old, new = was.get(key), given.get(key)
-        if old == new or (key == "weights" and was["dtype"] != given["dtype"]):
+    found = []
+    for key in sorted(was.keys() - {"stored", "sampling"}):  # values decide, not files
+        if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
             continue  # other values in another dtype: said once
-        found.append(
-            f"{LONG[key]} differs" if key in LONG
-            else f"{SHORT.get(key, key)} is {shown(new)}, was {shown(old)}"
-        )  # fmt: skip
+        values = "differs" if key in LONG else f"is {shown(given[key])}, was {shown(was[key])}"
+        found.append(f"{key} {values}")
     if found:
         raise InputError(
-            f"run_dir {folder} holds another run: {'; '.join(sorted(found))}; valid: what the run "
-            f"began with, or another folder"
+            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began with, or "
+            f"another folder"
         )

@@ -7,17 +7,16 @@ takes long keeps no token waiting: what was accepted is on the disk within a sec
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import Any
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.journal import Record
-from tokenswift.runs.state import RunState, check_same, sources_of
+from tokenswift.runs.state import Header, RunState, Session, Tokens, check_same, sources_of
 from tokenswift.types import InputError, RunError, Step
 from tokenswift.words import counted
 
@@ -26,60 +25,76 @@ BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop wai
 
 
 class RunWriter:
-    """The one writer of a run's folder; made by :func:`open_run`.
+    """The one writer of a run's folder: takes a new one, or one with a run of the same identity.
+
+    Args:
+        folder: the folder; made when it is not there.
+        header: the first record of a new journal.
+        session: the record of this process.
 
     Attributes:
         folder: the run's folder.
         state: the run as it was found; None for a new one.
-        was_over: whether its text had ended before.
+    Raises:
+        InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
+            one of another version, files that are no run's, or links.
     """
 
-    def __init__(self, folder: Path, lock: folders.Lock, state: RunState | None, *first: Record) -> None:
-        self.folder, self.state, self.was_over = folder, state, False
-        self._first, self._lock = first, lock
+    def __init__(self, folder: Path, header: Header, session: Session) -> None:
+        self.folder = folder.expanduser()
+        self.state: RunState | None = None
+        with ExitStack() as held:
+            try:
+                folders.check_new(self.folder)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = folders.Lock(self.folder)
+                held.callback(self._lock.release)
+                if folders.has_run(self.folder):
+                    self.state = folders.load_whole(self.folder)
+                    check_same(str(self.folder), self.state.header, header)
+            except OSError as error:
+                line = f"run_dir {self.folder} cannot be written ({error.strerror or error})"
+                raise InputError(f"{line}; valid: a writable folder") from error
+            held.pop_all()
+        self._first = (header, session)
         self._appender: journal.Appender | None = None
         self._thread: Thread | None = None
         self._wake, self._writing = Event(), Lock()
-        self._pending: deque[tuple[Step, Record]] = deque()
-        self._text = [] if state is None else [state.text]
-        self._kept = self._taken = 0 if state is None else len(state.tokens)
+        self._pending: deque[tuple[Step, dict[str, Any]]] = deque()
+        self._text = [] if self.state is None else [self.state.text]
+        self._kept = self._taken = 0 if self.state is None else len(self.state.tokens)
         self._closed = False
         self._error: OSError | None = None
 
-    @property
-    def kept(self) -> str:
-        """How many tokens are safe and how to go on, in words."""
-        kept = counted(self._kept, "token is", "tokens are")
-        return f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
-
-    def begin(self) -> None:
+    def begin(self, was_over: bool) -> None:
         """Make or go on with the journal, unless it has its end already; called right before the prefill.
 
+        Args:
+            was_over: nothing will be added to the text.
         Raises:
             RunError: the disk says no.
         """
         path, state = self.folder / folders.JOURNAL, self.state
-        if self.was_over and state is not None and state.end and os.path.lexists(self.folder / folders.TEXT):
+        if was_over and state is not None and os.path.lexists(self.folder / folders.TEXT):
             return
         try:
             if state is None:
                 journal.create(path, self._first)
             self._appender = journal.Appender(path, journal.read(path))
             if state is not None:
-                self._appender.append(*self._first[1:])
+                self._appender.append(self._first[1])
         except OSError as error:
             self.close()
             raise self._failed(error) from error
         self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
         self._thread.start()
 
-    def add(self, step: Step, newest: Record) -> None:
+    def add(self, step: Step, newest: dict[str, Any]) -> None:
         """Take a step.
 
         Args:
             step: its tokens, their text and figures.
-            newest: of the run after it: ``seconds`` by phase, draft ``passes``, state of the detokeniser
-                (``stream``), and the first ``loop`` seen.
+            newest: of the run after it, the other fields of `runs.state.Tokens`.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
@@ -103,8 +118,8 @@ class RunWriter:
             except OSError as error:
                 self._error = error
                 return
-            self._kept += len(record["ids"])
-            self._text.append(record["text"])
+            self._kept += len(record.ids)
+            self._text.append(record.text)
 
     def _watch(self) -> None:
         while not self._closed:
@@ -112,23 +127,19 @@ class RunWriter:
             self._wake.clear()
             self._flush()
 
-    def finish(self, reason: str, tail: str) -> None:
-        """Write the end, and the text file.
+    def finish(self, tail: str) -> None:
+        """Write what is left, and the text file.
 
         Raises:
             RunError: they cannot be written.
         """
         self._flush()
         self._check()
-        if self._appender is None:
-            return
-        end = {"kind": "end", "reason": reason, "tail": tail, "time": time.time()}
-        before = "" if self.state is None else self.state.text + self.state.tail
-        try:
-            self._appender.append(end)
-            folders.write_text(self.folder, "".join([*self._text, tail]), before)
-        except OSError as error:
-            raise self._failed(error) from error
+        if self._appender is not None:
+            try:
+                folders.write_text(self.folder, "".join([*self._text, tail]))
+            except OSError as error:
+                raise self._failed(error) from error
 
     def close(self) -> None:
         """Sync what can be synced and let go of the folder; never raises."""
@@ -147,57 +158,22 @@ class RunWriter:
             raise self._failed(self._error) from self._error
 
     def _failed(self, error: OSError) -> RunError:
-        return RunError(f"writing in {self.folder} failed ({error.strerror or error}); {self.kept}")
+        """How many tokens are safe and how to go on, in words."""
+        kept, line = counted(self._kept, "token is", "tokens are"), f"writing in {self.folder} failed"
+        more = f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
+        return RunError(f"{line} ({error.strerror or error}); {more}")
 
 
-def _record(steps: list[Step], newest: Record) -> Record:
-    """Steps as one record, see `runs.state.Tokens`."""
-    loop = newest["loop"]
-    return {
-        "kind": "tokens",
-        "ids": [token for step in steps for token in step.token_ids],
-        "sources": "".join(map(sources_of, steps)),
-        "chars": [count for step in steps for count in step.chars],
-        "text": "".join(step.text for step in steps),
-        "steps": [
-            [len(s.token_ids), s.drafted, s.accepted, s.ngram_accepted, s.gamma, round(1000 * s.seconds)]
+def _record(steps: Sequence[Step], newest: dict[str, Any]) -> Tokens:
+    """Steps as one record."""
+    return Tokens(
+        ids=[token for step in steps for token in step.token_ids],
+        sources="".join(map(sources_of, steps)),
+        chars=[count for step in steps for count in step.chars],
+        text="".join(step.text for step in steps),
+        steps=[
+            (len(s.token_ids), s.drafted, s.accepted, s.ngram_accepted, s.gamma, round(1000 * s.seconds))
             for s in steps
         ],
         **newest,
-        "seconds": {name: round(spent, 4) for name, spent in newest["seconds"].items()},
-        "loop": None if loop is None else asdict(loop),
-    }
-
-
-def open_run(name: str | Path, header: Record, session: Record, drop_damaged: bool = False) -> RunWriter:
-    """Take a run's folder for writing: a new one, or one with a run of the same identity.
-
-    Args:
-        name: the folder; made when it is not there.
-        header: the first record of a new journal: with prompt and identity (see `loader.identity`), with
-            sampling and the other settings that decide the tokens.
-        session: the record of this process.
-        drop_damaged: go on from the last good record of a damaged journal.
-    Raises:
-        InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
-            one of another version, files that are no run's, or links.
-    """
-    folder, state = Path(name).expanduser(), None
-    with ExitStack() as held:
-        try:
-            folders.check_new(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = folders.Lock(folder)
-            held.callback(lock.release)
-            if folders.has_run(folder):
-                if drop_damaged:
-                    folders.drop_damaged(folder)
-                state = folders.load_whole(folder)
-                check_same(str(folder), state.header, header)
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(
-                f"run_dir {folder} cannot be written ({reason}); valid: a writable folder"
-            ) from error
-        held.pop_all()
-    return RunWriter(folder, lock, state, header, session)
+    )
