@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import OPTIONS, SamplingParams, build_options, preset, settings_of, shown
+from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, settings_of, shown
 from tokenswift.types import InputError
 
+#: the paper's samplers: of its models (Table 10), and those that it compares (Tables 6 and 12)
+SAMPLERS: dict[str, dict[str, float]] = {
+    "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
+    "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
+    "qwen2.5-1.5b": {"top_p": 0.9, "repetition_penalty": 1.15},
+    "qwen2.5-7b": {"min_p": 0.05, "repetition_penalty": 1.15},
+    "qwen2.5-14b": {"min_p": 0.05, "repetition_penalty": 1.13},
+    "top-p": {"top_p": 0.9, "repetition_penalty": 1.2},
+    "min-p": {"min_p": 0.1, "repetition_penalty": 1.2},
+    "eta": {"eta_cutoff": 2e-4, "repetition_penalty": 1.2},
+}
 #: what a sampler's setting may name
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
 #: see the file
@@ -90,7 +101,8 @@ def resolve(
         check_integer("points", point, 1)
     if not points or points != sorted(set(points)):
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
-    sampling = {**preset(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
+    check_choice("sampler", merged["sampler"], tuple(SAMPLERS))
+    sampling = {**NEUTRAL, **SAMPLERS[merged["sampler"]], **{k: merged[k] for k in FIELDS if k in merged}}
     options = _options(merged)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
     return {

@@ -14,7 +14,7 @@ from tokenswift.config import OPTIONS, TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError
 
-HUGE = (10**400, -(10**400), 10**5000, 2**63)
+HUGE = (-(10**400), 10**5000, 2**63)
 
 
 def numeric_fields() -> list[tuple[type, str, bool]]:
@@ -28,7 +28,7 @@ def numeric_fields() -> list[tuple[type, str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("value", HUGE, ids=["10^400", "-10^400", "10^5000", "2^63"])
+@pytest.mark.parametrize("value", HUGE, ids=["-10^400", "10^5000", "2^63"])
 @pytest.mark.parametrize(("kind", "name", "real"), numeric_fields(), ids=lambda part: str(part)[-24:])
 def test_huge_integers(kind: type, name: str, real: bool, value: int) -> None:
     if real and value == 2**63 and name in ("temperature", "repetition_penalty"):

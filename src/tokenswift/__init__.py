@@ -25,12 +25,7 @@ TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.chat.calls import Reply as Reply
     from tokenswift.chat.calls import ToolCall as ToolCall
-    from tokenswift.config import AutoOptions as AutoOptions
-    from tokenswift.config import MagicDecOptions as MagicDecOptions
-    from tokenswift.config import MedusaOptions as MedusaOptions
     from tokenswift.config import SamplingParams as SamplingParams
-    from tokenswift.config import TokenSwiftOptions as TokenSwiftOptions
-    from tokenswift.config import TriForceOptions as TriForceOptions
     from tokenswift.engine.journal import resume as resume
     from tokenswift.engine.llm import LLM as LLM
     from tokenswift.engine.request import Request as Request
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "chat.calls": "Reply ToolCall",
-    "config": "AutoOptions MagicDecOptions MedusaOptions SamplingParams TokenSwiftOptions TriForceOptions",
+    "config": "SamplingParams",
     "engine.journal": "resume",
     "engine.llm": "LLM",
     "engine.request": "Request",

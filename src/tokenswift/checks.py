@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from functools import wraps
 from numbers import Real
-from typing import Any, TypeVar, cast
 
 from tokenswift.types import InputError
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: the greatest integer that a field takes: what a tensor's size and index can be
 LARGEST = 2**63 - 1
@@ -65,20 +57,13 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         )
 
 
-def alike(given: str, words: Iterable[str]) -> str | None:
-    """The word that was probably meant by another one; None: none is written like it."""
-    named = {word.lstrip("-"): word for word in words}
-    begun = given.lower().lstrip("-")
-    found = [name for name in named if len(begun) > 2 and name.startswith(begun)][:1]
-    ends = [name for name in named if len(name) > 2 and re.search(rf"[-_]{re.escape(name)}$", begun)]
-    found = found or ends[:1] or get_close_matches(begun, named, n=1, cutoff=0.6)
-    return named[found[0]] if found and found[0] != begun else None
-
-
 def meant(given: object, words: Iterable[str]) -> str:
     """What a refusal ends with: the word that was probably meant, if any."""
-    word = alike(given, words) if isinstance(given, str) else None
-    return "" if word is None else f"; did you mean {word}?"
+    named = {word.lstrip("-"): word for word in words}
+    begun = given.lower().lstrip("-") if isinstance(given, str) else ""
+    found = [name for name in named if len(begun) > 2 and name.startswith(begun)]
+    found = found or get_close_matches(begun, named, n=1)
+    return f"; did you mean {named[found[0]]}?" if found and found[0] != begun else ""
 
 
 def check_tokens(tokens: Collection[int], count: int) -> None:
@@ -140,45 +125,6 @@ def depth_and_size(value: object, most: int) -> tuple[int, int]:
     return depth, count
 
 
-def named_arguments(hints: Mapping[str, str] | None = None, options: type | None = None) -> Callable[[F], F]:
-    """A decorator of functions: keywords that are no arguments are an :class:`InputError` that lists those
-    there are, where Python has a TypeError.
-
-    Args:
-        hints: of names that other libraries have: what there is here instead.
-        options: a dataclass whose fields are arguments besides.
-    """
-
-    def decorated(function: F) -> F:
-        own = inspect.signature(function).parameters.values()
-        known = [one.name for one in own if one.name not in ("self", "cls") and one.kind != one.VAR_KEYWORD]
-        instead = hints or {}
-        known += [] if options is None else [one.name for one in fields(options) if one.name not in known]
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            for name in kwargs:
-                if name not in known:
-                    more = f"; {instead[name]}" if name in instead else meant(name, known)
-                    raise InputError(f"{name!r} is not an argument; valid: {', '.join(known)}{more}", name)
-            return function(*args, **kwargs)
-
-        return cast(F, call)
-
-    return decorated
-
-
-def named_errors(kind: type[T]) -> type[T]:
-    """A decorator of dataclasses, as :func:`named_arguments`."""
-    kind.__init__ = named_arguments()(kind.__init__)  # type: ignore[method-assign]
-    return kind
-
-
 def keep_field(options: object, name: str, value: object) -> None:
     """Set a field of a frozen dataclass while it is made."""
     object.__setattr__(options, name, value)
-
-
-def check_whole(options: object, name: str, least: int, valid: str = "", most: int = LARGEST) -> None:
-    """Check an integer field; it becomes Python's own integer."""
-    keep_field(options, name, check_integer(name, getattr(options, name), least, valid, most))

@@ -11,8 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from types import NoneType
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from tokenswift import words
 from tokenswift.checks import (
@@ -24,7 +27,6 @@ from tokenswift.checks import (
     integer_of,
     keep_field,
     meant,
-    named_errors,
     shown,
 )
 from tokenswift.grammar import Grammar
@@ -34,6 +36,12 @@ T = TypeVar("T")
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
 Biases: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]  # by token id; kept as sorted pairs
 MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
+Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Whole = Meta(min_length=1, max_length=MOST_LETTERS)
+KeptTexts = Annotated[
+    tuple[Annotated[str, Whole] | Annotated[tuple[Token, ...], Whole], ...], Meta(max_length=MOST_TEXTS)
+]
+KeptBiases = Annotated[dict[Token, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MOST_BIASES)]
 BREAKERS: Texts = ("\n", ":", '"', "*")  # llama.cpp's
 MAX_NODES = 4096  # of a tree, its root included
 MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
@@ -50,7 +58,7 @@ def environment_key() -> str | None:
 CORES = os.cpu_count() or 1
 THREADS = max(16, 4 * CORES)  # at most
 Rule = tuple[str, str, Callable[[float], bool]]
-#: fields of every class of options that are numbers; what is valid, in words; whether a number is
+#: fields of classes of options that are numbers; what is valid, in words; whether a number is
 RULES: tuple[Rule, ...] = (
     ("temperature", "0 (greedy decoding), or from 1e-30 to 1e30", lambda t: t == 0 or 1e-30 <= t <= 1e30),
     ("top_k", "an integer of at least 1, or 0 for all tokens", lambda k: k >= 0),
@@ -67,21 +75,23 @@ RULES: tuple[Rule, ...] = (
     ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
     ("ngrams", f"an integer from 0 to {MAX_NODES // 4:,}", lambda n: 0 <= n <= MAX_NODES // 4),  # of 4 tokens
     ("min_tokens sinks refresh", "an integer of at least 0", lambda n: n >= 0),
-    ("penalty_window ngram_count budget draft_budget chunk", "an integer of at least 1", lambda n: n > 0),
+    ("logprobs", "an integer from 0 to 20, or None", lambda n: 0 <= n <= 20),  # as OpenAI's interface
 )
+USUAL = ("an integer of at least 1", lambda n: n > 0)  # of the other numbers
 RULE_OF = {name: (valid, fits) for names, valid, fits in RULES for name in names.split()}
 hints_of = cache(get_type_hints)
 
 
 def check_fields(options: object) -> None:
-    """Check the fields of a dataclass whose types list words, are truth values, or that :data:`RULES` has.
-    Numbers become Python's own. None passes where the type has it.
+    """Check the fields of a dataclass whose types list words, or are truth values or numbers (which become
+    Python's own). None passes where the type has it.
 
     Raises:
         InputError: naming the first that is wrong.
     """
     for name, hint in hints_of(type(options)).items():
-        value, kinds = getattr(options, name), (hint, *get_args(hint))
+        value = getattr(options, name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
         if value is None and NoneType in kinds:
             continue
@@ -89,8 +99,8 @@ def check_fields(options: object) -> None:
             check_choice(name, value, choices)
         elif bool in kinds:
             keep_field(options, name, check_flag(name, value))
-        elif name in RULE_OF:
-            valid, fits = RULE_OF[name]
+        elif int in kinds or float in kinds:
+            valid, fits = RULE_OF.get(name, USUAL)
             number = finite(value) if float in kinds else integer_of(value)
             wrong = number is None or not fits(number) or (int in kinds and number > LARGEST)
             refuse(wrong, options, name, f"; valid: {valid}")
@@ -103,7 +113,6 @@ def refuse(when: bool, options: object, name: str, rest: str) -> None:
         raise InputError(f"{name} is {shown(getattr(options, name))}{rest}", name)
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10); where no
@@ -192,22 +201,18 @@ def check_texts(name: str, value: object) -> tuple[str | tuple[int, ...], ...]:
     Raises:
         InputError: something else, an empty one, or too many or too long ones.
     """
-    given = (value,) if isinstance(value, str) else value
-    fits = isinstance(given, list | tuple) and len(given) <= MOST_TEXTS
-    made: list[Any] = []
-    for one in given if fits else ():  # type: ignore[union-attr]
-        if isinstance(one, list | tuple):
-            one = tuple(integer_of(token) for token in one)
-            fits &= all(token is not None and 0 <= token < 2**31 for token in one)
-        fits &= isinstance(one, str | tuple) and 0 < len(one) <= MOST_LETTERS
-        made.append(one)
-    if not fits:
+    try:
+        made = msgspec.convert((value,) if isinstance(value, str) else value, KeptTexts)
+    except msgspec.ValidationError:
         raise InputError(
             f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token ids, of up "
             f"to {MOST_LETTERS:,} letters or ids, none of them empty",
             name,
-        )
-    return tuple(check_text(name, one) if isinstance(one, str) else one for one in made)
+        ) from None
+    for one in made:
+        if isinstance(one, str):
+            check_text(name, one)
+    return made
 
 
 def check_biases(value: object) -> tuple[tuple[int, float], ...]:
@@ -216,65 +221,39 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
     Args:
         value: a mapping, whose keys may be texts as in JSON, or pairs.
     Raises:
-        InputError: something else, a token twice, or too many.
+        InputError: something else, or too many.
     """
-    pairs = list(value.items()) if isinstance(value, Mapping) else value
-    fits = isinstance(pairs, list | tuple) and len(pairs) <= MOST_BIASES
-    made: dict[int, float] = {}
-    for pair in pairs if fits else ():  # type: ignore[union-attr]
-        token, bias = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
-        known = re.fullmatch(r"[0-9]{1,10}", token) if isinstance(token, str) else None
-        number = integer_of(int(known[0]) if known else token)
-        fits &= number is not None and 0 <= number < 2**31 and number not in made
-        fits &= -100 <= finite(bias) <= 100
-        made[number or 0] = finite(bias)
-    if not fits:
+    try:
+        pairs: Any = value.items() if isinstance(value, Mapping) else value
+        made = msgspec.convert(dict(pairs), KeptBiases, strict=False)
+    except (msgspec.ValidationError, TypeError, ValueError):
         raise InputError(
-            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, each once, with a bias "
-            "from -100 to 100, such as {198: -5}",
+            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, with a bias from -100 to "
+            "100, such as {198: -5}",
             "logit_bias",
-        )
+        ) from None
     return tuple(sorted(made.items()))
 
 
-#: sampling without any filter or penalty
-NEUTRAL: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "eta_cutoff": 0.0,
+#: sampling without any filter or penalty, by the fields that are numbers
+NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "eta_cutoff": 0.0}
+NEUTRAL |= {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
 }
-#: the paper's sampling settings by name, all fields of `SamplingParams` but seed and greedy: of its models
-#: (Table 10) and of the samplers that it compares (Tables 6 and 12); "paper" is `SamplingParams()`
-PRESETS: dict[str, dict[str, Any]] = {
-    name: {**NEUTRAL, **given}
-    for name, given in {
-        "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
-        "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
-        "qwen2.5-1.5b": {"top_p": 0.9, "repetition_penalty": 1.15},
-        "qwen2.5-7b": {"min_p": 0.05, "repetition_penalty": 1.15},
-        "qwen2.5-14b": {"min_p": 0.05, "repetition_penalty": 1.13},
-        "top-p": {"top_p": 0.9, "repetition_penalty": 1.2},
-        "min-p": {"min_p": 0.1, "repetition_penalty": 1.2},
-        "eta": {"eta_cutoff": 2e-4, "repetition_penalty": 1.2},
-        "paper": {"min_p": 0.1, "repetition_penalty": 1.2},
-    }.items()
-}
+PAPER = {**NEUTRAL, "min_p": 0.1, "repetition_penalty": 1.2}  # of `SamplingParams` all but seed and greedy
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The fields of a setting of `PRESETS`.
+    """The fields of a sampling by its name.
 
     Raises:
         InputError: an unknown name.
     """
-    check_choice("preset", name, tuple(PRESETS))
-    return PRESETS[name]
+    check_choice("preset", name, ("paper",))
+    return PAPER
 
 
 #: fields that go by more of a text than the contextual penalty; named only where they are not off
@@ -320,14 +299,6 @@ def sampling_by(named: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingP
 def _warm(given: Mapping[str, Any]) -> dict[str, Any]:
     """The given fields; whoever gives a temperature wants no greedy decoding, whatever is usual."""
     return {"greedy": False, **given} if given.get("temperature") else dict(given)
-
-
-ON_LOOP = words.words(words.OnLoop)
-
-
-def given_options(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass of options that differ from their defaults."""
-    return {f.name: value for f in fields(options) if (value := getattr(options, f.name)) != f.default}
 
 
 #: what ``rope_scaling="yarn"`` without a factor makes room for
@@ -609,19 +580,17 @@ def names_of(strategy: str) -> list[str]:
     return [f.name for f in fields(OPTIONS[strategy])]
 
 
-def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | None) -> T:
+def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None) -> T:
     """Make a strategy's options.
 
     Args:
         kind: dataclass of the strategy's options.
-        values: names and values, the dataclass itself, or None for the defaults.
+        values: names and values; None for the defaults.
     Raises:
-        InputError: an unknown name, a bad value, or options of another strategy.
+        InputError: an unknown name, or a bad value.
     """
-    if isinstance(values, kind):
-        return values
-    valid = f"a dict of options of strategy {strategy}, or {kind.__name__}(…)"
     if values is not None and not isinstance(values, Mapping):
+        valid = f"a dict of options of strategy {strategy}"
         raise InputError(f"strategy_options is {shown(values)}; valid: {valid}")
     known = names_of(strategy)
     name = next((name for name in values or {} if name not in known), None)

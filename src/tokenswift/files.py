@@ -67,7 +67,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be made, or the file not renamed, or ``path`` is no regular file.
     """
-    path = replaceable(path)
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
     os.close(handle)
@@ -80,18 +82,6 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink()
         raise
-
-
-def replaceable(path: Path) -> Path:
-    """What a path leads to, if a rename may take its place.
-
-    Raises:
-        OSError: a folder, a device or a pipe is there.
-    """
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path
 
 
 def object_in(path: Path, most: int, where: str) -> dict[str, Any]:

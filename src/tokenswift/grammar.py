@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.checks import check_choice, check_text, depth_and_size, named_errors, shown
+from tokenswift.checks import check_choice, check_text, depth_and_size, shown
 from tokenswift.types import InputError
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
@@ -21,7 +21,6 @@ FORMATS = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "j
 RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(TITLES)}'
 
 
-@named_errors
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What a text has to be like. `json_schema` and the other constructors make one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +80,8 @@ def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spa
             return
     valid = f"a smaller {most.name}"
     if most.name in ("prompt", "max_new_tokens"):
-        valid = _fitting(model, strategy, prompt, free)
+        new = largest(model, strategy, prompt, free)
+        valid = f"max_new_tokens up to {new}" if new else "a shorter prompt"
         valid += ", a dtype of two bytes" if str(model.dtype) == "torch.float32" else ""
     value = most.value if isinstance(most.value, str) else shown(most.value)
     needed = f"the run needs {total:,} bytes of memory, {free:,} bytes are available"
@@ -119,25 +119,6 @@ def default_length(model: Sized, answered: bool, prompt: int) -> int:
     memory, limit = model.backend.memory(), model.rotary.limit
     held = ANSWER if memory is None else max(ANSWER, memory.total // SHARE // max(1, model.kv_bytes))
     return held if limit is None else max(1, min(held, limit - prompt))
-
-
-def ran_out(model: Sized, strategy: Any, prompt: int, held: int, others: Sequence[str] = ()) -> str:
-    """In one line that a device's memory ran out under way, and what would fit.
-
-    Args:
-        prompt: its tokens.
-        held: bytes of it that the run's caches take.
-        others: further ways to need less.
-    """
-    memory = model.backend.memory() or Memory(0, 0)
-    ways = [_fitting(model, strategy, prompt, memory.free + held - memory.total // SHARE), *others]
-    taken = f"the run's caches take {held:,} bytes, {memory.free:,} bytes are free"
-    return f"out of memory: {taken}; valid: {', or '.join(ways)}"
-
-
-def _fitting(model: Sized, strategy: Any, prompt: int, free: int) -> str:
-    new = largest(model, strategy, prompt, free)
-    return f"max_new_tokens up to {new}" if new else "a shorter prompt"
 
 
 def memory_of(device: torch.device) -> Memory | None:

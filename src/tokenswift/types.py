@@ -48,17 +48,15 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A source of tokens, as journals and reports name it; `spec.drafters.base` knows all of them.
+    """A source of tokens, as journals and records name it; `spec.drafters.base` knows all of them.
 
     Attributes:
         name: in figures and records.
         letter: in journals.
-        title: in tables of reports.
     """
 
     name: str
     letter: str
-    title: str
 
 
 @dataclass(frozen=True, slots=True)

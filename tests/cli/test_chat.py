@@ -81,7 +81,7 @@ def test_the_same_words_are_treated_the_same_however_they_come(
         (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),
         (("Hi", "--greedy"), {}, ANSWERED, asked, settings_of(replace(ANSWERS, greedy=True))),
         (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, usual),
-        (("Hi", "--preset", "min-p"), {}, ANSWERED, asked, paper),
+        (("Hi", "--preset", "paper"), {}, ANSWERED, asked, paper),
         (("Hi", "--continue"), {}, CONTINUED, 3, continued),
         ((), {"stdin": file}, ANSWERED, asked, usual),
         (("-", "--continue"), {"stdin": file}, CONTINUED, 3, continued),

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cli.conftest import Call
 from tokenswift import SamplingParams
 from tokenswift.cli.main import parsed
-from tokenswift.config import CONTINUED, PRESETS, sampling_over, settings_of
+from tokenswift.config import CONTINUED, PAPER, sampling_over, settings_of
 
 SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--continue")
 
@@ -36,7 +36,7 @@ def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
 
 def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
     """What is named goes over it."""
-    made = sampling_over(CONTINUED, PRESETS["paper"])
+    made = sampling_over(CONTINUED, PAPER)
     found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--seed", "5")
     assert found["sampling"] == settings_of(replace(made, seed=5)) and made.dry_multiplier == 0
     found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--top-p", "0.5")

@@ -16,7 +16,7 @@ from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift import LLM, InputError, SamplingParams, resume
 from tokenswift.config import ANSWERS, CONTINUED
-from tokenswift.engine.source import FromFiles, FromModel
+from tokenswift.engine.source import FromFiles, Source
 from tokenswift.loader.load import load
 from tokenswift.runs import folder as folders
 
@@ -53,12 +53,12 @@ def through(kind: type, folder: Path) -> LLM:
 def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: str) -> None:
     """Through transformers and from its files; and a text has what its journal says."""
     folder = saved(file, **NAMED)
-    for kind in (FromModel, FromFiles):
+    for kind in (Source, FromFiles):
         with through(kind, folder) as llm:
             assert type(llm.source) is kind
             assert llm.default_sampling(HELLO) == llm.model_sampling() == OWN
             assert llm.default_sampling("Hello") == CONTINUED
-            assert "model" not in llm.source.__dict__ or kind is FromModel  # nothing was loaded for it
+            assert "model" not in llm.source.__dict__ or kind is Source  # nothing was loaded for it
             call: dict[str, Any] = {"ignore_eos": True, "strategy": "autoregressive"}
             plain = llm.generate(HELLO, 12, sampling=replace(OWN, seed=4), **call)
             run = folder.parent / kind.__name__
@@ -75,7 +75,7 @@ def test_settings_that_are_not_usable_are_left_aside(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved(temperature=0.6, repetition_penalty=0.5)
-    for kind in (FromModel, FromFiles):
+    for kind in (Source, FromFiles):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tokenswift"), through(kind, folder) as llm:
             assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS

@@ -58,7 +58,7 @@ class Preset:
     """Sampling settings that belong together.
 
     Attributes:
-        preset: the paper's settings by name, such as paper, top-p or qwen2.5-7b; other options override it
+        preset: sampling settings by name: paper; other options override it
     """
 
     preset: str | None = option(None)

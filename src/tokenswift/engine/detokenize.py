@@ -97,21 +97,6 @@ class TextStream:
             text = text[:place]
         return text
 
-    def state(self) -> dict[str, Any]:
-        """What :meth:`restore` needs to go on from here; JSON values."""
-        return {
-            "window": list(self._window),
-            "shown": self._shown,
-            "waiting": self._waiting,
-            "held": self._held,
-            "stopped": self.stopped,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state` was taken, with the same tokenizer and stop strings."""
-        self._window, self._shown = list(state["window"]), state["shown"]
-        self._waiting, self._held, self.stopped = state["waiting"], state["held"], state["stopped"]
-
     def _decode(self, token: int) -> str:
         """New text with ``token``: complete characters only."""
         self._window.append(token)

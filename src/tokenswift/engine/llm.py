@@ -14,11 +14,10 @@ import torch
 from tokenswift import words
 from tokenswift.chat.calls import Calls, Reply, conversation
 from tokenswift.chat.tools import Tools, thought_of, tools_of
-from tokenswift.checks import named_arguments
 from tokenswift.config import CONTINUED, LoadConfig, SamplingParams, sampling_by
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import INSTEAD, Request, check_callback
+from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.engine.sequence import Sequence as TextSequence
@@ -75,7 +74,6 @@ class LLM(AbstractContextManager["LLM"]):
     loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
     _resources: Resources | None = None
 
-    @named_arguments(INSTEAD, LoadConfig)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -97,7 +95,6 @@ class LLM(AbstractContextManager["LLM"]):
         }
 
     @classmethod
-    @named_arguments(INSTEAD)
     def from_model(
         cls,
         model: Any,
@@ -231,7 +228,7 @@ class LLM(AbstractContextManager["LLM"]):
         prompt: Prompt,
         max_new_tokens: int | None = None,
         strategy: words.Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | Any = None,
+        strategy_options: Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         *,
         on_step: Callable[[Step], None] | None = None,
@@ -246,7 +243,7 @@ class LLM(AbstractContextManager["LLM"]):
                 its positions (see `memory.default_length`).
             strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive drafting,
                 "tokenswift" the paper's method.
-            strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
+            strategy_options: a dict of its options, such as ``{"tree": (1, 3)}`` (`config.MethodOptions`).
             sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt. Instead of
                 it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.

@@ -10,16 +10,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice, check_whole, keep_field, meant
+from tokenswift import words
+from tokenswift.checks import keep_field, meant
 from tokenswift.config import (
-    ON_LOOP,
     OPTIONS,
     SamplingParams,
     build_options,
-    check_flag,
-    check_strategy,
+    check_fields,
     check_texts,
-    given_options,
     sampling_over,
     settings_of,
     shown,
@@ -27,15 +25,7 @@ from tokenswift.config import (
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
 from tokenswift.types import Generation, InputError, OnProgress
-from tokenswift.words import LogprobsMode, words
 
-MOST_LOGPROBS = 20  # of OpenAI's interface
-LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
-#: arguments of other libraries → what there is instead
-INSTEAD: dict[str, str] = dict.fromkeys(
-    ("n_ctx", "max_model_len", "max_seq_len", "max_seq_length", "context_length", "num_ctx"),
-    "a text may take all of the model's positions, and rope_scaling makes more of them",
-)
 EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
@@ -58,16 +48,16 @@ class Request:
 
     prompt: Prompt
     max_new_tokens: int | None = None  # None: as `memory.default_length` has it
-    strategy: str = "auto"
-    strategy_options: Any = None  # names and values, or the strategy's dataclass
+    strategy: words.Strategy | str = "auto"
+    strategy_options: Mapping[str, Any] | None = None
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
-    on_loop: str = "report"
+    on_loop: words.OnLoop | str = "report"
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: int | None = None
-    logprobs_mode: str = "processed_logprobs"
+    logprobs_mode: words.LogprobsMode | str = "processed_logprobs"
     template_options: Mapping[str, Any] | None = None
     asked: str | None = None
 
@@ -104,30 +94,20 @@ class Request:
         if sampling is None:
             sampling = sampling_over(usual(prompt), chosen)
         elif chosen:
-            example = ", ".join(f"{name}={shown(value)}" for name, value in chosen.items())
-            raise InputError(
-                f"sampling is given beside {' and '.join(chosen)}; valid: either, as in "
-                f"sampling=SamplingParams({example})",
-                "sampling",
-            )
+            both = f"sampling is given beside {' and '.join(chosen)}"
+            raise InputError(f"{both}; valid: one of the two", "sampling")
         if wanted is not None and sampling.grammar is not None:
-            raise InputError(
-                "response_format is given beside a grammar of the sampling; valid: one of the two",
-                "response_format",
-            )
+            both = "response_format is given beside a grammar of the sampling"
+            raise InputError(f"{both}; valid: one of the two", "response_format")
         sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
         return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **options)
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None:
-            check_whole(self, "max_new_tokens", 1)
-        check_choice("on_loop", self.on_loop, ON_LOOP)
-        check_strategy(self.strategy)
+        check_fields(self)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         if not isinstance(self.sampling, SamplingParams):
             valid = "None, or an object such as SamplingParams(seed=7)"
             raise InputError(f"sampling is {shown(self.sampling)}; valid: {valid}", "sampling")
-        keep_field(self, "ignore_eos", check_flag("ignore_eos", self.ignore_eos))
         if self.sampling.grammar is not None:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
@@ -141,9 +121,6 @@ class Request:
             if not isinstance(self.run_dir, str | os.PathLike):
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
             keep_field(self, "run_dir", Path(self.run_dir))
-        check_choice("logprobs_mode", self.logprobs_mode, words(LogprobsMode))
-        if self.logprobs is not None:
-            check_whole(self, "logprobs", 0, LOGPROBS, MOST_LOGPROBS)
         if self.logprobs is not None and self.run_dir is not None:
             raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
 
@@ -155,8 +132,7 @@ class Request:
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
-        values = self.strategy_options or {}
-        return dict(values) if isinstance(values, Mapping) else given_options(values)
+        return dict(self.strategy_options or {})
 
 
 def check_callback(name: str, value: object) -> None:

@@ -23,13 +23,12 @@ from time import monotonic, perf_counter
 from typing import Any, Literal, TypeAlias
 
 from tokenswift.checks import check_integer
-from tokenswift.config import shown
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
-from tokenswift.engine.sequence import Sequence
+from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.interfaces import FeatureStore
-from tokenswift.types import Generation, InputError, RunError, Step, Stopped
+from tokenswift.types import Generation, InputError, Step, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
@@ -37,6 +36,7 @@ DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as the
 READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
 PART = 0.5  # seconds that it takes where none does: whoever comes, or cancels, does not wait long
 FEWEST = 4  # rows of a part
+AT_ONCE = "auto, or an integer of at least 1"
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 #: a step; None: the text has ended; an exception: it has failed
@@ -51,14 +51,15 @@ class Ticket:
 
     Each step is given once: to `steps`, to ``async for step in ticket``, or to the callback.
 
-    Args:
-        sequence: the text.
-        cancel: called with the ticket when it is to be cancelled.
+    Attributes:
+        sequence: the text, until it is over.
+        state: "waiting", "reading" (its prompt is) or "running".
+        is_cancelled: whether it is to end.
     """
 
-    def __init__(self, sequence: Sequence, cancel: Callable[[Ticket], None]) -> None:
-        self._ask = cancel
-        self.sequence = sequence  # until it is over
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.state, self.is_cancelled = "waiting", False
         self._events: deque[Event] = deque()
         self._changed = Condition()
         self._callback: Callable[[Event], object] | None = None
@@ -71,17 +72,12 @@ class Ticket:
         Raises:
             Exception: the text's failure, after its last step.
         """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._events or self.is_over)
-                if not self._events:
-                    return
-                event = self._events.popleft()
-            if isinstance(event, Exception):
-                raise event
-            if event is None:
-                return
+        events = SimpleQueue[Event]()
+        self._follow(events.put)
+        while isinstance(event := events.get(), Step):
             yield event
+        if event is not None:
+            raise event
 
     async def __aiter__(self) -> AsyncIterator[Step]:
         """The steps as they come, in an asynchronous program; leaving them ends the text.
@@ -95,9 +91,7 @@ class Ticket:
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self.on_event(tell)
-        if self.is_over:  # its last event may have been given before
-            events.put_nowait(None)
+        self._follow(tell)
         try:
             while isinstance(event := await events.get(), Step):
                 yield event
@@ -105,6 +99,12 @@ class Ticket:
             self.cancel()
         if event is not None:
             raise event
+
+    def _follow(self, callback: Callable[[Event], object]) -> None:
+        """`on_event`, and an end where the last event was given before."""
+        self.on_event(callback)
+        if self.is_over:
+            callback(None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
@@ -134,7 +134,7 @@ class Ticket:
     def cancel(self) -> None:
         """End the text after the step under way, or the draft pass; a journal stays and can be gone on
         with."""
-        self._ask(self)
+        self.is_cancelled = True
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have ``callback(step)`` called for each step, ``callback(exception)`` when the text fails, and
@@ -154,20 +154,13 @@ class Ticket:
         with self._changed:
             if not isinstance(event, Step):
                 self._result, self._error = result, event
-                del self.sequence
+                del self.sequence  # its memory can be had
             callback = self._callback
             if callback is None:
                 self._events.append(event)
             self._changed.notify_all()
         if callback is not None:
             callback(event)
-
-    def end(self, result: Generation | None, error: Exception | None) -> None:
-        """The last event; from here on the text's memory can be had. Never raises."""
-        try:
-            self.tell(error, result)
-        except BaseException as fault:  # nothing is left that it could end
-            logger.warning("a callback failed at the end of its text (%s)", fault)
 
 
 class QueueFull(InputError):
@@ -224,11 +217,8 @@ class Scheduler:
         self._prefixes = Prefixes.beside(llm.target)
         self._budget = 0  # bytes that the texts that have their turn may take together
         self._turns: dict[str, int] = {}  # of each owner, its last one's number
-        self._wake = Condition()  # guards the three lists, and what is counted
-        self._waiting: deque[Ticket] = deque()
-        self._reading: list[Ticket] = []
-        self._running: list[Ticket] = []
-        self._cancelled: list[Ticket] = []
+        self._wake = Condition()  # guards the tickets, and what is counted
+        self._tickets: list[Ticket] = []
         self._is_closed = False
         self._figures = Figures()
         self._turn = 0
@@ -266,18 +256,18 @@ class Scheduler:
         sequence.features = features  # type: ignore[assignment]
         try:
             sequence.open()
-            ticket = Ticket(sequence, self._cancel)
+            ticket = Ticket(sequence)
             sequence.wanted = partial(self._wants, ticket)
             if sequence.strategy.acceptance == "exact":  # others' drafts change tokens
                 sequence.patience = self._patience
             if sequence.finish_reason is not None:  # by its journal it has ended already
-                self._finish(ticket)
+                self._leave(ticket)
                 return ticket
             with self._wake:
                 self._check_queue()
-                if not self._all():
+                if not self._tickets:
                     self._sign = monotonic()
-                self._waiting.append(ticket)
+                self._tickets.append(ticket)
                 self._wake.notify()
         except BaseException:
             sequence.close()
@@ -287,21 +277,17 @@ class Scheduler:
     def _check_queue(self) -> None:
         if self._is_closed:
             raise InputError("the scheduler is closed; valid: one that was not closed")
-        idle = self.at_once - len(self._admitted())
-        if self._queue is not None and len(self._waiting) >= self._queue + max(0, idle):
-            waiting = counted(len(self._waiting), "request waits", "requests wait")
-            raise QueueFull(f"{waiting} already; valid: up to queue {self._queue}")
+        waiting = len(self._of("waiting"))
+        idle = self.at_once - len(self._tickets) + waiting
+        if self._queue is not None and waiting >= self._queue + max(0, idle):
+            said = counted(waiting, "request waits", "requests wait")
+            raise QueueFull(f"{said} already; valid: up to queue {self._queue}")
 
     def figures(self) -> Figures:
         """What is under way, and what was done so far."""
         with self._wake:
-            return replace(
-                self._figures,
-                running=len(self._running),
-                reading=len(self._reading),
-                waiting=len(self._waiting),
-                reused=self._prefixes.reused,
-            )
+            states = Counter(ticket.state for ticket in self._tickets)
+            return replace(self._figures, reused=self._prefixes.reused, **states)
 
     @property
     def is_closed(self) -> bool:
@@ -312,7 +298,7 @@ class Scheduler:
     def stalled(self) -> float:
         """Seconds since the last step, or part of a prompt, while there is something to do; 0 otherwise."""
         with self._wake:
-            return monotonic() - self._sign if self._all() else 0.0
+            return monotonic() - self._sign if self._tickets else 0.0
 
     def close(self) -> None:
         """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them. A callback
@@ -329,20 +315,22 @@ class Scheduler:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _cancel(self, ticket: Ticket) -> None:
-        with self._wake:
-            self._cancelled.append(ticket)
-            self._wake.notify()
-
     def _wants(self, ticket: Ticket) -> bool:
         """Whether a text is to go on."""
-        return not self._is_closed and ticket not in self._cancelled
+        return not (self._is_closed or ticket.is_cancelled)
 
     def _patience(self) -> float:
         """Seconds that a text may draft for: one that drafts for long does not keep the others waiting."""
-        if len(self._running) + len(self._reading) + len(self._waiting) < 2:
+        if len(self._tickets) < 2:
             return inf
-        return max(DRAFT, self._pass) / max(1, len(self._running))
+        return max(DRAFT, self._pass) / max(1, len(self._of("running")))
+
+    def _of(self, *states: str) -> list[Ticket]:
+        return [ticket for ticket in self._tickets if ticket.state in states]
+
+    def _held(self) -> int:
+        """Bytes of the texts that have their turn."""
+        return sum(one.sequence.nbytes for one in self._of("reading", "running"))
 
     # ---- its own thread -------------------------------------------------------------------------
 
@@ -350,50 +338,36 @@ class Scheduler:
         try:
             while self._waits():
                 self._admit()
-                if self._running:
+                if self._of("running"):
                     self._step()
-                if self._reading:
+                if self._of("reading"):
                     self._read()
         except BaseException as error:  # a fault of this class: nobody is to wait for ever
             with self._wake:
                 self._is_closed = True  # from here on nothing is submitted
-                known = self._all()
-            for ticket in known:
+            for ticket in list(self._tickets):
                 self._leave(ticket, "failed", error)
         self._prefixes.clear()
 
-    def _admitted(self) -> list[Ticket]:
-        return [*self._running, *self._reading]
-
-    def _all(self) -> list[Ticket]:
-        return [*self._admitted(), *self._waiting]
-
-    def _held(self) -> int:
-        """Bytes of the texts that have their turn."""
-        return sum(one.sequence.nbytes for one in self._admitted())
-
     def _waits(self) -> bool:
-        """Wait for something to do, and let those go that were cancelled; False once it is closed."""
+        """Wait for something to do, and let those go that are not wanted; False once it is closed."""
         with self._wake:
-            while not (self._is_closed or self._cancelled or self._all()):
+            while not (self._is_closed or self._tickets):
                 self._wake.wait()
-            known = self._all()
-            gone = known if self._is_closed else [one for one in self._cancelled if one in known]
-            self._cancelled = []
+            gone = [ticket for ticket in self._tickets if not self._wants(ticket)]
+            closed = self._is_closed
         for ticket in gone:
             self._leave(ticket, "cancelled")
-        return not self._is_closed
+        return not closed
 
     def _admit(self) -> None:
-        """Let texts have their turn while there is room. Fair queueing: the owner with the fewest texts under
-        way first, then the one served least recently."""
-        while self._waiting and len(self._admitted()) < self.at_once:
-            held = Counter(one.sequence.owner for one in self._admitted())
+        """Let texts have their turn while there is room: those of the owner served least recently first."""
+        while len(self._of("reading", "running")) < self.at_once:
             with self._wake:
-                ticket = min(
-                    self._waiting,
-                    key=lambda one: (held[one.sequence.owner], self._turns.get(one.sequence.owner, 0)),
-                )
+                waiting = self._of("waiting")
+            if not waiting:
+                return
+            ticket = min(waiting, key=lambda one: self._turns.get(one.sequence.owner, 0))
             try:
                 if not self._fits(ticket.sequence):
                     return
@@ -401,9 +375,7 @@ class Scheduler:
                 self._leave(ticket, "failed", error)
                 continue
             self._turns[ticket.sequence.owner] = max(self._turns.values(), default=0) + 1
-            with self._wake:
-                self._waiting.remove(ticket)
-                self._reading.append(ticket)
+            ticket.state = "reading"
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the memory holds one more text, for which texts kept for their beginnings give way.
@@ -415,7 +387,7 @@ class Scheduler:
         memory = backend.memory()
         if memory is None:
             return True
-        if not self._admitted():
+        if not self._of("reading", "running"):
             sequence.check_memory()
             after = backend.memory() or memory  # which may have let go of ended texts
             self._budget = after.free + self._prefixes.nbytes
@@ -429,29 +401,27 @@ class Scheduler:
         """Read a part of a prompt: in turns of the text that came first and of the one with the least left,
         so that neither a long one nor short ones keep the others waiting."""
         self._turn += 1
-        least = min(self._reading, key=lambda one: one.sequence.unread)
-        ticket = self._reading[0] if self._turn % 2 else least
+        reading, running = self._of("reading"), self._of("running")
+        ticket = reading[0] if self._turn % 2 else min(reading, key=lambda one: one.sequence.unread)
         most: int = self._llm.target.prefill_chunk
-        rows = int(self._speed * (READ * self._seconds if self._running else PART))
+        rows = int(self._speed * (READ * self._seconds if running else PART))
         try:
             ticket.sequence.begin()
             before, begun = ticket.sequence.unread, perf_counter()
             left = ticket.sequence.read(max(FEWEST, min(rows, most)))
         except BaseException as error:
-            self._fail(ticket, error)
+            self._leave(ticket, "failed", error)
             return
+        self._count(read=before - left)
         if left:
             speed = (before - left) / max(perf_counter() - begun, 1e-9)
             self._speed = (self._speed + speed) / 2 if self._speed else speed
-        self._count(read=before - left)
-        if not left:
-            with self._wake:
-                self._reading.remove(ticket)
-                self._running.append(ticket)
+        else:
+            ticket.state = "running"
 
     def _step(self) -> None:
         """A step of every text under way."""
-        begun, tickets = perf_counter(), list(self._running)
+        begun, tickets = perf_counter(), self._of("running")
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, made in zip(tickets, step(sequences), strict=True):
             self._take(ticket, made)
@@ -470,44 +440,33 @@ class Scheduler:
             self._count(steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted)
             ticket.tell(made)
         except BaseException as error:
-            self._fail(ticket, error)
+            self._leave(ticket, "failed", error)
             return
         if sequence.finish_reason is not None:
-            self._finish(ticket)
+            self._leave(ticket)
 
-    def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        """A text cannot go on; one that is not wanted leaves with the others of its kind (`_waits`)."""
-        if not isinstance(error, Stopped):
-            self._leave(ticket, "failed", error)
-
-    def _finish(self, ticket: Ticket) -> None:
-        try:
-            ticket.sequence.finish()
-        except BaseException as error:
-            self._leave(ticket, "failed", error)
-        else:
-            self._leave(ticket, "ended")
-
-    def _leave(self, ticket: Ticket, how: str, error: BaseException | None = None) -> None:
+    def _leave(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
         """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
-        sequence, result = ticket.sequence, None
+        if isinstance(error, Stopped):  # it is not wanted, and leaves with the others of its kind (`_waits`)
+            return
+        result = None
         try:
-            with closing(sequence):
-                result = None if error is not None else sequence.result()
-                error = None if error is None else sequence.explained(error)
+            with closing(ticket.sequence) as sequence:
+                if how == "ended":
+                    sequence.finish()
+                if error is None:
+                    result = sequence.result()
         except BaseException as fault:
             how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)
-        if error is not None and not isinstance(error, Exception):  # a callback's sys.exit, say
-            error, cause = RunError(f"generation failed ({error!r})"), error
-            error.__cause__ = cause
         with self._wake:
-            for those in (self._running, self._reading, self._waiting):
-                with suppress(ValueError):
-                    those.remove(ticket)
+            self._tickets = [one for one in self._tickets if one is not ticket]
         self._count(**{how: 1})
-        ticket.end(result, error)
+        try:
+            ticket.tell(None if error is None else failure(error), result)
+        except BaseException as fault:  # nothing is left that it could end
+            logger.warning("a callback failed at the end of its text (%s)", fault)
 
     def _count(self, **more: int) -> None:
         with self._wake:
@@ -522,11 +481,7 @@ def check_at_once(at_once: object) -> int:
     Raises:
         InputError: neither "auto" nor an integer from 1 on.
     """
-    if at_once == "auto":
-        return MOST
-    if isinstance(at_once, str):
-        raise InputError(f"at_once is {shown(at_once)}; valid: auto, or an integer from 1 on", "at_once")
-    return check_integer("at_once", at_once, 1)
+    return MOST if at_once == "auto" else check_integer("at_once", at_once, 1, AT_ONCE)
 
 
 def run_all(

@@ -24,16 +24,15 @@ from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.step import decode, prefill
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.prompts import Prompt, is_chat
-from tokenswift.memory import check_run, default_length, needs_of, ran_out
+from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
-from tokenswift.models.decoder import savings
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import End, RunState
 from tokenswift.sampling.penalties import rules_of
-from tokenswift.spec.drafters.base import MARKS, mark_of
+from tokenswift.spec.drafters.base import MARKS
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
+from tokenswift.types import Generation, InputError, Logprob, RunError, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -104,11 +103,6 @@ class Sequence(TokenSequence):
         self._written: list[str] = []
         self.journal = None if request.run_dir is None else open_journal(self)
 
-    @property
-    def text(self) -> str:
-        """All that was written so far."""
-        return "".join(self._written)
-
     # ---- memory ---------------------------------------------------------------------------------
 
     def check_memory(self, spare: int = 0) -> None:
@@ -120,17 +114,6 @@ class Sequence(TokenSequence):
             if self.prefixes is None or not self.prefixes.clear():
                 raise
             check_run(*sizes, spare)
-
-    def explained(self, error: BaseException) -> BaseException:
-        """An error as whoever asked for the text is told of it: where a card's memory ran out, what would
-        fit."""
-        if not isinstance(error, torch.OutOfMemoryError):
-            return error
-        held = 0 if self.cache is None else self.nbytes
-        ways = [f"weights {form} (frees {nbytes:,} bytes)" for form, nbytes in savings(self.model).items()]
-        made = RunError(ran_out(self.model, self.strategy, len(self.prompt), held, ways))
-        made.__cause__ = error
-        return made
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +136,7 @@ class Sequence(TokenSequence):
         except GeneratorExit:  # left unfinished, at the interpreter's end too, where torch may be gone
             raise
         except torch.OutOfMemoryError as error:
-            raise self.explained(error) from error
+            raise failure(error) from error
         finally:
             self.close()
 
@@ -164,16 +147,13 @@ class Sequence(TokenSequence):
 
     def restore(self, state: RunState) -> None:
         """Go on where a run's journal ends."""
-        self.new_tokens, self._written = list(state.tokens), [state.text]
         self.tokens += state.tokens
+        for token in state.tokens:  # what ends a text now may not have ended it then
+            self.finish_reason = None
+            self._written.append(self._piece(token))
         self.draft_passes = state.passes
-        self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
-        if state.stream is not None:
-            self.detokenizer.restore(state.stream)
-            self.detokenizer.seen = len(state.text) + len(state.stream["held"])
-        self.guard.restore(self.new_tokens, state.loop)
+        self.sources.update({name: state.sources.count(mark.letter) for name, mark in MARKS.items()})
         self.meter.restore(state.steps, state.seconds)
-        self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
         self._release()
 
     @property
@@ -200,16 +180,12 @@ class Sequence(TokenSequence):
         self.begin()
         with self.meter.phase(PREFILL):
             left = prefill(self, self.request.on_progress, rows)
+            if not left:
+                self.left = self.max_new_tokens - len(self.new_tokens)
+                self.strategy.begin(self)
         if not left:
-            self._start()
+            self.meter.lap()
         return left
-
-    def _start(self) -> None:
-        """The strategy's own reading of the prompt, before the first step."""
-        self.left = self.max_new_tokens - len(self.new_tokens)
-        with self.meter.phase(PREFILL):
-            self.strategy.begin(self)
-        self.meter.lap()
 
     def take(self, step: Step) -> Step:
         """Take in a step; returns it up to the end of the text, with what it released."""
@@ -220,8 +196,6 @@ class Sequence(TokenSequence):
             pieces.append(self._piece(token))
             if self.finish_reason is not None:
                 break
-        if self.finish_reason is None and len(self.new_tokens) >= self.max_new_tokens:
-            self.finish_reason = "length"
         count = len(pieces)
         step = replace(
             step,
@@ -235,11 +209,11 @@ class Sequence(TokenSequence):
         self.sources.update(step.sources)
         self.logprobs += step.logprobs
         self._written.append(step.text)
-        stream, tail = self.detokenizer.state(), self._release()
+        tail = self._release()
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
             end = None if self.finish_reason is None else End(self.finish_reason, tail)  # type: ignore[arg-type]
-            self.journal.add(step, {**newest, "stream": stream, "loop": self.guard.first, "end": end})
+            self.journal.add(step, {**newest, "loop": self.guard.first, "end": end})
         return replace(step, text=step.text + tail)
 
     def _piece(self, token: int) -> str:
@@ -257,6 +231,8 @@ class Sequence(TokenSequence):
             self.finish_reason = "eos"
         elif self.guard.loop is not None and self.request.on_loop == "stop":
             self.finish_reason = "loop"
+        elif len(self.new_tokens) >= self.max_new_tokens:
+            self.finish_reason = "length"
         return piece
 
     def _release(self) -> str:
@@ -283,18 +259,14 @@ class Sequence(TokenSequence):
 
     # ---- the result -----------------------------------------------------------------------------
 
-    def metrics(self) -> Metrics:
-        """Figures so far, earlier sessions included."""
-        return self.meter.finish(self.new_tokens, self.draft_passes, loop=self.guard.first)
-
     def result(self) -> Generation:
         """The finished generation."""
         heads = self.heads
         return Generation(
             token_ids=self.new_tokens,
-            text=self.text,
+            text="".join(self._written),
             finish_reason=self.finish_reason or "length",
-            metrics=self.metrics(),
+            metrics=self.meter.finish(self.new_tokens, self.draft_passes, loop=self.guard.first),
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
             drafting=self.strategy.report(),
@@ -303,6 +275,19 @@ class Sequence(TokenSequence):
             token_sources=dict(self.sources),
             logprobs=self.logprobs,
         )
+
+
+def failure(error: BaseException) -> Exception:
+    """What made a text fail, as whoever asked for it is told."""
+    if isinstance(error, torch.OutOfMemoryError):
+        ways = "fewer or shorter texts, or weights of fewer bits (weights=q8_0)"
+        made = RunError(f"out of memory; valid: {ways}")
+    elif isinstance(error, Exception):
+        return error
+    else:
+        made = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
+    made.__cause__ = error
+    return made
 
 
 class Stream(Iterator[Step], AbstractContextManager["Stream"]):

@@ -27,7 +27,7 @@ from tokenswift.config import (
 )
 from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats import BY_CODE, FORMATS
+from tokenswift.kernels.formats import FORMATS
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights, formats
@@ -47,6 +47,7 @@ from tokenswift.loader.load import (
     fitting,
     load_located,
     load_tokenizer,
+    model_of,
     open_files,
 )
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
@@ -61,32 +62,36 @@ logger = logging.getLogger("tokenswift")
 
 
 class Source:
-    """What a model was made from.
+    """What a model was made from: a loaded transformers model; `FromFiles` is the other kind.
+
+    Args:
+        model: a causal LM.
+        tokenizer: its tokenizer, or None.
+        scaling: a wish for YaRN.
+        backend: what computes.
 
     Attributes:
         name: as it was asked for.
         model, tokenizer: transformers' own.
-        scaling: the wish for YaRN.
         codec: what makes ids of texts and texts of ids.
         host: what heads must fit.
     """
 
-    name: str
-    model: Any
-    tokenizer: Any
-    codec: Any
-    scaling: RopeScaling | None
-    host: HeadsHost
-    _identity: Any  # of the weights
-    _backend: Any
+    def __init__(self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend) -> None:
+        check_model(model)
+        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
+        self.name: str = getattr(model, "name_or_path", "")
+        self.host: HeadsHost = host_of(model)
+        self.scaling, self.backend = scaling, backend
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
-        return {
-            **self._identity,
-            "tokenizer": self._tokenizer_digest,
-            "rope": str(self.scaling or "none"),
-        }
+        rope = str(self.scaling or "none")
+        return {**self._identity, "tokenizer": self._tokenizer_digest, "rope": rope}
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.model)
 
     @cached_property
     def _tokenizer_digest(self) -> str | None:
@@ -133,35 +138,7 @@ class Source:
             return self._made(on_progress)
 
     def _made(self, on_progress: OnProgress | None) -> Target:
-        raise NotImplementedError
-
-
-class FromModel(Source):
-    """A loaded transformers model.
-
-    Args:
-        model: a causal LM.
-        tokenizer: its tokenizer, or None.
-        scaling: a wish for YaRN.
-        backend: what computes.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        scaling: RopeScaling | None,
-        backend: Backend,
-    ) -> None:
-        check_model(model)
-        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
-        self.name = getattr(model, "name_or_path", "")
-        self._identity = identity_of(model)
-        self.host = host_of(model)
-        self.scaling, self._backend = scaling, backend
-
-    def _made(self, on_progress: OnProgress | None) -> Target:
-        return make_target(self.model, self.scaling, on_progress, self._backend)
+        return make_target(self.model, self.scaling, on_progress, self.backend)
 
 
 class FromFiles(Source):
@@ -176,8 +153,8 @@ class FromFiles(Source):
     """
 
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
-        self._files, self._how, self._backend = files, how, backend
-        self.name, self.scaling = files.name, how.scaling
+        self._files, self._how = files, how
+        self.name, self.scaling, self.backend = files.name, how.scaling, backend
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
         self.codec: Any = files.tokenizer
@@ -189,12 +166,8 @@ class FromFiles(Source):
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         check_memory(files.name, self._needed(), str(backend.device))
         if how.weights in FORMATS:
-            logger.warning(
-                "model %s is quantized to %s, which makes it another model with other texts; exactness is "
-                "relative to the quantized model",
-                files.name,
-                how.weights,
-            )
+            line = "model %s is quantized to %s, which makes it another model; exactness is relative to that"
+            logger.warning(line, files.name, how.weights)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -213,12 +186,10 @@ class FromFiles(Source):
         Raises:
             InputError: the files have changed.
         """
-        files, place = self._files, str(self._backend.device)
+        files, place = self._files, str(self.backend.device)
         files.check_unchanged()
         if self._how.weights == WEIGHTS[0]:
             return load_located(files.name, files.folder, self._how, place).model
-        from tokenswift.loader.load import model_of
-
         made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
         made.name_or_path = files.name
         return made.to(place)
@@ -232,21 +203,16 @@ class FromFiles(Source):
         if on_progress is not None:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
-        rotary = files.rotary.to(self._backend.device)
-        return NativeTarget(weights, self._backend, rotary, on_progress=on_progress)
+        rotary = files.rotary.to(self.backend.device)
+        return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
 
     def _needed(self) -> int:
         """Bytes of the weights as they will be stored."""
-        backend, kind, own = self._backend, self._how.weights, self._files.weights
+        kind, own = self._how.weights, self._files.weights
         if isinstance(own, GgufWeights) and kind == WEIGHTS[0]:
-            return sum(
-                entry.nbytes
-                if entry.code in BY_CODE and backend.keeps(BY_CODE[entry.code].name, own.dtype)
-                else math.prod(entry.shape) * own.dtype.itemsize
-                for entry in own.file.tensors.values()
-            )
-        numbers = sum(math.prod(shape) for shape in self._files.weights.layout.shapes().values())
-        if kind in FORMATS and backend.keeps(kind, own.dtype):
+            return sum(entry.nbytes for entry in own.file.tensors.values())
+        numbers = sum(math.prod(shape) for shape in own.layout.shapes().values())
+        if kind in FORMATS and self.backend.keeps(kind, own.dtype):
             return numbers // FORMATS[kind].block * FORMATS[kind].nbytes
         return numbers * (getattr(torch, kind) if kind in DTYPES else own.dtype).itemsize
 
@@ -286,10 +252,8 @@ def open_model(
         InputError, RunError: as of `loader.load.load`.
     """
     if not isinstance(model, str | os.PathLike):
-        raise InputError(
-            f"model is of type {type(model).__name__}; valid: alias, folder or hub id "
-            f"(LLM.from_model takes a loaded model)"
-        )
+        valid = "alias, folder or hub id (LLM.from_model takes a loaded model)"
+        raise InputError(f"model is of type {type(model).__name__}; valid: {valid}")
     check_callback("on_progress", on_progress)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
@@ -301,16 +265,13 @@ def open_model(
         if files is not None:
             return FromFiles(files, how, backend)
     if how.weights != WEIGHTS[0]:
-        raise InputError(
-            f"weights is {how.weights!r}, but model {name} runs through transformers' own model here; valid: "
-            "stored",
-            "weights",
-        )
+        wrong = f"weights is {how.weights!r}, but model {name} runs through transformers' own model here"
+        raise InputError(f"{wrong}; valid: stored", "weights")
     loaded = load_located(name, folder, how, place)
-    return FromModel(loaded.model, loaded.tokenizer, how.scaling, backend)
+    return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
 
 
-def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
+def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
     """A loaded transformers model, which stays as it is.
 
     Raises:
@@ -328,4 +289,4 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
     device = device_of(model.lm_head)
     check_backend(how.backend, str(device))
     computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
-    return FromModel(model, tokenizer, how.scaling, computes)
+    return Source(model, tokenizer, how.scaling, computes)

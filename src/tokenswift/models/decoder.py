@@ -21,7 +21,7 @@ from tokenswift.config import LoadConfig
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
-from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import Arena
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
@@ -328,19 +328,3 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def savings(target: object) -> dict[str, int]:
-    """Bytes that a model would take less with weights that are quantized, by format."""
-    if not isinstance(target, NativeTarget):
-        return {}
-    dense = [weight for weight in target.multiplied() if not weight.stored]
-    held = sum(weight.nbytes for weight in dense)
-    return {
-        form.name: held - sum(weight.rows * form.row_bytes(weight.columns) for weight in dense)
-        for form in FORMATS.values()
-        if dense
-        and form.written
-        and form.name in target.backend.formats
-        and all(weight.columns % form.block == 0 for weight in dense)
-    }

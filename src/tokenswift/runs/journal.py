@@ -62,7 +62,7 @@ def encode(records: Sequence[Any], checksum: int) -> tuple[bytes, int]:
     """Records as lines behind a record with a checksum, and the last one's checksum."""
     lines = []
     for record in records:
-        data = msgspec.json.encode(record)
+        data = msgspec.json.encode(record, enc_hook=str)  # torch has strings of a type of its own
         length = b"%08x" % len(data)
         checksum = zlib.crc32(data, zlib.crc32(length, checksum))
         lines.append(b"%s %08x %s\n" % (length, checksum, data))

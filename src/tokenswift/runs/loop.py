@@ -13,7 +13,6 @@ import numpy as np
 from tokenswift.types import Loop
 
 MOST, COPIES, TOKENS = 512, 3, 160  # tokens of a pattern at most; copies of it, and tokens that these make up
-REACH = MOST + MOST * COPIES  # tokens that decide whether the next one ends a loop
 
 
 class LoopGuard:
@@ -50,11 +49,3 @@ class LoopGuard:
         self.loop = Loop(self.count - span, size, span)
         self.first = self.first or self.loop
         return new
-
-    def restore(self, tokens: list[int], first: Loop | None) -> None:
-        """Go on after ``tokens``, all that were pushed before; a loop that was seen is not reported anew."""
-        newest = tokens[-REACH:]
-        self.count = len(tokens) - len(newest)
-        for token in newest:
-            self.push(token)
-        self.first = first

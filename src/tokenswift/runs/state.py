@@ -108,16 +108,6 @@ class Session(Strict, tag_field="kind", tag="session"):
         check_choice("strategy", self.strategy, tuple(OPTIONS))
 
 
-class Stream(Strict):
-    """State of the detokeniser; see `engine.detokenize.TextStream`."""
-
-    window: list[Token]
-    shown: str
-    waiting: Count
-    held: str
-    stopped: bool
-
-
 class End(Strict):
     """How a text ended: ``tail`` is text that was held back."""
 
@@ -128,7 +118,7 @@ class End(Strict):
 class Tokens(Strict, tag_field="kind", tag="tokens"):
     """Accepted tokens: a letter (source) and a number of characters for each, and their text; figures of each
     step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase and draft passes of the
-    run so far; the detokeniser's state behind them; the first loop seen; the end, where they are the last."""
+    run so far; the first loop seen; the end, where they are the last."""
 
     ids: list[Token]
     sources: Annotated[str, Meta(pattern=r"^[thncger]*\Z")]
@@ -137,7 +127,6 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     steps: list[tuple[Positive, Count, Count, Count, Count, Count]]
     seconds: dict[Word, Seconds]
     passes: Count
-    stream: Stream
     loop: Loop | None = None
     end: End | None = None
 
@@ -168,7 +157,6 @@ class RunState:
         steps: the figures of each step.
         seconds: by phase, of all sessions.
         passes: draft passes.
-        stream: state of the detokeniser, None before the first token.
         loop: the first loop that was seen.
         end: how it ended; None while it goes on.
     """
@@ -182,7 +170,6 @@ class RunState:
     steps: list[tuple[int, ...]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     passes: int = 0
-    stream: dict[str, Any] | None = None
     loop: Loop | None = None
     end: End | None = None
 
@@ -196,18 +183,6 @@ class RunState:
         """Text that the end released."""
         return self.end.tail if self.end else ""
 
-    def finished(self, most: int, on_loop: str) -> str | None:
-        """Why there is nothing to add, None when there is.
-
-        Args:
-            most: new tokens at most, now.
-            on_loop: what a loop does, now.
-        """
-        reason = None if self.end is None else self.end.reason
-        if reason in ("stop", "eos") or (reason == "loop" and on_loop == "stop"):
-            return reason
-        return "length" if len(self.tokens) >= most else None
-
     def take(self, record: Tokens) -> None:
         """Add a record of tokens.
 
@@ -220,11 +195,7 @@ class RunState:
         self.steps += record.steps
         self.text += record.text
         self.seconds, self.passes, self.end = record.seconds, record.passes, record.end
-        self.stream = msgspec.to_builtins(record.stream)
-        window, loop = record.stream.window, record.loop
-        newest = self.tokens[-len(window) - 1 :]
-        if window and window not in (newest[-len(window) :], newest[:-1]):  # without an end-of-text token
-            raise ValueError("stream.window: not the newest tokens")
+        loop = record.loop
         if loop is not None and not 0 <= loop.start <= loop.start + loop.span <= len(self.tokens):
             raise ValueError("loop: it is not in the text")
         self.loop = loop or self.loop

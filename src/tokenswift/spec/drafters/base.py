@@ -18,21 +18,15 @@ if TYPE_CHECKING:
     from tokenswift.spec.drafters.candidates import Candidates, Source
     from tokenswift.spec.strategy import TokenSequence
 
-TARGET = DraftSource("target", "t", "the model's own choice")
-HEAD = DraftSource("head", "h", "draft head")  # also the target's own passes
-NGRAM = DraftSource("ngram", "n", "n-gram")
-CHAIN = DraftSource("chain", "c", "chain")
-GRAMMAR = DraftSource("grammar", "g", "grammar")
-EAGLE = DraftSource("eagle", "e", "EAGLE-3 drafter")
-RECYCLE = DraftSource("recycle", "r", "recycled ranking")
+TARGET = DraftSource("target", "t")
+HEAD = DraftSource("head", "h")  # also the target's own passes
+NGRAM = DraftSource("ngram", "n")
+CHAIN = DraftSource("chain", "c")
+GRAMMAR = DraftSource("grammar", "g")
+EAGLE = DraftSource("eagle", "e")
+RECYCLE = DraftSource("recycle", "r")
 #: all sources of tokens by name
 MARKS = {mark.name: mark for mark in (TARGET, HEAD, NGRAM, CHAIN, GRAMMAR, EAGLE, RECYCLE)}
-
-
-def mark_of(letter: str) -> DraftSource:
-    """The source that a journal's letter stands for, also one that nobody knows any more."""
-    found = (mark for mark in MARKS.values() if mark.letter == letter)
-    return next(found, DraftSource(f"drafter-{letter}", letter, f"drafter {letter} (unknown)"))
 
 
 @dataclass(frozen=True, slots=True)
