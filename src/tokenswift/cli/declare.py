@@ -36,7 +36,7 @@ SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t
 USUAL = frozenset(
     "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature top_k top_p "
     "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts repeats seeds "
-    "distribution no_measure folder text report drop_damaged kind num_heads layers data work continued "
+    "distribution no_measure folder text kind num_heads layers data work continued "
     "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue max_tokens "
     "max_prompt".split()
 )
