@@ -103,6 +103,7 @@ def test_settings_by_name() -> None:
 BAD: list[tuple[str, Any]] = [
     ("presence_penalty", 2.1), ("frequency_penalty", "much"), ("dry_multiplier", -1), ("dry_base", 0.9),
     ("dry_allowed_length", 0), ("dry_range", 0), ("dry_breakers", [""]), ("logit_bias", {5: 101}),
+    ("logit_bias", {"x": 1}), ("min_tokens", -1), ("bad_words", [[-1]]),
     ("bad_words", ["a"] * 2000), ("bad_words", 5),
 ]  # fmt: skip
 
