@@ -85,8 +85,8 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --run-dir=", "it is empty"),
         # models
         ("hi --model prompt.txt", "--model prompt.txt is a file"),
-        ("hi --model gpt-nine", "--model is 'gpt-nine': unknown name; valid: smollm2-135m"),
-        ("hi --model models/absent.gguf", "--model is 'models/absent.gguf': no such file; valid: "),
+        ("hi --model gpt-nine", "--model is 'gpt-nine': no such folder or file; valid: smollm2-135m"),
+        ("hi --model models/absent.gguf", "--model is 'models/absent.gguf': no such folder or file; valid: "),
         ("hi --eagle no/such/place", "--eagle is 'no/such/place': no such folder or file; valid: "),
         ("hi --threads 100000", "--threads is 100000; valid: 1 to "),
         ("hi --backend fast", "--backend is 'fast'; valid: auto, cpu, cuda, torch"),

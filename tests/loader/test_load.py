@@ -12,6 +12,8 @@ import torch
 from transformers import BertConfig
 
 from tests.conftest import FAMILIES, tiny_tokenizer
+from tests.gguf_files import small, write
+from tokenswift import LLM
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
@@ -105,11 +107,34 @@ def test_default_model(embedded: str) -> None:
     loaded = load("smollm2-135m", device="cpu")
     assert loaded.name == "smollm2-135m" and loaded.model.dtype == torch.float32
     assert loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
-    assert loaded.tokenizer("In 2024")["input_ids"] == loaded.tokenizer("In")["input_ids"] + [
-        216,
-        34,
-        32,
-        34,
-        36,
-    ]
+    digits = [216, 34, 32, 34, 36]
+    assert loaded.tokenizer("In 2024")["input_ids"] == [*loaded.tokenizer("In")["input_ids"], *digits]
     assert loaded.tokenizer.eos_token_id == 2 and loaded.model.generation_config.eos_token_id == [0, 2]
+
+
+# ---- torch's default type, which is the whole process's ----
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """What torch's default type was set to."""
+    found: list[torch.dtype] = []
+    usual = torch.set_default_dtype
+
+    def told(dtype: torch.dtype) -> None:
+        found.append(dtype)
+        usual(dtype)
+
+    monkeypatch.setattr(torch, "set_default_dtype", told)
+    return found
+
+
+def test_a_model_beside_running_texts(tmp_path: Path, asked: list[torch.dtype]) -> None:
+    """Where transformers' own model is asked for behind one that is read from its file."""
+    write(tmp_path / "model.gguf", small())
+    with LLM(tmp_path / "model.gguf", dtype="bfloat16", device="cpu", heads="none") as llm:
+        made = llm.source.model
+    assert set(asked) <= {torch.float32}  # the usual one
+    assert {part.dtype for part in made.parameters()} == {torch.bfloat16}
+    assert made.config.dtype == torch.bfloat16
+    assert {part.dtype for part in made.buffers()} == {torch.float32}  # tables of positions

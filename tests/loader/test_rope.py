@@ -15,12 +15,7 @@ from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.loader.config import completed
 from tokenswift.loader.load import load
-from tokenswift.loader.rope import (
-    RopeScaling,
-    context_limit,
-    rotary_of_config,
-    scaled_config,
-)
+from tokenswift.loader.rope import RopeScaling, context_limit, rotary_of_config, scaled_config
 from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 
@@ -30,32 +25,25 @@ YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, "original_max_p
 
 @torch.inference_mode()
 def logits(model: Any) -> torch.Tensor:
-    tokens = torch.arange(300)[None] * 7 % 256
-    return model(tokens, use_cache=False).logits[0]
+    return model(torch.arange(300)[None] * 7 % 256, use_cache=False).logits[0]
 
 
-def plain(family: str) -> Any:
-    return tiny_model(
-        family, rope_parameters={"rope_type": "default", "rope_theta": THETA}, attn_implementation="eager"
-    )
+def made(family: str, **changes: Any) -> Any:
+    return tiny_model(family, attn_implementation="eager", **changes)
 
 
 def ours(model: Any, scaling: RopeScaling | None = None) -> torch.Tensor:
     """Logits of the same text through a target."""
     target = make_target(model, scaling)
-    tokens = (torch.arange(300) * 7 % 256).tolist()
-    cache = target.new_cache(301)
-    rows = target.forward(torch.tensor(tokens), torch.arange(300), cache).hidden
-    return target.logits(rows)
+    tokens, places = torch.arange(300) * 7 % 256, torch.arange(300)
+    return target.logits(target.forward(tokens, places, target.new_cache(301)).hidden)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> None:
-    model = plain(family)
+    model = made(family, rope_parameters={"rope_type": "default", "rope_theta": THETA})
     before, config = logits(model), model.config.to_dict()
-    built = tiny_model(
-        family, rope_parameters=YARN, max_position_embeddings=1024, attn_implementation="eager"
-    )
+    built = made(family, rope_parameters=YARN, max_position_embeddings=1024)
     scaled = ours(model, RopeScaling(4.0))
     torch.testing.assert_close(scaled, logits(built), rtol=1e-4, atol=2e-5)
     assert torch.equal(scaled, ours(built))
@@ -136,9 +124,7 @@ def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: P
     config = {k: v for k, v in config.items() if not k.startswith("rope")}
     (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
     if wanted is None:
-        with pytest.raises(
-            InputError, match="says rope_parameters .* and rope_scaling .*; valid: one of the"
-        ):
+        with pytest.raises(InputError, match="says rope_parameters .* and rope_scaling .*; valid: one of"):
             load(tmp_path)
         return
     ours, theirs = LLM(tmp_path, device="cpu", heads="none").target.rotary, load(tmp_path).model

@@ -93,19 +93,15 @@ def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
         assert " ".join(str(theirs.value).split())[:160] in str(ours.value)
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ({"default": ["x"]}, r"the model's chat template is \['x'\]; valid: text"),
-        (r"{{ '\ud800' }}", "the text that the model's chat template makes holds a lone surrogate"),
-        ("a \ud800 b", "the model's chat template|lone surrogate"),
-    ],
-)
-def test_templates_that_are_none(template: Any, words: str) -> None:
+def test_templates_that_are_none() -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template
-    with pytest.raises(InputError, match=words):
-        prompt_ids(ASK, tokenizer, 260)
+    for template, words in (
+        ({"default": ["x"]}, r"is \['x'\]; valid: text"),
+        (r"{{ '\ud800' }}", "lone surr"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=f"the model's chat template.*{words}"):
+            prompt_ids(ASK, tokenizer, 260)
 
 
 # ---- limits ------------------------------------------------------------------------------------------------

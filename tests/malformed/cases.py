@@ -111,11 +111,14 @@ def _write_changed(seed: int, folder: Path) -> Path:
     return path
 
 
-def _set(key: str, value: Value | None) -> Callable[[Draft], Any]:
+def put(key: str, value: Value | None) -> Callable[[Draft], Any]:
+    """A change of a key's value; None takes it out."""
     return lambda d: d.set(key, value)
 
 
-def _entry(**changed: Any) -> Callable[[Draft], Any]:
+def entry(**changed: Any) -> Callable[[Draft], Any]:
+    """A change of fields of the second tensor's entry."""
+
     def change(made: Draft) -> None:
         for name, value in changed.items():
             setattr(made.tensors[1][1], name, value)
@@ -142,8 +145,8 @@ class _Raw(Value):
 
 
 def _infinite_scales(made: Draft) -> None:
-    entry = made.tensor("blk.0.ffn_up.weight")
-    entry.data = b"".join(b"\0\x7c" + entry.data[at + 2 : at + 34] for at in range(0, len(entry.data), 34))
+    found = made.tensor("blk.0.ffn_up.weight")
+    found.data = b"".join(b"\0\x7c" + found.data[at + 2 : at + 34] for at in range(0, len(found.data), 34))
 
 
 GGUF: dict[str, Callable[[Draft], Any]] = {
@@ -154,25 +157,25 @@ GGUF: dict[str, Callable[[Draft], Any]] = {
     "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
     "a value of type 2^32 - 1": _value(Value((1 << 32) - 1, b"")),
     "lists in lists in lists": _nested,
-    "alignment 2^31": _set("general.alignment", Value(U32, 1 << 31)),
-    "an architecture of control characters": _set("general.architecture", Value(TEXT, "\x1b[31mred\n")),
-    "no layers": _set("llama.block_count", Value(U32, 0)),
-    "2^64 - 1 layers": _set("llama.block_count", Value(U64, (1 << 64) - 1)),
-    "heads that are a text": _set("llama.attention.head_count", Value(TEXT, "many")),
-    "an epsilon that is NaN": _set("llama.attention.layer_norm_rms_epsilon", Value(F64, math.nan)),
-    "no dimensions": _entry(dims=()),
-    "no rows": _entry(dims=(256, 0)),
-    "2^32 rows of 2^32": _entry(dims=(1 << 32, 1 << 32)),
-    "an offset of 1": _entry(offset=1),
-    "an offset of 2^63": _entry(offset=1 << 63),
+    "alignment 2^31": put("general.alignment", Value(U32, 1 << 31)),
+    "an architecture of control characters": put("general.architecture", Value(TEXT, "\x1b[31mred\n")),
+    "no layers": put("llama.block_count", Value(U32, 0)),
+    "2^64 - 1 layers": put("llama.block_count", Value(U64, (1 << 64) - 1)),
+    "heads that are a text": put("llama.attention.head_count", Value(TEXT, "many")),
+    "an epsilon that is NaN": put("llama.attention.layer_norm_rms_epsilon", Value(F64, math.nan)),
+    "no dimensions": entry(dims=()),
+    "no rows": entry(dims=(256, 0)),
+    "2^32 rows of 2^32": entry(dims=(1 << 32, 1 << 32)),
+    "an offset of 1": entry(offset=1),
+    "an offset of 2^63": entry(offset=1 << 63),
     "a tensor twice": lambda d: d.tensors.append(d.tensors[1]),
     "no tensors": lambda d: setattr(d, "tensors", []),
     "infinite scales": _infinite_scales,
-    "no tokens": _set(WORDS + "tokens", None),
-    "tokens that are all the same": _set(WORDS + "tokens", Value(ARRAY, ["a"] * 260, TEXT)),
-    "tokens of unknown kinds": _set(WORDS + "token_type", Value(ARRAY, [99] * 260, I32)),
-    "merges of unknown tokens": _set(WORDS + "merges", Value(ARRAY, ["qq ww"], TEXT)),
-    "a broken chat template": _set("tokenizer.chat_template", Value(TEXT, "{% if")),
+    "no tokens": put(WORDS + "tokens", None),
+    "tokens that are all the same": put(WORDS + "tokens", Value(ARRAY, ["a"] * 260, TEXT)),
+    "tokens of unknown kinds": put(WORDS + "token_type", Value(ARRAY, [99] * 260, I32)),
+    "merges of unknown tokens": put(WORDS + "merges", Value(ARRAY, ["qq ww"], TEXT)),
+    "a broken chat template": put("tokenizer.chat_template", Value(TEXT, "{% if")),
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenswift.checks import check_flag, shown
 from tokenswift.grammar import CLOSE, OPEN, Grammar, closed
+from tokenswift.loader import prompts as loader
 from tokenswift.types import InputError
 
 MOST = 128  # tools of a chat
@@ -275,9 +276,7 @@ PLAIN = Family("plain")
 
 def template_of(tokenizer: Any) -> str:
     """The template that a tokenizer has for chats with tools; "" where it has none."""
-    found = getattr(tokenizer, "chat_template", None)
-    if isinstance(found, dict):
-        found = found.get("tool_use") or found.get("default")
+    found = loader.template_of(tokenizer, tools=True)
     return found if isinstance(found, str) else ""
 
 

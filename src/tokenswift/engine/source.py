@@ -222,8 +222,7 @@ class FromFiles(Source):
         dtype = str(files.weights.dtype).removeprefix("torch.")
         found = {"dtype": dtype, **files.digests(), "adapter": None}
         if isinstance(files.weights, GgufWeights):
-            digests = "+".join(map(file_digest, files.weights.file.parts))
-            found["stored"] = f"{formats(files.weights.file)} {digests}"
+            found["stored"] = f"{formats(files.weights.file)} {file_digest(files.weights.file.path)}"
         if kind not in (WEIGHTS[0], "float32", dtype):
             found["weights"] = digest_of([found["weights"], kind], 32)
         if kind != WEIGHTS[0]:

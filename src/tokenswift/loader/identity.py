@@ -16,13 +16,13 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.loader.config import FAMILIES, activation_of, layout_of
+from tokenswift.loader.config import FAMILIES, MERGED, activation_of, layout_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:  # the command line is there before torch is
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
 PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
-#: what is valid where there is an adapter
-MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
 #: parts of a config that say where a model came from or what it runs on, not what it is
 ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
 
@@ -113,12 +111,11 @@ class BaseIdentity:
 def base_of(model: Any, name: str | None = None) -> BaseIdentity:
     """The identity of a loaded transformers causal LM."""
     layers = model.base_model.layers
-    middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
-    embedding = model.get_input_embeddings().weight
+    modules = [model.get_input_embeddings(), *layers[len(layers) // 2].modules()]
+    found = [(one, name) for one in modules for name, part in one._parameters.items() if part is not None]
+    embedding, middle = [whole(*one) for one in found if one[0]._parameters[one[1]].ndim == 2][:2]
     known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    names = {id(parameter): path for path, parameter in model.named_parameters()}
-    made = dict(parameters(model))
-    return _base(str(known), made[names[id(embedding)]](), made[names[id(middle)]]())
+    return _base(str(known), embedding, middle)
 
 
 def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
@@ -166,13 +163,12 @@ def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dt
     Args:
         dtype: the type that they are taken in; their own where all are tensors.
     """
-
-    def parts() -> Iterator[bytes]:
-        for name, weight in named:
-            kind: Any = dtype or weight.dtype  # type: ignore[union-attr]
-            yield from (name.encode(), str((tuple(weight.shape), str(kind))).encode(), _values(weight, kind))
-
-    return _digest(parts())
+    kinds: Iterable[Any] = ((name, weight, dtype or weight.dtype) for name, weight in named)  # type: ignore[union-attr]
+    return _digest(
+        part
+        for name, weight, kind in kinds
+        for part in (name.encode(), str((tuple(weight.shape), str(kind))).encode(), _values(weight, kind))
+    )
 
 
 def whole(module: Any, name: str = "weight") -> Tensor:
@@ -220,10 +216,7 @@ def config_digest(config: Any) -> str:
         rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
         rope.pop("type", None)
         others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
-        layout = layout_of(config)
-        usual = {field.name: field.default for field in fields(layout)}  # said in later versions alone
-        sizes = {name: value for name, value in asdict(layout).items() if value != usual[name]}
-        said = {"layout": sizes, "rope": rope, "others": others}
+        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
     else:
         said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
     return _digest([json.dumps(said, sort_keys=True, default=str).encode()])

@@ -39,17 +39,13 @@ from tokenswift.loader.config import (
     named_sampling,
     read_config,
     read_generation,
-    weight_names,
 )
-from tokenswift.loader.find import cache_dir, gguf_in, locate, part_names, refused_as, wanted_files
+from tokenswift.loader.find import cache_dir, gguf_in, locate, refused_as, wanted_files
 from tokenswift.loader.gguf import (
-    ARCHITECTURES,
     OUTER,
     GgufFile,
     GgufWeights,
-    architecture,
     config_of,
-    is_native,
     own_dtype,
 )
 from tokenswift.loader.identity import config_digest, weights_digest
@@ -114,18 +110,13 @@ def native_bfloat16(device: str) -> bool:
     if device != "cpu":
         return True
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = Path("/proc/cpuinfo").read_text().split()
     except OSError:  # not Linux: no way to tell
         return False
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
-def load(
-    name_or_path: str | Path,
-    dtype: str = "auto",
-    device: str = "auto",
-) -> Loaded:
+def load(name_or_path: str | Path, dtype: str = "auto", device: str = "auto") -> Loaded:
     """Load a model and its tokenizer.
 
     Args:
@@ -151,8 +142,7 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(*_load_gguf(name, path, how, place), name)
     with quiet_transformers():
         config, tokenizer = load_config(name, source), load_tokenizer(name, source)
-        check_count(name, source, config)
-        check_memory(name, _needed(source, config, how), place)
+        check_size(name, source, config, how, place)
         model = _model(name, source, config, how, place)
     return Loaded(model, tokenizer, name)
 
@@ -194,40 +184,31 @@ def load_tokenizer(name: str, source: Path) -> Any:
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
 
 
-def check_count(name: str, folder: Path, config: Any) -> None:
-    """See that a config does not ask for more numbers than the files hold, before any of them is made, and
-    that an index names files of its folder.
+def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str) -> None:
+    """See that a config does not ask for more numbers than the files hold, before any of them is made, that
+    an index names files of its folder, and that the weights fit into memory.
 
     Raises:
-        InputError: it does, or is no causal language model's.
+        InputError: they do not, or the config is no causal language model's.
     """
+    from transformers import AutoModelForCausalLM
+
     if (folder / INDEX).exists():
         tuple(weight_files(folder))
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    if (numbers := numbers_of(name, config)) > PER_BYTE * size:
+    wrong = f"model {name}: its config.json does not describe a causal language model"
+    with refused_as(wrong, SUPPORTED), torch.device("meta"):  # without memory
+        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+    numbers = sum(part.numel() for part in model.parameters())
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    if numbers > PER_BYTE * (size := sum(sizes.values())):
         raise InputError(
             f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} numbers of "
             f"files with {size:,} bytes; valid: the config of these weights"
         )
-
-
-def numbers_of(name: str, config: Any) -> int:
-    """Numbers of a config's model, which is made without memory."""
-    from transformers import AutoModelForCausalLM
-
-    wrong = f"model {name}: its config.json does not describe a causal language model"
-    with refused_as(wrong, SUPPORTED), torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
-    return sum(part.numel() for part in model.parameters())
-
-
-def _needed(folder: Path, config: Any, how: LoadConfig) -> int:
-    """Bytes that the weights of a folder take in memory."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
     stored = getattr(config, "dtype", None)
     scale = how.floats.itemsize / stored.itemsize if how.floats and isinstance(stored, torch.dtype) else 1.0
-    return int(sum(sizes[file] for file in weights) * scale)
+    check_memory(name, int(sum(sizes[file] for file in weights) * scale), place)
 
 
 def check_memory(name: str, needed: int, place: str) -> None:
@@ -434,8 +415,7 @@ class Opened:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    names = [] if folder.is_dir() else part_names(folder.name)
-    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder.with_name(name) for name in names]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
     found = [(path.name, path.stat()) for path in paths if path.exists()]
     return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
 
@@ -456,13 +436,6 @@ def open_files(name: str, folder: Path, how: LoadConfig, kind: str) -> Opened | 
 
 
 def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: str) -> Opened:
-    if not is_native(file):
-        unknown = (
-            f"model file {file.path}: the architecture {architecture(file)}, or tensors of it, cannot be run"
-        )
-        raise InputError(
-            f"{unknown}; valid: {', '.join(ARCHITECTURES)}, or the model in transformers' format"
-        )
     stamps, config = _stamps(folder), config_of(file)
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
     weights = GgufWeights(file, layout_of(config), dtype)
@@ -501,7 +474,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     there = {one for one in weights.names() if not one.endswith("rotary_emb.inv_freq")}
     if layout.tied and HEAD in there and torch.equal(weights.raw(HEAD), weights.raw(EMBEDDING)):
         there.remove(HEAD)
-    if there != weight_names(config, layout):
+    if there != layout.shapes().keys():
         return None
     weights.rest()
     generation = read_generation(folder, name)

@@ -6,11 +6,10 @@ more: nothing begins with two tokens of the beginning.
 Templates refuse, or drop without a word, roles and orders that they were not written for; what a template
 does is seen by a probe of the same roles (:func:`fitted`).
 
-Control tokens come from the template alone: what messages and tools say is encoded as text. The first
-character of each control token's text in what a client wrote is replaced by a character that nobody uses,
-before the template runs (:func:`set_apart`). The places where these come out are encoded without added
-tokens (:func:`encoded`); all else is encoded as ever, so that a chat without such text has the ids that it
-always had.
+Control tokens come from the template alone: what messages and tools say is encoded as text. A character that
+nobody uses is put before each control token's text in what a client wrote, before the template runs
+(:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer in which
+control tokens have other names (:func:`encoded`); a chat without them is encoded as any text.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -118,10 +117,17 @@ def is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
+def template_of(tokenizer: Any, tools: bool = False) -> Any:
+    """The chat template of a tokenizer, of several the one for chats (with tools); None without."""
+    found = getattr(tokenizer, "chat_template", None)
+    if isinstance(found, dict):
+        return (found.get("tool_use") if tools else None) or found.get("default")
+    return found
+
+
 def has_template(tokenizer: Any) -> bool:
     """Whether a tokenizer has a chat template."""
-    found = getattr(tokenizer, "chat_template", None)
-    return "default" in found if isinstance(found, dict) else bool(found)
+    return bool(template_of(tokenizer))
 
 
 def chat_ids(
@@ -132,24 +138,22 @@ def chat_ids(
     Raises:
         InputError: there is no template, a message is none, or the template refuses them.
     """
+    said: Turns = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise InputError(
-                f"{name}[{i}] is {shown(message)}; valid: a message such as "
-                f"{{'role': 'user', 'content': 'Hello'}}"
-            )
-        said = {"role": message["role"], "content": joined(message["content"])}
-        for key, value in said.items():
-            if not isinstance(value, str):
-                raise InputError(f"{name}[{i}][{key!r}] is {shown(value)}; valid: text")
-            check_text(f"{name}[{i}][{key!r}]", value)
+            valid = "a message such as {'role': 'user', 'content': 'Hello'}"
+            raise InputError(f"{name}[{i}] is {shown(message)}; valid: {valid}")
+        said.append({**message, "content": joined(message["content"])})
+        for key in ("role", "content"):
+            if not isinstance(said[i][key], str):
+                raise InputError(f"{name}[{i}][{key!r}] is {shown(said[i][key])}; valid: text")
+            check_text(f"{name}[{i}][{key!r}]", said[i][key])
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     made = "the text that the model's chat template makes"
-    written, stands_for = _written(messages, tokenizer, tools, check_template_options(options))
-    text = check_text(made, written)
+    text, sign = _written(said, tokenizer, tools, check_template_options(options))
     encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
-    return encoded(text, tokenizer, encode, stands_for)
+    return encoded(check_text(made, text), tokenizer, encode, sign)
 
 
 def joined(content: Any) -> Any:
@@ -157,9 +161,9 @@ def joined(content: Any) -> Any:
     anything else as it is."""
     if not isinstance(content, list | tuple) or not content:
         return content
-    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    return "".join(texts) if len(texts) == len(content) else content
+    parts = [part if isinstance(part, Mapping) else {} for part in content]
+    texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def check_template_options(options: Options) -> dict[str, Any]:
@@ -178,14 +182,11 @@ def check_template_options(options: Options) -> dict[str, Any]:
     return dict(options or {})
 
 
-def _written(
-    messages: Messages, tokenizer: Any, tools: Tools, options: dict[str, Any]
-) -> tuple[str, dict[str, str]]:
-    """The text of chat messages by the tokenizer's template, up to where the answer begins; and what
-    `control_tokens.set_apart` replaced in it."""
+def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any]) -> tuple[str, str]:
+    """The text of chat messages by the tokenizer's template, up to where the answer begins; and the
+    sign of :func:`set_apart`."""
     wanted = options.pop("continue_final_message", None)
     more = {**options, **({} if tools is None else {"tools": list(tools)})}
-    said = [{**message, "content": joined(message["content"])} for message in messages]
     if wanted is not False and len(said) > 1 and said[-1] == {"role": "assistant", "content": ""}:
         said.pop()  # the answer that is asked for
     said = fitted(said, lambda turns: _templated(turns, tokenizer, more))
@@ -194,15 +195,15 @@ def _written(
     if wanted and not continued:
         given = f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
         raise InputError(f"{given}; valid: with an assistant message at the end", "continue_final_message")
-    given, stands_for = set_apart({**more, "messages": said}, tokenizer, str(tokenizer.chat_template))
+    given, sign = set_apart({**more, "messages": said}, tokenizer, str(tokenizer.chat_template))
     turns: Turns = given.pop("messages")
     if not continued:
-        return _templated(turns, tokenizer, given), stands_for
+        return _templated(turns, tokenizer, given), sign
     turns[-1]["content"] += END
     text, mark, _ = _templated(turns, tokenizer, {**given, "add_generation_prompt": False}).rpartition(END)
     if not mark:
         raise InputError("the model's chat template leaves out the assistant's message at the end")
-    return text, stands_for
+    return text, sign
 
 
 def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str:
@@ -212,9 +213,7 @@ def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str
         how = {"add_generation_prompt": True, **given}
         with refused_as("the model's tokenizer refuses the messages"):
             return tokenizer.apply_chat_template(messages, tokenize=False, **how)
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = (template.get("tool_use") if "tools" in given else None) or template["default"]
+    template = template_of(tokenizer, "tools" in given)
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
     return rendered(template, messages, tokenizer.special_tokens_map, **given)
@@ -338,87 +337,78 @@ def _joined(messages: Turns) -> Turns:
     return made
 
 
-PRIVATE = range(0xE000, 0xF900)  # of the characters that Unicode leaves to everybody
+PRIVATE = [chr(at) for at in range(0xE000, 0xF900)]  # of the characters that Unicode leaves to everybody
 
 
-def set_apart(given: Any, tokenizer: Any, template: str = "") -> tuple[Any, dict[str, str]]:
-    """What a template is given, its control tokens broken.
+def set_apart(given: Any, tokenizer: Any, template: str) -> tuple[Any, str]:
+    """What a template is given, with a sign before each control token.
 
     Args:
         given: messages and tools, as JSON has them.
         template: which may use private characters itself.
     Returns:
-        The same with each control token's first character replaced, and what the replacements stand for.
+        The same with signs, and the sign.
     Raises:
         InputError: there are too many levels.
     """
-    marks = [token.content for token in _added(tokenizer).values() if _controls(token)]
-    texts: list[str] = []
     try:
-        _mapped(given, lambda text: texts.append(text) or text)
-    except RecursionError as error:
+        used = json.dumps(_mapped(given, str), ensure_ascii=False, default=str, skipkeys=True) + template
+    except (RecursionError, ValueError) as error:
         raise InputError("messages are nested too deeply; valid: texts, numbers, lists") from error
-    if not marks:
-        return given, {}
-    firsts, longest = {mark[0] for mark in marks}, max(map(len, marks))
-    whole = _any_of(marks)
+    used, marks = used.lower(), _marks(tokenizer)
+    sign = next(one for one in PRIVATE if one not in used and json.dumps(one)[1:-1] not in used)
+    whole, longest = re.compile(f"(?={_any_of(marks)})"), max(map(len, marks), default=0)
 
-    def broken(text: str) -> set[int]:
-        """Where control tokens begin in a text, one that its end may begin included."""
-        rest = range(max(0, len(text) - longest + 1), len(text))
-        cut = {i for i in rest if text[i] in firsts and any(mark.startswith(text[i:]) for mark in marks)}
-        return cut | {found.start() for found in whole.finditer(text)}
+    def signed(text: str) -> str:
+        """A control token that the end of the text may begin is signed, too."""
+        ends = range(max(0, len(text) - longest + 1), len(text))
+        at = {i for i in ends if any(mark.startswith(text[i:]) for mark in marks)}
+        at |= {found.start() for found in whole.finditer(text)}
+        return "".join(sign * (i in at) + letter for i, letter in enumerate(text)) if at else text
 
-    if not any(map(broken, texts)):
-        return given, {}
-    used = "\0".join([*texts, template]).lower()
-    free = (chr(at) for at in PRIVATE if chr(at) not in used and json.dumps(chr(at))[1:-1] not in used)
-    stand_in = dict(zip(sorted(firsts), free, strict=False))
-
-    def replaced(text: str) -> str:
-        at = broken(text)
-        return "".join(stand_in[c] if i in at else c for i, c in enumerate(text)) if at else text
-
-    return _mapped(given, replaced), {new: old for old, new in stand_in.items()}
+    return (_mapped(given, signed) if marks else given), sign
 
 
-def encoded(
-    text: str, tokenizer: Any, encode: Callable[..., list[int]], stands_for: Mapping[str, str]
-) -> list[int]:
+def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: str) -> list[int]:
     """Token ids of what a template made of what :func:`set_apart` returned.
 
     Args:
-        encode: encodes a text as the tokenizer does; keywords are the tokenizer's own.
-        stands_for: of :func:`set_apart`.
+        encode: encodes a text as the tokenizer does.
     Raises:
-        InputError: the tokenizer makes a control token of plain text.
+        InputError: a control token is to be text, and the tokenizer is none of `tokenizers`.
     """
-    for new, old in stands_for.items():  # where a template writes JSON in ASCII
-        text = text.replace(json.dumps(new)[1:-1], new if old.isascii() else json.dumps(old)[1:-1])
-    if not stands_for or not any(new in text for new in stands_for):
+    text = text.replace(json.dumps(sign)[1:-1], sign)  # where a template writes JSON in ASCII
+    if sign not in text:
         return encode(text)
-    added = _added(tokenizer)
-    letters = "".join(stands_for)
-    between = _any_of(
-        [token.content for token in added.values()],
-        {token.content: (token.lstrip, token.rstrip) for token in added.values()},
-    )
-    ids: list[int] = []
-    start = done = 0
-    for end in [*(found.span() for found in between.finditer(text)), (len(text), len(text))]:
-        piece = text[start : end[0]]
-        if any(letter in piece for letter in letters):
-            plain = piece.translate(str.maketrans(dict(stands_for)))
-            ids += encode(text[done:start]) if start > done else []
-            made = _without_added(plain, tokenizer, encode, first=start == 0)
-            if (wrong := next((at for at in made if at in added and _controls(added[at])), None)) is not None:
-                raise InputError(
-                    f"a message holds {shown(added[wrong].content)}, which the model's tokenizer cannot "
-                    "write as text; valid: a message without it"
-                )
-            ids, done = ids + made, end[0]
-        start = end[1]
-    return ids + (encode(text[done:]) if done < len(text) else [])
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InputError(
+            "a message holds a control token, which the model's tokenizer cannot write as text; valid: a "
+            "message without it"
+        )
+    marks, other = _marks(tokenizer), next(one for one in PRIVATE if one not in text)
+    own = re.compile(f"(?<!{sign})(?:{_any_of(marks)})")
+    text = own.sub(lambda found: other + found[0], text).replace(sign, "")
+    return _renamed(backend, tuple(marks), other).encode(text, add_special_tokens=False).ids
+
+
+@lru_cache(2)
+def _renamed(backend: Any, marks: Sequence[str], sign: str) -> Any:
+    """A tokenizer whose control tokens have a sign before their names: the names alone are text to it."""
+    from tokenizers import Tokenizer
+
+    named, said = {mark: sign + mark for mark in marks}, json.loads(backend.to_str())
+    for token in said["added_tokens"]:
+        token["content"] = named.get(token["content"], token["content"])
+    model = said["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {named.get(name, name): at for name, at in model["vocab"].items()}
+    else:
+        model["vocab"] = [[named.get(name, name), score] for name, score in model["vocab"]]
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in named]
+    model["unk_token"] = named.get(model.get("unk_token"), model.get("unk_token"))
+    return Tokenizer.from_str(json.dumps(said))
 
 
 def first_control(text: str, tokenizer: Any) -> int | None:
@@ -443,28 +433,14 @@ def _controls(token: Any) -> bool:
     return token.special and not token.content.isspace()
 
 
-def _any_of(texts: Sequence[str], strips: Mapping[str, tuple[bool, bool]] | None = None) -> re.Pattern[str]:
-    """A pattern of any of some texts, the longest first, with the spaces that they take along."""
-
-    def one(text: str) -> str:
-        before, after = (strips or {}).get(text, (False, False))
-        return (r"\s*" if before else "") + re.escape(text) + (r"\s*" if after else "")
-
-    return re.compile("|".join(one(text) for text in sorted(texts, key=len, reverse=True)))
+def _marks(tokenizer: Any) -> list[str]:
+    """The texts of the control tokens."""
+    return [token.content for token in _added(tokenizer).values() if _controls(token)]
 
 
-def _without_added(text: str, tokenizer: Any, encode: Callable[..., list[int]], first: bool) -> list[int]:
-    """Ids of a text in which no added token is looked for; ``first``: nothing stands before it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return encode(text, split_special_tokens=True)
-    if backend.normalizer is not None:
-        text = backend.normalizer.normalize_str(text)
-    cut = backend.pre_tokenizer
-    if not first and getattr(cut, "prepend_scheme", None) == "first":
-        cut = type(cut)(replacement=cut.replacement, prepend_scheme="never", split=cut.split)
-    parts = [text] if cut is None else [part for part, _ in cut.pre_tokenize_str(text)]
-    return [token.id for part in parts for token in backend.model.tokenize(part)]
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern of any of some texts, the longest first."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
-from tokenswift.loader.config import refusal
+from tokenswift.loader.config import converted, refusal
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -99,60 +99,48 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
     Returns:
         None where transformers' tokenizer may be another one.
     """
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, processors
 
     if any((folder / name).exists() for name in MORE) or not (folder / FILE).is_file():
         return None
     try:
         said = json.loads(read_small(folder / CONFIG, MOST_CONFIG))
         text = read_small(folder / FILE, MOST_TOKENIZER).decode()
-        whole = json.loads(text)
         template = said.get("chat_template")
         if (folder / TEMPLATE).exists():
             template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
-        special = _special(folder, said, whole)
-        if special is None or not (template is None or isinstance(template, str)):
+        special = _special(folder, said, json.loads(text)["added_tokens"])
+        if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(template, str | None):
             return None
-        if family not in FAMILIES.get(said["tokenizer_class"], ()):
-            return None
-        if said["tokenizer_class"] in QWEN:
-            special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | special
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
     with refused_as(f"tokenizer {folder / FILE} cannot be read"):
         made = Tokenizer.from_str(text)
-    if made.truncation is not None or made.padding is not None:
+    if special is None or made.truncation is not None or made.padding is not None:
         return None
     if made.post_processor is None:
-        from tokenizers import processors
-
-        made.post_processor = processors.TemplateProcessing(
-            single="$A:0", pair="$A:0 $B:1", special_tokens=[]
-        )
-    named = {name: token for name, token in special.items() if token is not None}
-    there = {token["content"] for token in whole["added_tokens"]}
-    return PlainTokenizer(made, named, template) if there.issuperset(named.values()) else None
+        made.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
+    return PlainTokenizer(made, special, template)
 
 
-def _special(folder: Path, said: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, str | None] | None:
-    """Special tokens by name, of a config and the tokenizer's own file; None where the two say different
-    things, or the config more than is known here."""
+def _special(folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, str] | None:
+    """Special tokens by name, of a config and the added tokens of the tokenizer's own file; None where the
+    two say different things, or the config more than is known here."""
     if not said.keys() <= {*READ, *KNOWN} or said.get("split_special_tokens") or said.get("add_prefix_space"):
         return None
-    added = {token["id"]: {k: v for k, v in token.items() if k != "id"} for token in whole["added_tokens"]}
-    named: dict[str, Any] = {name: said[name] for name in NAMED if name in said}
     if "added_tokens_decoder" in said:
-        if {int(at): dict(token) for at, token in said["added_tokens_decoder"].items()} != added:
+        if [{"id": int(at), **token} for at, token in said["added_tokens_decoder"].items()] != added:
             return None
     elif any((folder / file).exists() for file in ("added_tokens.json", "special_tokens_map.json")):
         return None
-    special = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items()}
+    named = {name: said[name] for name in NAMED if name in said}
+    named = {name: one["content"] if isinstance(one, dict) else one for name, one in named.items()}
+    if said["tokenizer_class"] in QWEN:
+        named = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | named
+    found = {name: token for name, token in named.items() if token is not None}
     extra = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
-    plain = {token["content"] for token in added.values() if {**token, **_PLAIN} == token}
-    texts = [*(token for token in special.values() if token is not None), *extra]
-    if not isinstance(extra, list) or not all(isinstance(token, str) and token in plain for token in texts):
-        return None
-    return special
+    plain = {token["content"] for token in added if {**token, **_PLAIN} == token}
+    return found if isinstance(extra, list) and plain.issuperset([*found.values(), *extra]) else None
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
@@ -195,6 +183,7 @@ class Words(msgspec.Struct, dict=True):
     add_bos_token: bool | int | None = None
     add_eos_token: bool | int | None = None
     add_space_prefix: bool | int | None = None
+    chat_template: str | None = None  # which has its name behind "tokenizer."
 
     @cached_property
     def typed(self) -> list[tuple[str, int]]:
@@ -245,15 +234,9 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
     """
     where, prefix = f"model file {path}", "tokenizer.ggml."
     said = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    try:
-        words = msgspec.convert(said, Words)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
-        valid = str(error).partition(" - at ")[0].removeprefix("Expected ").partition(", got")[0]
-        raise refusal(where, prefix + name, said.get(name), valid.replace("`", "")) from None
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise refusal(where, "tokenizer.chat_template", template, "text")
+    called = {name: prefix + name for name in said} | {"chat_template": "tokenizer.chat_template"}
+    said["chat_template"] = metadata.get("tokenizer.chat_template")
+    words: Words = converted(said, Words, where, called)
     tokens = words.tokens or ()
     most = len(tokens) if rows is None else rows
     for name in NUMBERED:
@@ -261,13 +244,10 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
         if at is not None and not 0 <= at < most:
             raise refusal(where, f"{prefix}{name}_token_id", at, f"0 to {most - 1}, a row of the embedding")
     if words.tokens is not None and not 0 < len(tokens) <= most:
-        raise InputError(
-            f"{where}: {prefix}tokens has {counted(len(tokens), 'token')}; valid: 1 to {most:,}, the rows of "
-            "the embedding"
-        )
+        found, valid = counted(len(tokens), "token"), f"1 to {most:,}, the rows of the embedding"
+        raise InputError(f"{where}: {prefix}tokens has {found}; valid: {valid}")
     for name in ("token_type", "scores"):
-        found = getattr(words, name)
-        if found and len(found) != len(tokens):
+        if (found := getattr(words, name)) and len(found) != len(tokens):
             raise InputError(f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}")
     return words
 
@@ -282,28 +262,24 @@ def build(words: Words, path: Path) -> Any:
     """
     from tokenizers import AddedToken, processors
 
-    needed = ("tokens", "scores", "token_type") if words.model == "llama" else ("tokens",)
-    joined = [len(token) > 1 for token, kind in words.typed if kind == NORMAL]
-    if words.model == "gpt2" and 2 * sum(joined) > len(joined):
-        needed = ("tokens", "merges")  # no other way leads to such tokens
+    if words.model not in ("gpt2", "llama"):
+        raise refusal(f"model file {path}", "tokenizer.ggml.model", words.model, "gpt2, llama")
+    longer = [len(token) > 1 for token, kind in words.typed if kind == NORMAL]
+    needed = ["tokens", "scores", "token_type"] if words.model == "llama" else ["tokens"]
+    if words.model == "gpt2" and 2 * sum(longer) > len(longer):
+        needed.append("merges")  # no other way leads to such tokens
     if lacking := next((name for name in needed if getattr(words, name) is None), None):
         raise InputError(
             f"model file {path} lacks tokenizer.ggml.{lacking}; valid: a file with its tokenizer"
         )
-    if words.model not in ("gpt2", "llama"):
-        raise InputError(
-            f"model file {path}: its tokenizer is of the kind {words.model!r}; valid: gpt2, llama"
-        )
     with refused_as(f"model file {path}: its tokenizer cannot be built"):
         made = _byte_level(words, path) if words.model == "gpt2" else _sentencepiece(words)
-        ends = {words.typed[at][0] for at in words.ends()}
-        special = [AddedToken(t, special=True, normalized=False) for t, k in words.typed if k == CONTROL]
-        made.add_special_tokens(special)
-        own = (token for token, kind in words.typed if kind == USER_DEFINED and token not in ends)
-        made.add_tokens([AddedToken(token, normalized=False) for token in own])
-        named = dict.fromkeys([*words.special().values(), *ends])  # not all are of the kind that controls
-        there = {token.content for token in made.get_added_tokens_decoder().values()}
-        made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in there])
+        control = [token for token, kind in words.typed if kind == CONTROL]
+        ends = [words.typed[at][0] for at in words.ends()]
+        special = dict.fromkeys([*control, *words.special().values(), *ends])
+        own = [token for token, kind in words.typed if kind == USER_DEFINED and token not in special]
+        made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in special])
+        made.add_tokens([AddedToken(one, normalized=False) for one in own])
         before, after = words.added("bos"), words.added("eos")
     ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
     made.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
@@ -317,7 +293,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
         InputError: as of :func:`build`.
     """
     words = words_of(metadata, path)
-    return PlainTokenizer(build(words, path), words.special(), metadata.get("tokenizer.chat_template"))
+    return PlainTokenizer(build(words, path), words.special(), words.chat_template)
 
 
 def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
@@ -337,8 +313,7 @@ def _byte_level(words: Words, path: Path) -> Any:
 
     rule = words.rule
     if rule not in CUTS:
-        valid = ", ".join((*CUTS, *SAME))
-        raise InputError(f"model file {path}: its pre-tokenizer is {words.pre!r}; valid: {valid}")
+        raise refusal(f"model file {path}", "tokenizer.ggml.pre", words.pre, ", ".join((*CUTS, *SAME)))
     merges: Any = [tuple(line.split(" ")) for line in words.merges or ()]
     made = Tokenizer(models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe"))
     cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -45,26 +45,21 @@ def check_tensors(
     Raises:
         InputError: one is missing, of another shape or type, or none that the family has.
     """
-    needed, more = layout.shapes(), layout.biases()
+    needed = layout.shapes()
     for name in needed:
         if name not in found:
             raise InputError(f"{where} lacks {what} {called(name)}; valid: files where none is missing")
     for name, (shape, kind) in found.items():
-        if name == HEAD and layout.tied:  # not read: the embedding is
-            continue
-        wanted = needed.get(name, more.get(name))
+        wanted = needed.get(name)
         if wanted is None:
-            raise InputError(
-                f"{where}: {what} {called(name)} does not belong to a {layout.model_type} model; "
-                "valid: a file without it"
-            )
-        if shape != wanted:
-            raise InputError(f"{where}: {what} {called(name)} has shape {shape}; valid: {wanted}")
-        if kind not in types:
-            raise InputError(
-                f"{where}: {what} {called(name)} has the type {kind}, which cannot be unpacked; valid: "
-                f"{', '.join(types)}"
-            )
+            wrong = f"does not belong to a {layout.model_type} model; valid: a file without it"
+        elif shape != wanted:
+            wrong = f"has shape {shape}; valid: {wanted}"
+        elif kind not in types:
+            wrong = f"has the type {kind}, which cannot be unpacked; valid: {', '.join(types)}"
+        else:
+            continue
+        raise InputError(f"{where}: {what} {called(name)} {wrong}")
 
 
 class Weights:
@@ -140,10 +135,16 @@ class FileWeights(StoredWeights):
     def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype) -> None:
         self.layout, self.dtype, self.folder = layout, dtype, folder
         self._open: dict[Path, Any] = {}
-        there = {entry.name: entry for entry in _entries(folder)}
-        self._where = {name: entry.path for name, entry in there.items()}
-        table = layout.shapes().keys() | layout.biases().keys()
-        found = {name: (entry.shape, entry.kind) for name, entry in there.items() if name in table}
+        self._where: dict[str, Path] = {}
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._table = layout.shapes().keys()
+        for path in weight_files(folder):
+            file = open_weights(path)
+            for name in file.keys():  # noqa: SIM118
+                self._where[name] = path
+                if name in self._table:
+                    part = file.get_slice(name)
+                    found[name] = tuple(part.get_shape()), part.get_dtype()
         check_tensors(layout, found, FLOATS, f"model folder {folder}", "weight")
 
     def names(self) -> list[str]:
@@ -157,8 +158,7 @@ class FileWeights(StoredWeights):
 
     def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
         """See :class:`StoredWeights`; as the files have them."""
-        table = self.layout.shapes().keys() | self.layout.biases().keys()
-        return ((name, self.raw(name)) for name in sorted(table & self._where.keys()))
+        return ((name, self.raw(name)) for name in sorted(self._table & self._where.keys()))
 
     def raw(self, name: str) -> Tensor:
         """A tensor as the files have it."""
@@ -170,30 +170,6 @@ class FileWeights(StoredWeights):
     def rest(self) -> None:
         """See :class:`Weights`."""
         self._open.clear()
-
-
-class _Entry(NamedTuple):
-    name: str
-    path: Path
-    shape: tuple[int, ...]
-    kind: str
-
-
-def _entries(folder: Path) -> Iterator[_Entry]:
-    for path in weight_files(folder):
-        file = open_weights(path)
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            yield _Entry(name, path, tuple(part.get_shape()), part.get_dtype())
-
-
-def headers(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of each tensor of a checkpoint's safetensors files.
-
-    Raises:
-        InputError: files cannot be read.
-    """
-    return {entry.name: (entry.shape, entry.kind) for entry in _entries(folder)}
 
 
 def weight_files(folder: Path) -> Iterator[Path]:

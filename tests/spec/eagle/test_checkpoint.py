@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
     "layers": ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, {}, {}, r"is \[2, 4, 9\].*from 0 to 8"),
     "no layers": ({"eagle_aux_hidden_state_layer_ids": 2}, {}, {}, "layer_ids is 2; valid: 3 different"),
     "deep": ({"num_hidden_layers": 2}, {}, {}, "num_hidden_layers is 2; valid: 1"),
-    "huge": ({"hidden_size": 1 << 40}, {}, {}, "hidden_size is 1099511627776; valid: an integer from 1"),
+    "huge": ({"hidden_size": 1 << 40}, {}, {}, "hidden_size is 1099511627776; valid: int <= 262144"),
     "other layer": ({"hidden_act": "gelu"}, {}, {}, "hidden_act is 'gelu'; valid: silu"),
     "not finite": ({}, bad("down", NAN), {}, "mlp.down_proj.weight holds values that are not finite"),
     "type": ({}, bad("o", FOUND["o"].long()), {}, r"o_proj.weight is .* in I64; valid: .* in F32, BF16"),

@@ -1,0 +1,299 @@
+"""Calls and thoughts in an answer: read the same from whatever pieces, and what grammars hold it to."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chats import THINKING, calling_tokenizer, marked_tokenizer, thinking_model, thinking_tokenizer
+from tokenswift import LLM, Grammar
+from tokenswift.chat.calls import Calls, Said, gathered
+from tokenswift.chat.parser import LONGEST, Delta, Parser
+from tokenswift.chat.tools import HERMES, LLAMA3, PLAIN, Family, thought_of, tools_of
+from tokenswift.sampling.masks import Grammars, special_tokens
+from tokenswift.sampling.ranking import allowed_tokens
+
+FAMILIES = (HERMES, LLAMA3, PLAIN)
+NAMES = ["f", "fg"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(max_size=5), VALUES, max_size=3)),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> Said:
+    """What a parser finds in a text that comes in pieces."""
+    parser = Parser(family, NAMES, parallel)
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    found = [d for a, b in zip(places, places[1:], strict=False) for d in parser.push(text[a:b])]
+    return gathered([*found, *parser.finish()])
+
+
+@given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
+def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
+    said = read(family, family.written(calls), cuts)
+    assert said.text == ""
+    assert [(name, json.loads(arguments)) for name, arguments in said.calls] == calls
+    first = read(family, family.written(calls), cuts, parallel=False)
+    assert first.calls == said.calls[:1]
+
+
+MARKS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "}"]
+MARKS += ["```", "`", "json", "<|python_tag|>", "\n", " ", '"', "\\", "[", "]", "x", "<tool", '{"name"', "; "]
+
+
+@given(
+    st.sampled_from(FAMILIES),
+    st.lists(st.sampled_from(MARKS), max_size=12).map("".join),
+    st.lists(st.integers(0, 200)),
+)
+def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
+    assert read(family, text, cuts) == read(family, text, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "wanted"),
+    [
+        (HERMES, "Sure.\n\n<tool_call>\n{", Said("Sure.\n\n<tool_call>\n{")),
+        (HERMES, 'Sure.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\nBye.',
+         Said("Sure.Bye.", (("f", "{}"),))),
+        (HERMES, '<tool_call>\n{"name": "h", "arguments": {}}',
+         Said('<tool_call>\n{"name": "h", "arguments": {}}')),
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1', Said("", (("f", '{"a": [1'),))),
+        (HERMES, "two  \n", Said("two  \n")),
+        (HERMES, ' {"name": "f", "arguments": {}}', Said("", (("f", "{}"),))),
+        (HERMES, '{"name": "f", "arguments": {"a": 1}}\n{"name":"fg","arguments": {}}',
+         Said("", (("f", '{"a": 1}'), ("fg", "{}")))),
+        (HERMES, 'So: {"name": "f", "arguments": {}}', Said('So: {"name": "f", "arguments": {}}')),
+        (HERMES, "```json\n[1]\n```", Said("```json\n[1]\n```")),
+        (HERMES, '```json\n{"name": "f", "arguments": {}', Said("", (("f", "{}"),))),
+        (LLAMA3, '```\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}\n```\n',
+         Said("", (("f", "{}"), ("f", "{}")))),
+        (PLAIN, '```json\n{\n  "name": "fg",\n  "arguments": {\n    "a": [1]\n  }\n}\n```',
+         Said("", (("fg", '{\n    "a": [1]\n  }'),))),
+        (LLAMA3, '<|python_tag|>{"name": "f", "parameters": {}}', Said("", (("f", "{}"),))),
+        (PLAIN, '{"name": "f", "arguments": {}} and so', Said("and so", (("f", "{}"),))),
+        (PLAIN, ' \n{"name": "fg", "arguments": {"}": "\\"}"}}', Said("", (("fg", '{"}": "\\"}"}'),))),
+    ],
+)  # fmt: skip
+def test_answers(family: Family, text: str, wanted: Said) -> None:
+    for cuts in ([], list(range(len(text)))):
+        assert read(family, text, cuts) == wanted
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    """No text waits for a call that may never come."""
+    for family in FAMILIES:
+        parser = Parser(family, NAMES)
+        held = told = 0
+        for _ in range(4 * LONGEST):
+            held += 1
+            told += sum(len(delta.text) for delta in parser.push(" "))
+            assert held - told <= LONGEST + len(HERMES.opening)
+
+
+# ---- grammars ----
+
+LISTED = {"a": {"type": "integer"}, "b": {"enum": ["x", "}"]}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def first_refused(family: Family, text: str, choice: Any = None, parallel: bool = True) -> str | None:
+    """The place in a text where the grammar of an answer refuses it, as the text before; None: it may be one,
+    and end there."""
+    parameters = {"properties": LISTED, "required": ["a"]}
+    tools = tools_of(
+        [{"type": "function", "name": name, "parameters": parameters} for name in NAMES], choice, parallel
+    )
+    assert tools is not None
+    tokenizer = calling_tokenizer()
+    masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(Calls(tools, family).grammar()), 0)
+    ids = [*tokenizer(text)["input_ids"], 257]
+    for at, token in enumerate(ids):
+        if not masks.reach(ids[:at], [token]):
+            return text[:at]
+    return None
+
+
+CALL = {family: family.written([("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)}
+
+
+@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+def test_forced_and_free_calls(family: Family) -> None:
+    call = CALL[family]
+    for choice in ("required", "auto"):
+        assert first_refused(family, call, choice) is None
+        assert first_refused(family, call + family.between + call, choice) is None
+        place = first_refused(family, call + family.between + call, choice, parallel=False)
+        assert place is not None and place.rstrip() == call  # a fence could follow
+    assert first_refused(family, call, NAMED) == call[: call.index("fg") + 1]
+    assert first_refused(family, "Hello", "required") == ""
+    assert first_refused(family, "Hello {", "auto") is None
+    assert first_refused(family, call[:-1], "required") == call[:-1]  # it does not end in a call
+
+
+INDENTED = '{\n  "name": "fg",\n  "KEY": {\n    "a": 12,\n    "b": "}"\n  }\n}'
+
+
+@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("fence", ["", "```json\n"])
+def test_an_answer_that_is_nothing_but_a_call(family: Family, fence: str) -> None:
+    """Bare or fenced, indented or not, in every family; its arguments are held to their schema."""
+    for call in (PLAIN.written([("fg", {"a": 12, "b": "}"})]).replace("arguments", "KEY"), INDENTED):
+        call = call.replace("KEY", family.key)
+        text = fence + call + ("\n```" if fence else "")
+        assert first_refused(family, text) is None
+        ((name, arguments),) = read(family, text, []).calls
+        assert (name, json.loads(arguments)) == ("fg", {"a": 12, "b": "}"})
+        for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
+            wrong = text.replace(old, new)
+            place = first_refused(family, wrong)
+            assert place is not None and wrong.startswith(place) and "{" in place, wrong
+        for free in (text.replace('"fg"', '"h"'), text.replace('"name"', '"tool"'), "So:" + text):
+            assert first_refused(family, free) is None and read(family, free, []).calls == ()
+        again = read(family, fence + f"{call}\n{call}", [])
+        assert len(again.calls) == 2 and first_refused(family, fence + f"{call}\n{call}") is None
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
+    """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may come, there is
+    always more that may, although what has to come names special tokens; and the tokens of a call's marks."""
+    tokenizer, texts = marked_tokenizer(special), ["a <tool_call> b", "<|im_end|>", "</tool_call>"]
+    parameters = {"properties": {"a": {"maximum": 9, "type": "integer"}, "b": {"enum": texts}}}
+    tools = tools_of([{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False)
+    assert tools is not None
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    grammar = Calls(tools, family, tuple(special_tokens(tokenizer))).grammar()
+    grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
+    ids = [*tokenizer(family.written([("f", {"a": 1})]))["input_ids"], end]
+    assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
+    for seed in range(3 if tools.forced else 0):
+        masks, rnd, written = grammars.masks(Grammar.lark(grammar), 0), random.Random(seed), list[int]()
+        while end not in written:
+            words = masks.allowed(written, [])
+            assert words is not None
+            may = allowed_tokens(words[None], len(tokenizer))[0].nonzero().squeeze(1).tolist()
+            written.append(end if end in may else rnd.choice(may))
+        said = read(family, tokenizer.decode(written[:-1]), [])
+        assert [name for name, _ in said.calls] == ["f"]
+        if family is HERMES:
+            assert tokenizer.convert_tokens_to_ids("<tool_call>") in written
+
+
+# ---- thoughts ----
+
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+SPOKEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+TOOLS = tools_of([{"type": "function", "function": {"name": "f"}}])
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def thinking() -> LLM:
+    return LLM.from_model(thinking_model(), thinking_tokenizer(), heads=None)
+
+
+@pytest.mark.parametrize("size", [1, 5, 200])
+@pytest.mark.parametrize(
+    ("thought", "text", "found"),
+    [
+        ("may", "<think>\nhm < x\n</think>\n\nHello <think>", ("hm < x", "Hello <think>", 0)),
+        ("may", "<thin air", ("", "<thin air", 0)),
+        ("may", "Hello <think>a</think>", ("", "Hello <think>a</think>", 0)),
+        ("may", "<think>cut </thi", ("cut </thi", "", 0)),
+        ("may", "<think>\n\n</think>\n\nb", ("", "b", 0)),
+        ("begun", "\nhm\n</think>\n\nb\n", ("hm", "b\n", 0)),
+        ("", "<think>a</think>b", ("", "<think>a</think>b", 0)),
+        ("may", f"<think>{SPOKEN}</think>ok", (SPOKEN, "ok", 0)),
+        ("may", f"<think>so</think>ok\n{SPOKEN}", ("so", "ok", 1)),
+    ],
+)
+def test_a_thought_is_told_apart(thought: str, text: str, found: tuple[str, str, int], size: int) -> None:
+    """However the text comes; a call within a thought is none."""
+    for tools in (None, TOOLS) if not found[2] else (TOOLS,):
+        parser = Calls(tools, HERMES, (), thought).parser()
+        deltas: list[Delta] = []
+        for at in range(0, len(text), size):
+            deltas += parser.push(text[at : at + size])
+        said = gathered([*deltas, *parser.finish()])
+        assert (said.thought, said.text, len(said.calls)) == found
+
+
+def test_a_long_thought_comes_as_it_is_written() -> None:
+    parser = Parser(None, thought="may")
+    assert parser.push("<think>") == [] and parser.push("one ") == [Delta("thought", "one")]
+    assert parser.push("two") == [Delta("thought", " two")]
+
+
+def test_where_a_thought_begins() -> None:
+    tokenizer, plain = calling_tokenizer(THINKING), calling_tokenizer()
+    for end, thought in (("assistant:", "may"), ("<think>\n", "begun"), ("<think>\n\n</think>\n\n", "")):
+        ids = tokenizer("user:Hi\n" + end)["input_ids"]
+        assert thought_of(tokenizer, ids) == thought and thought_of(plain, ids) == ""
+
+
+GRAMMARS = [
+    Grammar.json_schema(SCHEMA),
+    Grammar.regex(r'\{"a": "x"\}'),
+    Grammar.lark('start: "{" REST\nREST: /"a": "x"\\}/'),
+]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
+@pytest.mark.parametrize("mark", ["</think>", "<tool_call>"])
+def test_a_grammar_holds_behind_the_thought(grammar: Grammar, mark: str) -> None:
+    """Of any kind, and whether the vocabulary has a token for the mark or not."""
+    tokenizer = calling_tokenizer(THINKING, mark)
+    grammars = Grammars(tokenizer, 260, lambda: [257])
+    before = {"may": "<think>y {</think>\n\n", "begun": "so</think>"}
+    for thought, text in (("", ""), ("may", ""), *before.items()):
+        held = Grammar(grammar.kind, grammar.text, thought)
+        assert Grammar.of(held.record()) == held
+        ids = tokenizer(text + '{"a": "x"}', add_special_tokens=False)["input_ids"]
+        masks = grammars.masks(held, 0)
+        for at, token in enumerate([*ids, 257]):
+            assert masks.reach(ids[:at], [token]), (thought, text, at)
+
+
+def test_a_chat_of_a_model_that_thinks(thinking: LLM) -> None:
+    reply = thinking.chat(ASKED, 40, temperature=0)
+    assert (reply.reasoning, reply.text, reply.finish_reason) == ("y", "o", "eos")
+    assert reply.message == {"role": "assistant", "content": "o", "reasoning_content": "y"}
+    assert thinking.generate(ASKED, 40, temperature=0).text == "<think>y</think>o"
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    bound = thinking.chat(ASKED, 60, temperature=0, response_format=form)
+    assert bound.reasoning == "y" and json.loads(bound.text) == {"a": "x"}
+    without = {"enable_thinking": False}
+    bare = thinking.chat(ASKED, 60, temperature=0, response_format=form, template_options=without)
+    assert bare.reasoning == "" and json.loads(bare.text) == {"a": "x"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    how: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+    called = thinking.chat(ASKED, 90, temperature=0, tools=tools, **how)
+    assert called.reasoning == "y" and [call.name for call in called.tool_calls] == ["f"]
+
+
+def test_later_turns_have_thoughts_as_the_template_wants(thinking: LLM) -> None:
+    message = thinking.chat(ASKED, 40, temperature=0).message
+    again = [*ASKED, message, {"role": "user", "content": "And?"}]
+    bare = [*ASKED, {"role": "assistant", "content": "o"}, {"role": "user", "content": "And?"}]
+    assert thinking.encode(again) == thinking.encode(bare)
+    going_on = thinking.source.codec.decode(thinking.encode([*ASKED, message]))
+    assert going_on.endswith("<think>\ny\n</think>\n\no")
