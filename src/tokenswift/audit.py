@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from tokenswift.checks import LARGEST
 from tokenswift.config import SamplingParams, names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
@@ -347,10 +348,10 @@ class Audit:
     def _fitting(self) -> list[list[int]]:
         """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
         says which were."""
-        limit, found = self.llm.target.rotary.limit, [self.llm.encode(prompt) for prompt in self.prompts]
-        room = 2**63 - 1 if limit is None else limit - self.tokens
+        limit, found = self.llm.target.rotary.limit or LARGEST, [self.llm.encode(one) for one in self.prompts]
+        room = limit - self.tokens
         if room < 1:
-            valid = f"at most {self.tokens + room - 1} (the model has {limit} positions)"
+            valid = f"at most {limit - 1} (the model has {limit} positions)"
             raise InputError(f"max_new_tokens is {self.tokens}; valid: {valid}", "max_new_tokens")
         for number, ids in enumerate(found, 1):
             if len(ids) > room:

@@ -107,17 +107,17 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
         native.candidates(replace(asked, masks=[words] * 4))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_bad_logits_are_refused(kernels: CpuBackend, value: float) -> None:
-    params = SamplingParams()
-    sampler = Sampler(params, V, "cpu", kernels.ranker(params))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "all -inf"])
+@pytest.mark.parametrize("setting", ["paper", "greedy", "nothing", "top-p", "eta"])
+def test_bad_logits_are_refused(kernels: CpuBackend, setting: str, bad: Any) -> None:
+    params = SETTINGS[setting]
     logits = torch.randn(2, V)
-    logits[1, V - 1] = value
-    with pytest.raises(RunError, match=r"logits .*hold"):
-        sampler.choose(logits, [1], [[], []])
-    assert len(sampler.choose(logits[:1], [1], [[]])) == 1
-    with pytest.raises(RunError, match="no finite maximum"):
-        sampler.choose(torch.full((1, V), -torch.inf), [1], [[]])
+    logits[1, V - 1 if bad != "all -inf" else slice(None)] = -torch.inf if bad == "all -inf" else bad
+    for ranker in (kernels.ranker(params), None):
+        sampler = Sampler(params, V, "cpu", ranker)
+        with pytest.raises(RunError, match="position 2 hold (NaN|no finite maximum)"):
+            sampler.choose(logits, [1], [[], [4]])
+        assert len(sampler.choose(logits[:1], [1], [[]])) == 1
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -91,9 +91,7 @@ def test_those_of_the_models_own_distribution(llm: LLM) -> None:
     assert [one.logprob for one in made.logprobs] == pytest.approx([one.logprob for one in right], abs=1e-4)
 
 
-@pytest.mark.parametrize("value", [-1, 21, 1.5, "3", True])
-def test_bad_counts(llm: LLM, value: object) -> None:
-    with pytest.raises(InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"):
-        llm.generate(PROMPT, 5, logprobs=value)
-    with pytest.raises(InputError, match="^logprobs_mode is 'raw'; valid: processed_logprobs, raw_logprobs"):
-        llm.generate(PROMPT, 5, logprobs_mode="raw")
+def test_bad_counts(llm: LLM) -> None:
+    for value in (-1, 21, 1.5, "3", True):
+        with pytest.raises(InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"):
+            llm.generate(PROMPT, 5, logprobs=value)

@@ -58,15 +58,9 @@ def test_limits(start: Start) -> None:
     for body, status, message in wrong:
         found = server.post("/v1/completions", body)
         assert found.status_code == status and found.json()["error"]["message"] == message
-    fits = server.post("/v1/completions", {"prompt": "hey"})
-    assert fits.json()["usage"]["completion_tokens"] <= 8
-
-    def parts() -> Any:
-        for _ in range(10):
-            yield b"x" * 100
-
-    found = httpx.post(f"{server.url}/v1/completions", content=parts())  # no length ahead
-    assert found.status_code == 413
+    assert server.post("/v1/completions", {"prompt": "hey"}).json()["usage"]["completion_tokens"] <= 8
+    parts = (b"x" * 100 for _ in range(10))  # no length ahead
+    assert httpx.post(f"{server.url}/v1/completions", content=parts).status_code == 413
 
 
 def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +91,7 @@ def test_a_full_queue(start: Start, slowed: Any) -> None:
     for name in begun:
         client.responses.cancel(name)
     slow.pause = 0.0
-    assert (
-        client.responses.create(**{**call, "max_output_tokens": 3, "background": False}).output_text
-        is not None
-    )
+    assert client.responses.create(**{**call, "max_output_tokens": 3, "background": False}).id
 
 
 def said(caplog: pytest.LogCaptureFixture) -> str:
@@ -113,9 +104,6 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG):
         server = start()
         server.post("/v1/completions", {"prompt": secret, "max_tokens": 3})
-        server.post(
-            "/v1/chat/completions", {"messages": [{"role": "user", "content": secret}], "max_tokens": 3}
-        )
         server.post("/v1/responses", {"input": secret, "instructions": secret, "max_output_tokens": 3})
         server.post("/v1/completions", {"prompt": secret, "temperature": -1})
         server.post("/v1/completions", {"prompt": [secret, 5]})
@@ -185,12 +173,7 @@ def test_the_server_ends_before_an_answer_has_begun(
 
 # ---- clients do not see each other: no answer, and no prompt by its time ---------------------------------
 
-CALL: dict[str, Any] = {
-    "input": "hello",
-    "max_output_tokens": 5,
-    "seed": 3,
-    "tokenswift": {"ignore_eos": True},
-}
+CALL: dict[str, Any] = {"input": "hello", "max_output_tokens": 5, "tokenswift": {"ignore_eos": True}}
 SHARED = "What everybody begins with, and which is long enough to be worth a copy. " * 3
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -118,140 +115,104 @@ def test_fields_that_nobody_knows(server: Running, caplog: pytest.LogCaptureFixt
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}
-#: path and body of a request, and the beginning of its refusal
-WORDS: list[tuple[str, dict[str, Any], str]] = [
-    ("completions", {"max_tokens": 1020}, "max_tokens is 1020; valid: an integer from 1 to 1,018"),
-    ("completions", {"max_tokens": "x"}, "max_tokens is 'x'; valid: a valid integer"),
-    ("completions", {"prompt": {"a": 1}}, "prompt is {'a': 1}; valid: a valid string"),
-    ("completions", {"n": 2}, "n is 2; valid: 1, in a request for each text"),
-    ("completions", {"prompt": ["x", "y"]}, "prompt is ['x', 'y']; valid: a valid string"),
-    ("completions", {"stop": "x" * 1025}, "stop is "),
-    ("completions", {"suffix": "b"}, "suffix is not supported; valid: leave it out"),
-    ("completions", {"logprobs": 3}, "logprobs is not supported; valid: leave it out"),
-    (
-        "completions",
-        {"tokenswift": {"x": 3}},
-        "tokenswift.x is not a setting of this server; valid: ",
-    ),
-    ("completions", {"tokenswift": {"strategy": "best"}}, "strategy is 'best'; valid: auto, "),
-    ("chat/completions", {"messages": "x"}, "messages is 'x'; valid: a valid list"),
-    (
-        "chat/completions",
-        {"messages": [{"content": "x"}]},
-        "prompt[0] is {'content': 'x'}; valid: a message ",
-    ),
-    (
-        "chat/completions",
-        {"structured_outputs": {"choice": [5]}},
-        "the choice is [5]; valid: a JSON list of ",
-    ),
-    ("chat/completions", {"structured_outputs": {"tag": 1}}, "structured_outputs holds 'tag'; valid: json, "),
-    ("chat/completions", {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "2 grammars are given"),
-    (
-        "chat/completions",
-        {"response_format": SCHEMA},
-        "the JSON schema cannot be compiled (Invalid",
-    ),
-    ("chat/completions", {"tool_choice": "required"}, "tool_choice is 'required'; valid: none, auto, or "),
-    ("chat/completions", {"logit_bias": {"-1": 1}}, "logit_bias is {'-1': 1}; valid: up to 16,384 token ids"),
-    ("responses", {"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
-    ("responses", {"input": [{"type": "image"}]}, "input[0].type is 'image'; valid: message, "),
-    ("responses", {"prompt": {"id": "y"}}, "prompt is not supported; valid: leave it out"),
-]
-BODIES: dict[str, dict[str, Any]] = {
+LEAST: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "completions": HELLO,
     "responses": {"input": "x"},
 }
+#: what is wrong in a request, and the beginning of its refusal
+WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "completions": [
+        ({"max_tokens": 1020}, "max_tokens is 1020; valid: an integer from 1 to 1,018"),
+        ({"max_tokens": "x"}, "max_tokens is 'x'; valid: a valid integer"),
+        ({"prompt": ["x", "y"]}, "prompt is ['x', 'y']; valid: a valid string"),
+        ({"n": 2}, "n is 2; valid: 1, in a request for each text"),
+        ({"stop": "x" * 1025}, "stop is "),
+        ({"logprobs": 3}, "logprobs is not supported; valid: leave it out"),
+        ({"tokenswift": {"x": 3}}, "tokenswift.x is not a setting of this server; valid: strategy, "),
+        ({"tokenswift": {"strategy": "best"}}, "strategy is 'best'; valid: auto, "),
+        ({"temperature": -1}, "temperature is -1.0; valid: "),
+    ],
+    "chat/completions": [
+        ({"messages": [{"content": "x"}]}, "prompt[0] is {'content': 'x'}; valid: a message such as "),
+        ({"structured_outputs": {"tag": 1}}, "structured_outputs holds 'tag'; valid: json, "),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "2 grammars are given"),
+        ({"response_format": SCHEMA}, "the JSON schema cannot be compiled (Invalid type: any)"),
+        ({"tool_choice": "required"}, "tool_choice is 'required'; valid: none, auto, or "),
+        ({"logit_bias": {"-1": 1}}, "logit_bias is {'-1': 1}; valid: up to 16,384 token ids"),
+    ],
+    "responses": [
+        ({"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
+        ({"input": [{"type": "image"}]}, "input[0].type is 'image'; valid: message, "),
+        ({"prompt": {"id": "y"}}, "prompt is not supported; valid: leave it out"),
+    ],
+}
 
 
-@pytest.mark.parametrize(("path", "body", "message"), WORDS, ids=lambda part: str(part)[:50])
-def test_errors_name_the_value(server: Running, path: str, body: dict[str, Any], message: str) -> None:
-    found = server.post(f"/v1/{path}", {**BODIES[path], **body})
-    error = found.json()["error"]
-    assert found.status_code == 400 and error["message"].startswith(message), error
-    assert len(error["message"]) < 400
+@pytest.mark.parametrize("path", WORDS)
+def test_errors_name_the_value(server: Running, path: str) -> None:
+    for body, message in WORDS[path]:
+        found = server.post(f"/v1/{path}", {**LEAST[path], **body})
+        error = found.json()["error"]
+        assert found.status_code == 400 and error["message"].startswith(message), error
+        assert len(error["message"]) < 400
 
 
 # ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one --------------
 
 DEEP = "[" * 5000 + "]" * 5000
 SAID = '"messages": [{"role": "user", "content": "hello"}]'
-#: path of /v1 and a body, as it is sent
-BROKEN: list[tuple[str, str]] = [
-    ("completions", ""),
-    ("completions", "{"),
-    ("completions", DEEP),
-    ("completions", '{"prompt":' + DEEP + "}"),
-    ("completions", '{"prompt": [-1]}'),
-    ("completions", '{"prompt": [99999999999999999999]}'),
-    ("completions", '{"prompt": "\\ud800"}'),
-    ("completions", '{"prompt": "x", "temperature": NaN}'),
-    ("completions", '{"prompt": "x", "seed": 9223372036854775807, "n": 2}'),
-    ("completions", '{"prompt": "x", "n": 0}'),
-    ("completions", '{"prompt": "x", "tokenswift": {"\\ud800": 1}}'),
-    ("completions", '{"prompt": "x", "tokenswift": {"run_dir": "/tmp/kept"}}'),
-    ("chat/completions", "{}"),
-    ("chat/completions", '{"messages": [{"role": "tool", "content": "x"}]}'),
-    (
-        "chat/completions",
+#: bodies, as they are sent
+BROKEN: dict[str, list[str]] = {
+    "completions": [
+        "", "{", DEEP, '{"prompt":' + DEEP + "}", '{"prompt": [-1]}', '{"prompt": [99999999999999999999]}',
+        '{"prompt": "\\ud800"}', '{"prompt": "x", "temperature": NaN}', '{"prompt": "x", "n": 0}',
+        '{"prompt": "x", "seed": 9223372036854775808}', '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',
+        '{"prompt": "x", "tokenswift": {"run_dir": "/tmp/kept"}}',
+    ],
+    "chat/completions": [
+        "{}", '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
-    ),
-    ("chat/completions", "{" + SAID + ', "tools": [{"type": "function", "function": {"name": "a b"}}]}'),
-    ("chat/completions", "{" + SAID + ', "tools": [{"type": "function", "name": "\\ud800"}]}'),
-    ("chat/completions", "{" + SAID + ', "tools": ' + DEEP[4900:-4900] + "}"),
-    ("responses", '{"input": []}'),
-    ("responses", '{"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}'),
-    ("responses", '{"input": "x", "metadata": {"a": "\\ud800"}}'),
-    ("responses", '{"input": "x", "previous_response_id": "../answers"}'),
-]
+        '{"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}',
+        "{" + SAID + ', "tools": [{"type": "function", "function": {"name": "a b"}}]}',
+        "{" + SAID + ', "tools": [{"type": "function", "name": "\\ud800"}]}',
+        "{" + SAID + ', "tools": ' + DEEP[4900:-4900] + "}",
+    ],
+    "responses": [
+        '{"input": []}', '{"input": "x", "metadata": {"a": "\\ud800"}}',
+        '{"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}',
+        '{"input": "x", "previous_response_id": "../answers"}',
+    ],
+}  # fmt: skip
+CASES = [(path, body) for path, bodies in BROKEN.items() for body in bodies]
 
 
-@pytest.mark.parametrize(("path", "body"), BROKEN, ids=lambda value: value[:60])
+@pytest.mark.parametrize(("path", "body"), CASES, ids=lambda value: value[:60])
 def test_bodies(server: Running, path: str, body: str) -> None:
-    found = httpx.post(
-        f"{server.url}/v1/{path}",
-        content=body.encode(),
-        headers={"content-type": "application/json"},
-        timeout=60,
-    )
+    headers = {"content-type": "application/json"}
+    found = httpx.post(f"{server.url}/v1/{path}", content=body.encode(), headers=headers, timeout=60)
     assert 400 <= found.status_code < 500, found.text
     error = found.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert "\n" not in error["message"] and len(error["message"]) < 400
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/v1/responses/resp_" + "0" * 32, 404),
-        ("GET", "/v1/responses/resp_1?stream=true&starting_after=x", 400),
-        ("GET", "/v1/responses/resp_1?stream=true&starting_after=-2", 400),
-        ("GET", "/v1/models/none", 404),
-        ("GET", "/%ff%00", 404),
-        ("POST", "/", 405),
-    ],
-)
-def test_paths(server: Running, method: str, path: str, status: int) -> None:
+PATHS = [
+    ("GET", "/v1/responses/resp_" + "0" * 32, 404, "there is no response "),
+    ("GET", "/v1/responses/resp_1?stream=true&starting_after=x", 400, "starting_after is 'x'; valid: "),
+    ("GET", "/v1/models/none", 404, "the model 'none' is not served; valid: chatty"),
+    ("GET", "/%ff%00", 404, "there is no GET "),
+    ("POST", "/chat/completions", 404, "there is no POST '/chat/completions'; valid: /v1/chat/completions, "),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status", "message"), PATHS)
+def test_paths(server: Running, method: str, path: str, status: int, message: str) -> None:
     found = httpx.request(method, f"{server.url}{path}", timeout=60)
-    assert found.status_code == status and found.json()["error"]["message"], found.text
+    assert found.status_code == status and found.json()["error"]["message"].startswith(message), found.text
 
 
-def schemathesis(server: Running, folder: Path, *bounds: str) -> None:
-    """Requests made from the description of the interface, valid and not."""
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *bounds]
-    command += ["--checks", "not_a_server_error", "--request-timeout", "60"]
-    command += ["--continue-on-failure", "--no-color"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "not_a_server_error" in done.stdout or "passed" in done.stdout, done.stdout[-2000:]
-
-
-def test_the_description(start: Start, tmp_path: Path) -> None:
-    """In the form that generators and clients read; then a few made requests of each kind."""
-    server = start(max_tokens=8)
-    described = server.get("/openapi.json").json()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}"} <= set(
-        described["paths"]
-    )
-    schemathesis(server, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "2")
+def test_the_description(server: Running) -> None:
+    """In the form that generators and clients read."""
+    described = server.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses"} <= set(described)

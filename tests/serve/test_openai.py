@@ -19,12 +19,8 @@ from tokenswift import LLM
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
 NEW = 40
-COLOUR: dict[str, Any] = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["red", "blue"]}},
-    "required": ["colour"],
-    "additionalProperties": False,
-}
+COLOUR: dict[str, Any] = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR |= {"required": ["colour"], "additionalProperties": False}
 
 
 def alone(llm: LLM, prompt: Any, **more: Any) -> str:
@@ -89,11 +85,8 @@ def test_completion(server: Running, llm: LLM) -> None:
 
 def test_penalties_biases_and_words(server: Running, llm: LLM) -> None:
     """The fields of OpenAI's interface, and of vLLM's."""
-    given: dict[str, Any] = {
-        "presence_penalty": 1.5,
-        "frequency_penalty": 0.5,
-        "logit_bias": {"7": -100, "9": 3},
-    }
+    given: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    given["logit_bias"] = {"7": -100, "9": 3}
     more = {"min_tokens": 9, "bad_words": ["a"], "stop_token_ids": [9], "tokenswift": {"dry_multiplier": 0.8}}
     found = server.client().chat.completions.create(
         model="chatty", messages=CHAT, max_tokens=NEW, seed=5, **given, extra_body=more
@@ -118,18 +111,13 @@ def test_no_seed_is_another_text_each_time(server: Running) -> None:
 
 def test_responses(server: Running, llm: LLM) -> None:
     client = server.client()
-    found = client.responses.create(
-        model="chatty",
-        input="Hello!",
-        instructions="Be brief.",
-        max_output_tokens=NEW,
-        extra_body={"seed": 5},
-    )
+    call: Any = {"model": "chatty", "max_output_tokens": NEW, "extra_body": {"seed": 5}}
+    found = client.responses.create(**call, input="Hello!", instructions="Be brief.")
     Response.model_validate(found.to_dict(), strict=True)
     assert found.output_text == alone(llm, CHAT)
     assert found.status == "incomplete" and found.incomplete_details is not None
     assert found.incomplete_details.reason == "max_output_tokens"
-    again = client.responses.create(model="chatty", input=CHAT, max_output_tokens=NEW, extra_body={"seed": 5})
+    again = client.responses.create(**call, input=CHAT)
     assert again.output_text == found.output_text and again.id != found.id
     assert client.responses.retrieve(again.id).output_text == found.output_text
 
@@ -154,18 +142,14 @@ def test_a_stream_is_taken_up_at_every_place(server: Running, llm: LLM) -> None:
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
     first: Any = whole[0]
     name = first.response.id
-    said: dict[int, str] = {
-        e.sequence_number: e.delta for e in whole if e.type == "response.output_text.delta"
-    }
+    said = {e.sequence_number: e.delta for e in whole if e.type == "response.output_text.delta"}
+    others = [e.sequence_number for e in whole if e.type != "response.output_text.delta"]
     assert "".join(said.values()) == alone(llm, CHAT)
     for after in (None, *numbers):
         rest = events(server, name, after)
         start = -1 if after is None else after
-        assert [e.sequence_number for e in rest if e.type != "response.output_text.delta"] == [
-            e.sequence_number
-            for e in whole
-            if e.sequence_number > start and e.type != "response.output_text.delta"
-        ]
+        found = [e.sequence_number for e in rest if e.type != "response.output_text.delta"]
+        assert found == [number for number in others if number > start]
         deltas = [event for event in rest if event.type == "response.output_text.delta"]
         assert "".join(e.delta for e in deltas) == "".join(text for at, text in said.items() if at > start)
         assert all(event.sequence_number > start for event in rest)

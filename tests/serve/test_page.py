@@ -34,22 +34,11 @@ def test_nothing_becomes_markup() -> None:
 NUMBERS = json.loads(SCRIPT.partition("NUMBERS = ")[2].partition(";")[0])
 #: a request as the page makes it, with all its settings
 ASKED: dict[str, Any] = {
-    "background": True,
-    "stream": True,
-    "input": [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ],
-    "instructions": "Be brief.",
-    "max_output_tokens": 40,
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "min_p": 0.05,
-    "repetition_penalty": 1.1,
-    "seed": 7,
+    "background": True, "stream": True, "instructions": "Be brief.", "max_output_tokens": 40,
+    "temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "seed": 7,
     "tokenswift": {"strategy": "auto", "details": True},
-}
+    "input": [{"role": role, "content": "a"} for role in ("user", "assistant", "user")],
+}  # fmt: skip
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

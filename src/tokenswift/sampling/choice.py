@@ -51,12 +51,8 @@ def repetition_penalty(
     Args:
         ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
     """
-    return logits.scatter(1, ids, penalised(logits.gather(1, ids), theta))
-
-
-def penalised(values: Tensor, theta: float) -> Tensor:
-    """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
-    return torch.where(values < 0, values * theta, values / theta)
+    values = logits.gather(1, ids)
+    return logits.scatter(1, ids, torch.where(values < 0, values * theta, values / theta))
 
 
 def _keep(scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]) -> Float[Tensor, "n V"]:

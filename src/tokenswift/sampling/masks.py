@@ -235,11 +235,11 @@ class Masks:
         self._commit(history)
         key = tuple(path)
         if key not in self._made:
-            reached = self._go_to(path)
-            bits = bytearray(self._matcher.compute_bitmask() if reached else b"")
+            bits = self._matcher.compute_bitmask() if self._go_to(path) else None
             words = -(-self.tokenizer.vocab_size // 32)  # there may be one more
-            mask = torch.frombuffer(bits, dtype=torch.int32, count=words) if reached else None
-            self._made[key] = self._error(history) or mask
+            self._made[key] = self._error(history) or (
+                None if bits is None else torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
+            )
         found = self._made[key]
         if isinstance(found, NoMask):
             raise found
@@ -425,11 +425,7 @@ def trial(texts: tuple[str, ...], special: tuple[str, ...] = (), vocab_size: int
         done = subprocess.run(command, input=given, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise TrialError(f"its compilation takes more than {SECONDS} seconds") from None
-    except OSError as error:
-        raise TrialError(f"no process can be started to try it: {error}") from error
-    if done.returncode < 0:
-        raise TrialError("llguidance crashes on it")
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise TrialError(f"it cannot be tried: {said}")
+        raise TrialError("llguidance crashes on it" if done.returncode < 0 else f"it cannot be tried: {said}")
     return json.loads(done.stdout)

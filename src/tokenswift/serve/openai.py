@@ -130,7 +130,8 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
             continue
         deltas = parser.push("".join(answer.pieces[slice(*found)]))
         calls |= any(delta.kind == "call" for delta in deltas)
-        more = {"tokenswift": details(answer, *found)} if answer.body.own.get("details") else {}
+        told_of = answer.body.own.get("details")
+        more: dict[str, Any] = {"tokenswift": details(answer, *found)} if told_of else {}
         for delta in told(answer, deltas) or ([{}] if more else []):
             yield chunk(delta, **more)
             more = {}

@@ -93,7 +93,7 @@ def plain_text(content: Any, where: str) -> Any:
     found: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(PARTS[kind]) if kind in PARTS else None
+        text = part.get(PARTS.get(kind)) if isinstance(kind, str) else None
         if not isinstance(text, str):
             given = shown(part if kind is None else kind)
             raise InputError(f"{where} holds a part of type {given}; valid: text", where.partition("[")[0])
