@@ -203,8 +203,7 @@ def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: i
     """Bytes a second of keys and values, of passes of few rows over a context."""
     shape, device = target.body.shape, target.device
     cache = target.backend.new_cache(4, shape.kv_heads, shape.width, context + 64, shape.keys)
-    cache.fill_random()
-    cache.commit(tuple(range(context)))
+    cache.fill_random(context)
     size = 2 * context * shape.kv_heads * shape.width * shape.keys.itemsize
     for count in ROWS:
         with rows.one(what="attention", context=context, rows=count) as found:
@@ -235,8 +234,7 @@ def passes(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int,
             backend.records = True
     with rows.one(what="bits", context=context) as found:
         cache = target.new_cache(context + 64)
-        cache.fill_random()
-        cache.commit(tuple(range(context)))
+        cache.fill_random(context)
         tokens = torch.randint(target.vocab_size, (16,), generator=torch.Generator().manual_seed(1))
 
         def hidden(parents: list[int], ids: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def machine(trial: Trial) -> dict[str, Any]:
     block = large_empty(BLOCK // 4, dtype=torch.float32, device=target.device).fill_(1.0)
     square = torch.randn(side, side, device=target.device, dtype=target.dtype)
     reads, flops = BLOCK / least(block.sum), 2 * side**3 / least(lambda: square @ square)
-    kv = context * target.kv_bytes
+    kv = target.cache_bytes(context)
     attention = 4 * target.layers * target.config.num_attention_heads * target.head_dim * context
     operations = 2 * weights_of(target).total() + attention
     figures = {

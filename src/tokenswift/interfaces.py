@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -54,16 +54,37 @@ class KVCache:
             (layers, K, pages, bytes of a page), see `kernels.cpu.int8_cache`.
         ordered: whether entry i is position i (the full cache), so that sliding windows hold.
         work: scratch memory of the kernels, uint8; they replace it by more when they need it.
+        tail: `kv.full.Tail`, where layers with windows stand apart, in no tensor but its; None: nowhere.
     """
 
     data: Tensor
     ordered: bool
     work: Tensor
+    tail: Any = None
 
     @property
     def length(self) -> int:
         """Entries that a pass attends to besides its own tokens."""
         raise NotImplementedError
+
+    @property
+    def tail_length(self) -> int:
+        """Those of layers in the :attr:`tail`."""
+        raise NotImplementedError
+
+    def make_room(self, rows: int) -> None:
+        """A pass of so many rows comes."""
+        raise NotImplementedError
+
+    def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
+        """Where a layer's entries are: a tensor, the layer's number in it, how many there are before the
+        pass's, and whether they are a text's last ones, each at its place, so that windows hold."""
+        if self.tail is None:
+            return self.data, layer, self.length, self.ordered
+        apart, number = self.tail.places[layer]
+        if apart:
+            return self.tail.entries.data, number, self.tail_length, True
+        return self.data, number, self.length, self.ordered
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """:attr:`length`, under the name that transformers asks for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +47,11 @@ class Memory(NamedTuple):
 
 
 class Sized(Protocol):
-    """What the reckoning takes from a model; ``kv_bytes``: of keys and values per cached token."""
+    """What the reckoning takes from a model; ``kv_bytes``: of keys and values per token of a long text;
+    ``cache_bytes``: of all tokens of a text."""
 
     kv_bytes: int
+    cache_bytes: Callable[[int], int]
     vocab_size: int
     dtype: torch.dtype
     backend: Any
@@ -90,11 +93,11 @@ def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spa
 
 def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
     """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
-    token = model.kv_bytes
+    read, node = model.cache_bytes(prompt), model.cache_bytes(1) + 4 * model.vocab_size  # a float32 a logit
     return [
-        Need("prompt", counted(prompt, "token"), prompt * token),
-        Need("max_new_tokens", max_new_tokens, max_new_tokens * token),
-        *strategy.needs(prompt + max_new_tokens, token + 4 * model.vocab_size),  # a float32 a logit
+        Need("prompt", counted(prompt, "token"), read),
+        Need("max_new_tokens", max_new_tokens, model.cache_bytes(prompt + max_new_tokens) - read),
+        *strategy.needs(prompt + max_new_tokens, node),
     ]
 
 

@@ -129,7 +129,7 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
     model = tiny_model("llama", max_position_embeddings=1 << 18, **sizes).to(CUDA, torch.bfloat16)
     target = NativeTarget(model, backend, rotary_of(model))
     cache = target.new_cache(147_456)
-    cache.fill_random()
+    cache.fill_random(0)
     parents = [-1, 0, 0, 1, 3]
     for length in (5, 4000, 4097, 20_000, 140_000, 144_000):
         cache.commit(tuple(range(length - cache.length)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,18 @@ import pytest
 import torch
 
 from tests.families import rare
-from tests.lossless.test_strategies import PROMPT, SMALL, llm_of
-from tests.tiny import SWITCHED, VOCAB, tiny_model
+from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
+from tests.lossless.test_tokens import random_heads, same
+from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
+from tokenswift.engine import source
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kv import full
+from tokenswift.models import target
+from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import NativeTarget
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}
@@ -56,3 +64,72 @@ def test_runs_go_on_and_texts_share_passes_and_beginnings(family: str, strategy:
         tickets += [scheduler.submit(one) for one in asked[1:]]
         assert [one.result.token_ids for one in tickets if one.wait()] == plain
         assert scheduler.figures().reused
+
+
+WINDOWED = [name for name, (_, changes) in FAMILIES.items() if changes.get("sliding_window")]
+LONG = torch.randint(2, VOCAB, (700,), generator=torch.Generator().manual_seed(9)).tolist()
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[full.FullCache]:
+    """The targets' caches as they are made; layers with windows keep little beside them."""
+    made: list[full.FullCache] = []
+    real = BaseTarget.new_cache
+    monkeypatch.setattr(full, "BACK", 64)
+    monkeypatch.setattr(BaseTarget, "new_cache", lambda *a, **how: made.append(real(*a, **how)) or made[-1])
+    return made
+
+
+def most_of(cache: full.FullCache) -> int:
+    """Bytes that a cache may take: of layers with windows a window, rows, and what ends before a chunk."""
+    assert cache.tail is not None
+    each = cache.tail.entries.data.nbytes // cache.tail.entries.capacity
+    return cache.data.nbytes + each * (cache.tail.reach + 64 + full.CHUNK + 512)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "family"),
+    [("native", "gemma3"), ("int8", "gemma3"), ("torch", "mistral-sliding")]
+    + [rare(kernels, family) for kernels in ("native", "int8", "torch") for family in WINDOWED],
+)
+def test_layers_with_windows_keep_what_they_see(
+    kernels: str, family: str, caches: list[full.FullCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of which most was dropped are those of layers that keep all of it."""
+    if kernels == "torch":
+        for where in (target, source):
+            monkeypatch.setattr(where, "backend_for", lambda *_: TorchBackend())
+    model = tiny_model(family, max_position_embeddings=2048)
+    draft = draft_for(family)
+    llm, whole = (LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB)) for _ in range(2))
+    monkeypatch.setattr(whole.target, "new_cache", partial(whole.target.new_cache, whole=True))
+    for one in (llm, whole) if kernels == "int8" else ():
+        assert isinstance(one.target, NativeTarget)
+        one.target.take_keys(torch.int8, "kv_cache_dtype")
+    assert llm.target.windows == whole.target.windows  # both are made
+    for tokens in (16, 160, 1600):
+        assert llm.target.cache_bytes(tokens) == llm.target.new_cache(tokens).nbytes
+    for seed, params in enumerate((SamplingParams(greedy=True, repetition_penalty=1.0), HOW["sampling"])):
+        plain = whole.generate(LONG, 150, "autoregressive", sampling=params, ignore_eos=True)
+        assert caches[-1].tail is None
+        for strategy, options in [("autoregressive", {}), *runs(draft)[seed::2]]:
+            made = len(caches)
+            assert same(plain, llm.generate(LONG, 150, strategy, options, params, ignore_eos=True)), options
+            own = next(cache for cache in caches[made:] if cache.capacity >= 850)  # others: of drafts
+            assert own.tail is not None and own.tail.dropped >= 512 and own.nbytes <= most_of(own)
+
+
+def test_beginnings_are_shared_where_windows_are_held(caches: list[full.FullCache]) -> None:
+    """A text that goes on where another ended begins from it; one that leaves it long before is read."""
+    llm = LLM.from_model(tiny_model("gemma3", max_position_embeddings=2048), heads="none")
+    first = llm.generate(LONG, 100, "autoregressive", **HOW).token_ids
+    asked = [LONG, [*LONG, *first, *PROMPT], [*LONG[:200], *PROMPT]]
+    plain = [llm.generate(one, 100, "autoregressive", **HOW).token_ids for one in asked]
+    reused = []
+    with Scheduler(llm) as scheduler:
+        for one in asked:
+            ticket = scheduler.submit(Request(one, 100, "autoregressive", {}, **HOW))
+            ticket.wait()
+            assert ticket.result.token_ids == plain[len(reused)]
+            reused.append(scheduler.figures().reused)
+    assert reused == [0, 799, 799]

@@ -33,7 +33,7 @@ class Kept:
     @property
     def nbytes(self) -> int:
         """Bytes of the cache, with the kernels' scratch memory."""
-        return self.cache.data.nbytes + self.cache.work.nbytes
+        return self.cache.nbytes + self.cache.work.nbytes
 
 
 class Prefixes:
@@ -81,7 +81,7 @@ class Prefixes:
             if not model.prefill_keeps_bits:
                 shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
                 shared -= shared % model.prefill_chunk
-            if shared > longest:
+            if shared > longest and one.cache.holds(shared):
                 best, longest = one, shared
         if best is None or not model.equal_bits:
             return None
@@ -100,11 +100,11 @@ class Prefixes:
         if not LEAST <= length < len(tokens) or not sequence.model.equal_bits:
             return  # nothing to share, or interrupted within a step
         own = [(one, common(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
-        if any(shared >= length for _, shared in own):
+        if any(shared >= length and one.cache.holds(length) for one, shared in own):
             return
         if 2 * length <= cache.capacity:
             cache = cache.fork(length)  # it ended early: most of its room is empty
-        contained = [one for one, shared in own if shared >= one.cache.length]
+        contained = [one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)]
         self._kept = [one for one in self._kept if one not in contained]
         self._kept.append(Kept(sequence.owner, tokens, sequence.prompt_tokens, cache))
         self.shrink(self.most)

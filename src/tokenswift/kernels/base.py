@@ -319,11 +319,14 @@ def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> Non
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
-    before, capacity = cache.length, capacity_of(cache.data)
-    if before + count > capacity:
-        raise ValueError(
-            f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
-        )
+    parts = [(cache.length, cache.data)]
+    if cache.tail is not None:
+        parts.append((cache.tail_length, cache.tail.entries.data))
+    for before, data in parts:
+        if before + count > (capacity := capacity_of(data)):
+            raise ValueError(
+                f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
+            )
     if parents is not None and (
         len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
     ):

@@ -63,10 +63,11 @@ class TorchBackend(Backend):
             mixed: list[Tensor] = []
             for segment, rows, own, noted in zip(batch.segments, places, kept, notes, strict=True):
                 cache = segment.cache
-                into = slice(cache.length, cache.length + len(segment.tokens))
-                cache.data[2 * number, :, into] = key[:, rows].to(shape.keys)
-                cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
-                window = layer.window if cache.ordered else 0
+                data, place, before, ordered = cache.of_layer(number)
+                into = slice(before, before + len(segment.tokens))
+                data[2 * place, :, into] = key[:, rows].to(shape.keys)
+                data[2 * place + 1, :, into] = value[:, rows].to(shape.keys)
+                window = layer.window if ordered else 0
                 own.append(query[:, rows])
                 how = (cache, segment.parents, shape.scale, window, shape.cap or None)
                 mixed.append(self.attend(own[-1], number, *how, notes=noted))
@@ -131,8 +132,9 @@ class TorchBackend(Backend):
         """See :meth:`Backend.attend`. The queries of a group are packed as rows of their KV head, so that the
         cache is read once and never repeated. On a CPU sums are float32."""
         heads, rows, width = query.shape
-        end = cache.length + rows
-        key, value = (cache.data[2 * layer + part, None, :, :end] for part in (0, 1))
+        data, place, before, _ = cache.of_layer(layer)
+        end = before + rows
+        key, value = (data[2 * place + part, None, :, :end] for part in (0, 1))
         kind = key.dtype
         if self.on_host and kind != torch.float64:
             kind, key, value = active_type(kind), key.float(), value.float()
@@ -141,9 +143,10 @@ class TorchBackend(Backend):
         window, bias = window if window < end else 0, None
         if rows > 1 or window:
             notes = {} if notes is None else notes
-            if (window, groups) not in notes:
-                notes[window, groups] = _bias(cache, rows, parents, window, packed).repeat(groups, 1)
-            bias = notes[window, groups]
+            key_of = (before, window, groups)
+            if key_of not in notes:
+                notes[key_of] = _bias(before, rows, parents, window, packed).repeat(groups, 1)
+            bias = notes[key_of]
         if softcap is None and sinks is None:
             out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
         else:
@@ -193,7 +196,7 @@ def capped(
 
 
 def _bias(
-    cache: KVCache, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
+    before: int, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
 ) -> Float[Tensor, "n L"]:
     """What is added to scores: -inf where a row does not see a key."""
     device = like.device
@@ -201,11 +204,11 @@ def _bias(
         mask = torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
     else:
         mask = ancestor_mask(parents, device)
-    visible = torch.cat([mask.new_ones(rows, cache.length), mask], dim=1)
+    visible = torch.cat([mask.new_ones(rows, before), mask], dim=1)
     if window:
         paths = row_paths(rows, parents)
-        here = torch.tensor([cache.length + len(path) - 1 for path in paths], device=device)
-        places = torch.cat([torch.arange(cache.length, device=device), here])
+        here = torch.tensor([before + len(path) - 1 for path in paths], device=device)
+        places = torch.cat([torch.arange(before, device=device), here])
         visible &= places[None, :] > here[:, None] - window
     bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
     return bias.masked_fill_(~visible, -torch.inf)

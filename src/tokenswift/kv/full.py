@@ -15,6 +15,10 @@ from torch import Tensor
 
 from tokenswift.interfaces import KVCache
 
+#: positions at whose multiples the kernels' chunks of attention end
+CHUNK = 256
+#: entries that layers with windows keep beside them at least: a text may go on from before its end
+BACK = 1024
 _LEAST = 1 << 22  # bytes below which it does not matter
 _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
@@ -73,6 +77,12 @@ class Entries:
         """Copy the first ``length`` entries."""
         self.data[:, :, :length] = source.data[:, :, :length]
 
+    def drop(self, count: int) -> None:
+        """Drop the first entries, a multiple of :data:`CHUNK`; the others become the first ones."""
+        at = count * self.data.shape[2] // self.capacity  # in pages, where they are
+        for part in self.data:  # a copy of one at a time
+            part[:, : part.shape[1] - at] = part[:, at:].clone()
+
     def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
         """Keys of slots as numbers."""
         return self.data[0::2][layers, :, start:end]
@@ -86,6 +96,54 @@ class Entries:
         self.data.normal_()
 
 
+class Tail:
+    """The newest entries of layers with windows: whole chunks that no row will see are dropped.
+
+    Args:
+        entries: their room.
+        windows: of all layers of the model, in tokens; None: the layer sees everything, and is not in here.
+        dropped: positions before the first entry.
+
+    Attributes:
+        places: of each layer, whether it is in here, and its number among those that are, or are not.
+        reach: the widest window.
+    """
+
+    def __init__(self, entries: Entries, windows: Sequence[int | None], dropped: int = 0) -> None:
+        self.entries, self.windows, self.dropped = entries, windows, dropped
+        self.reach = max(window for window in windows if window is not None)
+        apart = [window is not None for window in windows]
+        self.places = [(own, apart[:layer].count(own)) for layer, own in enumerate(apart)]
+
+    def first(self, length: int) -> int:
+        """The first position that is kept of a text of a length when room is made."""
+        return max(self.dropped, (length + 1 - self.reach - BACK) // CHUNK * CHUNK)
+
+    def make_room(self, length: int, rows: int) -> None:
+        """See that rows fit behind a text's first ``length`` entries."""
+        if length - self.dropped + rows <= self.entries.capacity:
+            return
+        first = self.first(length)
+        self.entries.drop(first - self.dropped)
+        self.dropped = first
+        if (needed := length - first + rows) > self.entries.capacity:
+            held, self.entries = self.entries, self.entries.like(needed)
+            self.entries.copy_first(held, held.capacity)
+
+    def fork(self, capacity: int, length: int) -> Tail:
+        """A copy, as of a text's first ``length`` entries."""
+        kept = length - self.dropped
+        made = self.entries.like(max(kept, tail_room(self.windows, capacity)))
+        made.copy_first(self.entries, kept)
+        return Tail(made, self.windows, self.dropped)
+
+
+def tail_room(windows: Sequence[int | None], capacity: int) -> int:
+    """Entries of layers with windows that a cache for so many tokens has room for; 0 without such layers."""
+    widest = max((window for window in windows if window is not None), default=-2 * BACK)
+    return min(capacity, widest + 2 * BACK)
+
+
 class FullCache(KVCache):
     """Keys and values of every committed token, and scratch room for the pass under way.
 
@@ -95,12 +153,13 @@ class FullCache(KVCache):
     Args:
         entries: room for as many tokens as fit, scratch room included.
         length: of the entries that are there.
+        tail: of layers with windows, if they are not in ``entries``.
     """
 
     ordered = True  # entry i is position i
 
-    def __init__(self, entries: Entries, length: int = 0) -> None:
-        self.entries, self.data, self._length = entries, entries.data, length
+    def __init__(self, entries: Entries, length: int = 0, tail: Tail | None = None) -> None:
+        self.entries, self.data, self._length, self.tail = entries, entries.data, length, tail
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers, self.capacity = entries.layers, entries.capacity
 
@@ -112,7 +171,22 @@ class FullCache(KVCache):
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return self.data.numel() * self.data.element_size()
+        return self.data.nbytes + (0 if self.tail is None else self.tail.entries.data.nbytes)
+
+    @property
+    def tail_length(self) -> int:
+        """See :class:`KVCache`."""
+        return self._length if self.tail is None else self._length - self.tail.dropped
+
+    def make_room(self, rows: int) -> None:
+        """See :class:`KVCache`."""
+        if self.tail is not None:
+            self.tail.make_room(self._length, rows)
+
+    def holds(self, length: int) -> bool:
+        """Whether a text can go on behind the first ``length`` entries."""
+        tail = self.tail
+        return length <= self._length and (tail is None or tail.dropped <= max(0, length + 1 - tail.reach))
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
@@ -121,9 +195,12 @@ class FullCache(KVCache):
         kept = 0
         while kept < len(nodes) and nodes[kept] == kept:
             kept += 1
-        if kept < len(nodes):
-            into = range(start + kept, start + len(nodes))
-            self.entries.copy(self.entries, into, [start + node for node in nodes[kept:]])
+        parts = [(self.entries, start)]
+        if self.tail is not None:
+            parts.append((self.tail.entries, self.tail_length))
+        for entries, first in parts if kept < len(nodes) else ():
+            into = range(first + kept, first + len(nodes))
+            entries.copy(entries, into, [first + node for node in nodes[kept:]])
         self._length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
@@ -137,9 +214,13 @@ class FullCache(KVCache):
             self.data[:, :, :count] = self.data[:, :, start : self._length].clone()
             self._length = count
 
-    def fill_random(self) -> None:
-        """Random entries in all slots, for measuring."""
+    def fill_random(self, length: int) -> None:
+        """Random entries in all slots, for measuring, as of a text of a length."""
         self.entries.fill_random()
+        self._length = length
+        if self.tail is not None:
+            self.tail.entries.fill_random()
+            self.tail.dropped = self.tail.first(length)
 
     def fork(self, capacity: int, length: int | None = None) -> FullCache:
         """A copy of the committed entries with room of its own; neither sees what the other does next.
@@ -153,9 +234,11 @@ class FullCache(KVCache):
             raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
         if capacity < length:
             raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
+        if not self.holds(length):
+            raise ValueError(f"length is {length}; what layers with windows see there is not held any more")
         made = self.entries.like(capacity)
         made.copy_first(self.entries, length)
-        return FullCache(made, length)
+        return FullCache(made, length, None if self.tail is None else self.tail.fork(capacity, length))
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer as numbers, (K, T, d)."""

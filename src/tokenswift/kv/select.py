@@ -27,7 +27,7 @@ def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Ten
     return torch.cat([head, best.flip(1)], dim=1)
 
 
-def useful(budget: int, windows: list[int | None], sinks: int) -> int:
+def useful(budget: int, windows: Sequence[int | None], sinks: int) -> int:
     """The budget, or what sinks and the widest window come to where every layer has a window: no layer
     of the target looks at more."""
     widths = [window for window in windows if window is not None]
@@ -39,7 +39,7 @@ def select(
     full: FullCache,
     queries: Sequence[Float[Tensor, "H n d"]] | Float[Tensor, "L H n d"],
     row: int,
-    windows: list[int | None],
+    windows: Sequence[int | None],
     budget: int,
     sinks: int,
     chunk: int = 8,
@@ -60,8 +60,7 @@ def select(
     total = full.length
     budget = useful(budget, windows, sinks)
     if total <= budget:
-        keys = full.keys(0)
-        return [torch.arange(total, device=keys.device).expand(len(keys), -1)] * full.layers
+        return [torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)] * full.layers
     chosen = []
     for layer, query in enumerate(queries):
         keys = full.keys(layer)

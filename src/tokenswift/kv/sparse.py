@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache
-from tokenswift.kv.full import FullCache, to_device
+from tokenswift.kv.full import FullCache, Tail, to_device
 
 
 class SparseCache(KVCache):
@@ -21,6 +21,8 @@ class SparseCache(KVCache):
     replaces the next one in a ring over the other slots; loading a selection in rising importance makes
     the least important ones go first. Keys keep the rotary position they were written with, so their
     order in the cache does not matter.
+
+    Layers with windows that stand apart in the full cache are read there: they are small.
 
     Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
     :meth:`rewind` drops them, :meth:`settle` gives them slots.
@@ -36,6 +38,7 @@ class SparseCache(KVCache):
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        self._full = None if like.tail is None else like  # else it may go
         self.entries = like.entries.like(budget + scratch)
         self.data = self.entries.data.zero_()  # what nobody wrote are numbers, too
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -52,6 +55,21 @@ class SparseCache(KVCache):
     def length(self) -> int:
         """Entries that a draft pass attends to besides its own tokens."""
         return self.filled + self.drafted
+
+    @property
+    def tail(self) -> Tail | None:
+        """The full cache's."""
+        return None if self._full is None else self._full.tail
+
+    @property
+    def tail_length(self) -> int:
+        """See :class:`KVCache`."""
+        return self.length if self._full is None else self._full.tail_length + self.drafted
+
+    def make_room(self, rows: int) -> None:
+        """See :class:`KVCache`."""
+        if self._full is not None:
+            self._full.make_room(self.drafted + rows)
 
     @property
     def exhausted(self) -> bool:
@@ -83,10 +101,11 @@ class SparseCache(KVCache):
             chosen: n ≤ B positions each: sinks first, then the others in rising importance.
         """
         chosen = [places.to(self.data.device) for places in chosen]
-        self.filled = chosen[0].shape[1]
+        self.filled = chosen[0].shape[1] if chosen else 0
         for layer, places in enumerate(chosen):
             self.positions[layer, :, : self.filled] = places
-        self.entries.copy(full.entries, range(self.filled), torch.cat(chosen))
+        if chosen:
+            self.entries.copy(full.entries, range(self.filled), torch.cat(chosen))
         self.drafted = self.replaced = 0
         self._next = self.sinks
         self.selections += 1

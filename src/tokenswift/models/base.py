@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.interfaces import FeatureStore, KVCache, Pass, Segment
 from tokenswift.kernels.base import Backend
-from tokenswift.kv.full import FullCache
+from tokenswift.kv.full import FullCache, Tail, tail_room
 from tokenswift.kv.select import OBSERVED
 from tokenswift.loader.config import Layout, head_width
 from tokenswift.loader.rope import Rotary
@@ -41,7 +41,8 @@ class BaseTarget(ABC):
             for a drafter that reads them; none at first.
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
-        kv_bytes: bytes of keys and values per cached token.
+        kv_bytes: bytes of keys and values per cached token, but for those in a tail.
+        tail_bytes: of layers in a tail (`kv.full.Tail`), which holds `kv.full.tail_room` tokens.
         unnamed: rows of the LM head that no token names, (m,): padding, which is never chosen; None: none is.
         whole: whether products take activations as int8.
     """
@@ -60,9 +61,9 @@ class BaseTarget(ABC):
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = head_width(config)
-        self.kv_bytes = self._entry_bytes()
         self.weight_bytes = self.copied_bytes = 0
         self.windows: list[int | None] = [None] * self.layers
+        self._count_entries()
         self._rows: tuple[Tensor, Any] | None = None
 
     def tap(self, layers: tuple[int, ...]) -> None:
@@ -102,9 +103,14 @@ class BaseTarget(ABC):
         kept = {"kv_cache_dtype": str(self.keys).removeprefix("torch.")}
         return made if self.keys == self.dtype else made | kept
 
-    def _entry_bytes(self) -> int:
-        """Bytes of a token's keys and values."""
-        return self.new_cache(16).nbytes // 16  # tokens of a page
+    def _count_entries(self) -> None:
+        made, page = self.new_cache(16), 16
+        self.kv_bytes = made.data.nbytes // page
+        self.tail_bytes = made.nbytes // page - self.kv_bytes
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of a text."""
+        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
 
     @property
     def equal_bits(self) -> bool:
@@ -126,9 +132,17 @@ class BaseTarget(ABC):
         ranker = self.backend.ranker(params, rules)
         return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
 
-    def new_cache(self, capacity: int) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch room included."""
-        return self.backend.new_cache(self.layers, self.kv_heads, self.head_dim, capacity, self.keys)
+    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included; ``whole``: all entries
+        of layers with windows are kept, too."""
+        keeps = whole or self.layout is None or not self.backend.on_host
+        apart = 0 if keeps else self.layers - self.windows.count(None)
+        sizes = (self.kv_heads, self.head_dim)
+        cache = self.backend.new_cache(self.layers - apart, *sizes, capacity, self.keys)
+        if apart:
+            room = tail_room(self.windows, capacity)
+            cache.tail = Tail(self.backend.new_cache(apart, *sizes, room, self.keys).entries, self.windows)
+        return cache
 
     def check_room(self, tokens: int) -> None:
         """See that so many positions are within the model's.

@@ -112,6 +112,7 @@ class NativeTarget(BaseTarget):
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
+        self._count_entries()
         self._embedding: Tensor | Packed | None = None
         if not layout.tied:
             embedding = self._weight(EMBEDDING)
@@ -275,7 +276,7 @@ class NativeTarget(BaseTarget):
                 option,
             )
         self.keys = dtype
-        self.kv_bytes = self._entry_bytes()
+        self._count_entries()
         self._run_as(keys=dtype)
 
     def _run_as(self, **types: torch.dtype) -> None:
@@ -285,6 +286,8 @@ class NativeTarget(BaseTarget):
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
         body, taps = self.body, self.taps
+        for segment in segments:
+            segment.cache.make_room(len(segment.tokens))
         if not self.backend.on_host:  # which would trip over them later, and for good
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)

@@ -19,7 +19,7 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
-from tokenswift.kernels.base import Backend, Batch, Taps
+from tokenswift.kernels.base import Backend, Batch, Taps, capacity_of
 from tokenswift.kernels.check import Case, fault
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
@@ -166,7 +166,13 @@ class CpuBackend(Backend):
             sizes = (layers, shape.heads, count, shape.width)
             found.append(torch.empty(sizes, dtype=shape.queries, device="cpu"))
             entry.queries = address("queries", found[-1], shape.queries, *sizes)
-            entry.keys_values = entries(data, shape, entry.capacity)
+            far = shape.layers
+            if (tail := segment.cache.tail) is not None:
+                held, apart = tail.entries.data, tail.entries.layers
+                entry.tail_before, entry.tail_capacity = segment.cache.tail_length, capacity_of(held)
+                entry.tail = entries(held, shape, entry.tail_capacity, apart)
+                far -= apart
+            entry.keys_values = entries(data, shape, entry.capacity, far)
         count = sum(entry.n for entry in rows)
         args = CPass(n=count, count=len(segments), threads=self._count(), keep=keep)
         args.rows = ctypes.addressof(rows)
@@ -220,7 +226,7 @@ class CpuBackend(Backend):
         rows, c_shape = CRows(), shape_of(shape)
         describe(rows, cache, count, parents)
         at = slice(layer, layer + 1) if pages else slice(2 * layer, 2 * layer + 2)
-        first = entries(data[at], shape, rows.capacity)
+        first = entries(data[at], shape, rows.capacity, 1)
         behind = 0 if pages else shape.kv_heads * rows.capacity * width * data.itemsize
         rest = (
             c_long(window),

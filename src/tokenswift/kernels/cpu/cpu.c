@@ -245,9 +245,11 @@ typedef struct {
 typedef struct { /* rows of one text, over its own cache */
     long n, before, capacity;
     const int32_t *parents; /* (n), each below its own index, -1 for a root; NULL for a chain */
-    void *keys_values;      /* (2 layers, kv_heads, capacity, width) */
+    void *keys_values;      /* (2 layers, kv_heads, capacity, width); with a tail without the layers that have windows */
     void *queries;          /* out: (layers, heads, n, width), or without keep the last layer's */
     int windows;            /* whether the layers' windows hold (cache rows stand at their positions) */
+    void *tail;             /* the layers with windows, if they are apart: as keys_values, from a multiple of CHUNK on */
+    long tail_before, tail_capacity;
 } Rows;
 
 typedef struct {
@@ -274,6 +276,7 @@ static void tap(const Pass *p, long layer, long hidden) {
 static int unfit(const Rows *rows, long count, long n) {
     for (const Rows *r = rows; r < rows + count; n -= r++->n) {
         if (r->n < 1 || r->before < 0 || r->before > r->capacity - r->n) return 1;
+        if (r->tail && (r->tail_before < 0 || r->tail_before > r->tail_capacity - r->n)) return 1;
         for (long i = 0; r->parents && i < r->n; i++)
             if (r->parents[i] < -1 || r->parents[i] >= i) return 1;
     }
@@ -285,7 +288,8 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
     long links = 0;
     while (r->parents && links < r->n && r->parents[links] == links - 1) links++;
     const int32_t *parents = links == r->n ? NULL : r->parents;
-    Segment s = {{r->n, r->before, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
+    const long most = r->tail && r->tail_before > r->before ? r->tail_before : r->before;
+    Segment s = {{r->n, most, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
                   r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, m->cap, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
     if (!parents) return s;
     s.deepest = 0;
@@ -324,16 +328,20 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     need += attention_bytes(segments, p->count, p->threads);
     if ((size_t)p->work_bytes < need) return (long)need;
     const int threads = take_team(p->threads);
+    long windowed = 0; /* layers with windows before this one */
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
             const Rows *r = p->rows + i;
-            const size_t kv = m->keys == I8 ? m->kv_heads * (r->capacity / PAGE) * page_bytes(m->width) / 2
-                                            : (size_t)m->kv_heads * r->capacity * m->width * bytes_of(m->keys);
+            const int tail = r->tail && w->window;
+            const long capacity = tail ? r->tail_capacity : r->capacity, place = !r->tail ? l : tail ? windowed : l - windowed;
+            const size_t kv = m->keys == I8 ? m->kv_heads * (capacity / PAGE) * page_bytes(m->width) / 2
+                                            : (size_t)m->kv_heads * capacity * m->width * bytes_of(m->keys);
             Attend *a = &segments[i].a;
-            a->window = r->windows ? w->window : 0;
+            a->before = tail ? r->tail_before : r->before, a->capacity = capacity;
+            a->window = r->windows || tail ? w->window : 0;
             a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
-            a->k = (char *)r->keys_values + 2 * l * kv;
+            a->k = (char *)(tail ? r->tail : r->keys_values) + 2 * place * kv;
             a->v = a->k + kv;
             a->out = at[4] + first * found;
         }
@@ -358,6 +366,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);
         linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
+        windowed += w->window > 0;
     }
     if (m->parallel) centre(p->states, n, m->hidden, threads);
     tap(p, m->layers, m->hidden);

@@ -66,7 +66,10 @@ class CLayer(ctypes.Structure):
 
 
 class CRows(ctypes.Structure):
-    _fields_ = fields("long n, before, capacity; pointer parents, keys_values, queries; int windows")
+    _fields_ = fields(
+        "long n, before, capacity; pointer parents, keys_values, queries; int windows; pointer tail; "
+        "long tail_before, tail_capacity"
+    )
 
 
 class CPass(ctypes.Structure):
@@ -153,14 +156,12 @@ def groups_bytes(rows: int, columns: int) -> int:
     return -(-rows // _BLOCK) * _BLOCK * -(-columns // 32) * _GROUP
 
 
-def entries(data: Tensor, shape: Shape, capacity: int) -> int:
-    """Where a cache's keys and values are."""
+def entries(data: Tensor, shape: Shape, capacity: int, layers: int) -> int:
+    """Where a cache's keys and values of some layers are."""
     if shape.keys == torch.int8:
-        sizes = (shape.layers, shape.kv_heads, capacity // PAGE, page_bytes(shape.width))
+        sizes = (layers, shape.kv_heads, capacity // PAGE, page_bytes(shape.width))
         return address("keys and values", data, torch.uint8, *sizes)
-    return address(
-        "keys and values", data, shape.keys, 2 * shape.layers, shape.kv_heads, capacity, shape.width
-    )
+    return address("keys and values", data, shape.keys, 2 * layers, shape.kv_heads, capacity, shape.width)
 
 
 def vector(name: str, vector: Tensor | None, size: int) -> int | None:

@@ -95,8 +95,12 @@ class SparseContext:
             sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
             self.sparse = sparse
         if self._due(sparse):
-            sizes = (self.model.windows, self.budget, self.sinks, self.chunk)
-            sparse.load(full, select(self.policy, full, newest.queries, sequence.newest_row, *sizes))
+            queries, windows = newest.queries, self.model.windows
+            if full.tail is not None:  # it is read as it is
+                queries = [query for query, window in zip(queries, windows, strict=True) if window is None]
+                windows = [None] * len(queries)
+            sizes = (windows, self.budget, self.sinks, self.chunk)
+            sparse.load(full, select(self.policy, full, queries, sequence.newest_row, *sizes))
         sparse.rewind()
         return sparse
 
@@ -259,7 +263,7 @@ class ModelContext:
         if self.kv == "streaming" and len(known) > self.slots:
             run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
         self._known, self._shift = len(known), len(known) - len(run)
-        full = self.model.new_cache(max(1, len(run)))
+        full = self.model.new_cache(max(1, len(run)), whole=True)
         cache = self.model.backend.partial_cache(full, self.slots, self.sinks, self.longest + 2)
         if run:
             last = self.model.prefill(run, full, lambda stage, done, total: check())
@@ -360,7 +364,7 @@ class ModelDrafter(Drafter):
     def needs(self, text: int, row: int) -> list[Need]:
         """Its cache."""
         context = self.context
-        return [Need(*self.asked, (context.slots + context.longest + 2) * context.model.kv_bytes)]
+        return [Need(*self.asked, context.model.cache_bytes(context.slots + context.longest + 2))]
 
     def offer(self, costs: Costs) -> CostEstimate:
         """Two passes, at the target's price by the byte of weights."""
