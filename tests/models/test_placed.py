@@ -10,7 +10,6 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tokenswift import LLM
-from tokenswift.types import InputError
 
 PROMPT = list(range(40, 100)) * 2
 PAPER = {"tree": (1, 2, 2), "ngrams": 4, "budget": 64, "sinks": 8, "draft": "partial"}
@@ -76,17 +75,3 @@ def test_tokens_are_those_of_one_device(
         assert llm.target.layout is None and "transformers' own forward" in llm.numerics()["how"]
     if kind == "disk":
         assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"
-
-
-@pytest.mark.parametrize(
-    "asked, line",
-    [
-        ({"tp": 2}, "'tp' is not an argument; valid: model, dtype"),
-        ({"device_map": "auto"}, "'device_map' is not an argument; valid: model, dtype"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_one_line(folder: str, asked: dict[str, Any], line: str) -> None:
-    with pytest.raises(InputError) as error:
-        LLM(folder, heads=None, **asked)
-    assert str(error.value).startswith(line) and "\n" not in str(error.value)
