@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenswift.cli.output import check_folder, check_writable, write_text
+from tokenswift.cli.output import check_writable, write_text
 from tokenswift.files import replacing
 from tokenswift.loader.load import load
 from tokenswift.memory import Memory
@@ -46,14 +46,14 @@ def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
 
 
 def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
-    for renamed in (True, False):
+    for kind in ("file", "regular file"):
         with pytest.raises(InputError, match="^--out .*/a/b/c cannot be written .No such file or directory"):
-            check_writable("--out", tmp_path / "a/b/c", renamed=renamed)
-    assert check_folder("--work", tmp_path / "a/b") == tmp_path / "a/b"
+            check_writable("--out", tmp_path / "a/b/c", kind)
+    assert check_writable("--work", tmp_path / "a/b", "folder") == tmp_path / "a/b"
     (tmp_path / "file").write_text("")
     for name in (tmp_path / "file", tmp_path / "file/x", "/proc/x"):
         with pytest.raises(InputError, match="^--work .* cannot be written"):
-            check_folder("--work", name)
+            check_writable("--work", name, "folder")
     assert names(tmp_path) == ["file"]
 
 

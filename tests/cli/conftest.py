@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -18,6 +19,8 @@ import pytest
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift.cli.main import main
+from tokenswift.engine.sequence import Stream
+from tokenswift.types import Step
 
 
 @dataclass
@@ -101,3 +104,17 @@ def on_a_terminal(*argv: str) -> tuple[str, int]:
             screen += block
     os.close(master)
     return screen.decode(), process.wait(120)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, number: int = signal.SIGINT) -> None:
+    """A signal comes in the middle of the step that makes a token's number reach ``after``."""
+    real, made = Stream.__next__, [0]
+
+    def step_and_signal(self: Stream) -> Step:
+        step, before = real(self), made[0]
+        made[0] += len(step.token_ids)
+        if before < after <= made[0]:
+            os.kill(os.getpid(), number)
+        return step
+
+    monkeypatch.setattr(Stream, "__next__", step_and_signal)

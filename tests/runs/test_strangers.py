@@ -200,7 +200,7 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
 
 
 def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:
-    """The text so far, the whole text, and the journal, which it does not write over."""
+    """The text so far, and the whole text."""
     folder, whole = tmp_path / "run", llm.generate("hello", **CALL).text
     begin(llm, folder, 30, strategy="autoregressive")
     assert main(["runs", str(folder), "--text"]) == 0
@@ -211,6 +211,4 @@ def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:
     assert capsys.readouterr() == (whole, "")
     assert main(["runs", str(folder), "--text", str(tmp_path / "all.txt")]) == 0
     assert (tmp_path / "all.txt").read_bytes().decode() == whole
-    assert main(["runs", str(folder), "--text", str(folder / "journal")]) == 2
-    assert "valid: two different files" in capsys.readouterr().err
     assert main(["runs", str(folder), "--text", "/dev/full"]) == 1

@@ -13,12 +13,12 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import LARGEST, meant
+from tokenswift.checks import LARGEST
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.generate import Text, stream
@@ -29,24 +29,10 @@ from tokenswift.files import line_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
-COMMANDS = {
-    "/system TEXT": "set the system prompt; alone it shows it",
-    "/retry": "write another answer to the last message, with the next seed",
-    "/undo": "remove the last message and its answer",
-    "/clear": "begin a new conversation; the system prompt stays",
-    "/save FILE": "save the conversation in a new file, as JSON",
-    "/help": "show this list",
-    "/exit": "end the chat, as Ctrl-D does",
-}
 KEYS = (
     "Enter sends; Ctrl-J (or Alt-Enter) begins a new line. Ctrl-C stops an answer and keeps what was "
     "written. Arrow up brings back earlier messages."
 )
-#: what options of other commands are here
-TEXTS = {
-    "max_new_tokens": "tokens of an answer at most, at least 1; default: until the model ends it",
-    "seed": "0 or more: the same seed and messages, the same answers; default: a new one each time",
-}
 logger = logging.getLogger("tokenswift")
 
 
@@ -55,11 +41,11 @@ def add_parser(subparsers: Any) -> None:
     parser = command(subparsers, "chat", run, "talk with a model")
     group = parser.add_argument_group("conversation")
     add_options(group, options.System)
-    add_options(group, Text, only=("max_new_tokens",), texts=TEXTS)
+    add_options(group, Text, only=("max_new_tokens",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    title = "sampling (defaults where the model names no settings of its own)"
-    options.add_sampling_options(parser, title, TEXTS, ANSWERS)
+    title = "sampling (where the model names no settings; a new seed each time)"
+    options.add_sampling_options(parser, title, **{**asdict(ANSWERS), "seed": None})
     add_options(parser.add_argument_group("verbosity"), options.Shown)
 
 
@@ -72,25 +58,23 @@ def run(args: argparse.Namespace) -> int:
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
     call["template_options"] = dict(args.template_option) or None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        chat = _begin(args, call)
-        all(chat.take(line) for line in _piped())  # up to the first that ends the chat
-        return 0
+    live = sys.stdin.isatty() and sys.stdout.isatty()
     with Signals():
-        ask, chat = editor(), _begin(args, call)
+        ask, chat = editor() if live else piped, _begin(args, call)
     while True:
         try:
             with Signals():  # a signal raises, so that the terminal is given back as it was
                 line = ask()
-            if not chat.take(line):
-                return 0
-        except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, Interrupted) and interrupt.number != signal.SIGINT:
-                raise
-            logger.info("Ctrl-D or /exit ends the chat")
+            chat.take(line)
         except EOFError:
             return 0
+        except KeyboardInterrupt as interrupt:
+            if not live or getattr(interrupt, "number", signal.SIGINT) != signal.SIGINT:
+                raise
+            logger.info("Ctrl-D or /exit ends the chat")
         except (InputError, RunError) as error:  # the conversation is as it was before
+            if not live:
+                raise
             logger.error("error: %s", args.parser.in_words(str(error)))
 
 
@@ -121,20 +105,24 @@ def editor() -> Callable[[], str]:
     return lambda: session.prompt("\n> ").encode("utf-8", "replace").decode("utf-8")
 
 
-def _piped() -> Iterator[str]:
-    """The messages of standard input: its lines."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
+def piped() -> str:
+    """A message of standard input: its next line."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    try:
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"a line of standard input is not UTF-8 ({line[:60]!r}); valid: UTF-8 text"
+        ) from error
 
 
 # ---- the conversation --------------------------------------------------------------------------------------
 
 
 class Chat:
-    """A conversation.
+    """A conversation. ``/NAME`` calls the method ``do_NAME``, whose docstring /help shows.
 
     Args:
         llm: an ``LLM`` with a chat template.
@@ -154,25 +142,27 @@ class Chat:
         self.prefixes = Prefixes.beside(llm.target)  # an answer has to read only what is new
         self.sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
 
-    def take(self, line: str) -> bool:
-        """Do what a line says, a command or a message; False when the chat is to end.
+    def take(self, line: str) -> None:
+        """Do what a line says, a command or a message.
 
         Raises:
             InputError, RunError: a command or an answer failed; the conversation is as it was before.
             Interrupted: a signal other than Ctrl-C ended the answer.
+            EOFError: the chat is to end.
         """
         text = line.strip()
-        found = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", text, re.DOTALL)
-        if found is None:
-            if text:
-                self.answer(self.messages, text)
-            return True
-        name, names = found[1], [one.partition(" ")[0] for one in COMMANDS]
-        if name not in names:
-            raise InputError(f"{name} is not a command; valid: {', '.join(COMMANDS)}{meant(name, names)}")
-        if name != "/exit":
-            getattr(self, f"do_{name[1:]}")(found[2] or "")
-        return name != "/exit"
+        found = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", text, re.DOTALL)
+        if found is None and text:
+            self.answer(self.messages, text)
+        elif found is not None:
+            done = getattr(self, f"do_{found[1]}", None)
+            if done is None:
+                raise InputError(f"/{found[1]} is not a command; valid: {', '.join(self.commands())}")
+            done(found[2] or "")
+
+    def commands(self) -> dict[str, str]:
+        """What each command does."""
+        return {f"/{name[3:]}": str(getattr(self, name).__doc__) for name in dir(self) if name[:3] == "do_"}
 
     def answer(self, before: list[dict[str, str]], text: str) -> None:
         """Answer a message that follows others; what Ctrl-C left of the answer is kept."""
@@ -198,19 +188,47 @@ class Chat:
 
     # ---- commands
 
+    def do_clear(self, _: str) -> None:
+        """begin a new conversation; the system prompt stays"""
+        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
+        logger.info("a new conversation")
+
+    def do_exit(self, _: str) -> None:
+        """end the chat, as Ctrl-D does"""
+        raise EOFError
+
     def do_help(self, _: str) -> None:
-        """Show the commands."""
-        logger.info("%s\n%s", table(("command", "what it does"), COMMANDS.items()), KEYS)
+        """show this list"""
+        logger.info("%s\n%s", table(("command", "what it does"), self.commands().items()), KEYS)
 
     def do_retry(self, _: str) -> None:
-        """Answer the last message again, with the next seed."""
+        """write another answer to the last message, with the next seed"""
         before, text = self._last()
         self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % LARGEST)
         logger.info("another answer, with seed %d", self.sampling.seed)
         self.answer(before, text)
 
+    def do_save(self, name: str) -> None:
+        """save the conversation in a new file, as JSON: /save FILE"""
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                json.dump(self.messages, file, ensure_ascii=False, indent=1)
+        except (OSError, ValueError) as error:
+            why = line_of(error)
+            raise InputError(f"/save {name} cannot be written ({why}); valid: a new file") from error
+        logger.info("%s written to %s", counted(len(self.messages), "message"), name)
+
+    def do_system(self, text: str) -> None:
+        """set the system prompt, if the model's chat template takes one: /system TEXT; alone it shows it"""
+        if text:
+            first, question = options.asking(text, "?")
+            self._llm.encode([first, question])
+            self.messages = [first, *(one for one in self.messages if one["role"] != "system")]
+        system = [one["content"] for one in self.messages if one["role"] == "system"]
+        logger.info("%s", *system or ["no system prompt but the chat template's own"])
+
     def do_undo(self, _: str) -> None:
-        """Take the last turn back."""
+        """remove the last message and its answer"""
         self.messages = self._last()[0]
         logger.info("%s left", counted(len(self.messages), "message"))
 
@@ -219,36 +237,3 @@ class Chat:
         if len(self.messages) < 2:
             raise InputError("there is no answer yet; valid: /retry and /undo after an answer")
         return self.messages[:-2], self.messages[-2]["content"]
-
-    def do_clear(self, _: str) -> None:
-        """Begin a new conversation with the same instructions."""
-        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
-        logger.info("a new conversation")
-
-    def do_system(self, text: str) -> None:
-        """Set the system message of what follows, or show it.
-
-        Raises:
-            InputError: the model's chat template takes none.
-        """
-        if text:
-            first, question = options.asking(text, "?")
-            self._llm.encode([first, question])
-            self.messages = [first, *(one for one in self.messages if one["role"] != "system")]
-        system = [one["content"] for one in self.messages if one["role"] == "system"]
-        logger.info("%s", *system or ["no system prompt but the chat template's own"])
-
-    def do_save(self, name: str) -> None:
-        """Write the conversation to a new file.
-
-        Raises:
-            InputError: it cannot be written, or is there already.
-        """
-        try:
-            with Path(name).expanduser().open("x", encoding="utf-8") as file:
-                json.dump(self.messages, file, ensure_ascii=False, indent=1)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"/save {name} cannot be written ({line_of(error)}); valid: a new file"
-            ) from error
-        logger.info("%s written to %s", counted(len(self.messages), "message"), name)

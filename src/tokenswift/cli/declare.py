@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, field, fields
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t
 USUAL = frozenset(
     "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature top_k top_p "
     "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts repeats seeds "
-    "distribution no_measure folder text kind num_heads layers data work continued "
+    "no_measure folder text kind num_heads data work continued "
     "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue max_tokens "
     "max_prompt".split()
 )
@@ -117,7 +117,6 @@ def add_options(
     kind: type,
     only: Collection[str] = (),
     unset: bool = False,
-    texts: Mapping[str, str] | None = None,
     **defaults: Any,
 ) -> None:
     """Give a parser, or a group of one, an option for each field.
@@ -125,10 +124,9 @@ def add_options(
     Args:
         only: these fields alone; () for all.
         unset: what is not given is None, also where there is a default.
-        texts: over those of the docstring.
         defaults: over those of the fields.
     """
-    said = {**texts_of(kind), **(texts or {})}
+    said = texts_of(kind)
     for one in fields(kind):
         if not only or one.name in only:
             text = re.sub(r"(?<=\(see )\w+", lambda found: f"--{dashed(found[0])}", said.get(one.name, ""))

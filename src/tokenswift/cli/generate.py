@@ -1,30 +1,35 @@
-"""``tokenswift generate``: one text, streamed; or many (see `cli.many`)."""
+"""``tokenswift generate``: one text, streamed; or, with ``--prompts``, many at once, a folder for each."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import many, options, output
-from tokenswift.cli.declare import Parser, add_options, command, dashed, option
+from tokenswift.cli import options, output
+from tokenswift.cli.declare import Parser, add_options, command, dashed, integer, option
 from tokenswift.cli.output import STDOUT, TextSink
 from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import CONTINUED
-from tokenswift.engine.request import Request, record_of
+from tokenswift.engine.request import EXAMPLE, Asked, Request, asked, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import Generation, InputError, RunError, Step
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from tokenswift.engine.prefix_cache import Prefixes
     from tokenswift.runs.state import RunState
 
+#: options of one text
+ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "explain", "run_dir", "output")
 logger = logging.getLogger("tokenswift")
 ASKED = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")  # options that are arguments of a request
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
@@ -89,12 +94,34 @@ class Results(options.Shown, options.Record):
     run_dir: str | None = option(None, "DIR")
 
 
+def _at_once(text: str) -> int | str:
+    return text if text == "auto" else integer(1)(text)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Many prompts instead of one.
+
+    Attributes:
+        prompts: JSON Lines file of prompts, with --out; a line is {"prompt": text to continue} or
+            {"messages": a chat to answer}, with an id and settings of its own if wanted, such as seed and
+            max_new_tokens
+        out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
+            resumes what is missing
+        at_once: sequences written concurrently, or auto; auto is as many as fit in memory and make it faster
+    """
+
+    prompts: str | None = option(None, "FILE")
+    out: str | None = option(None, "DIR")
+    at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=_at_once)
+
+
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "generate", run, "write a text", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Results)
-    add_options(parser.add_argument_group("many prompts"), many.Several)
+    add_options(parser.add_argument_group("many prompts"), Several)
 
 
 def add_call_options(parser: Parser) -> None:
@@ -104,7 +131,7 @@ def add_call_options(parser: Parser) -> None:
         add_options(group, kind)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser, usual=CONTINUED)
+    options.add_sampling_options(parser, **asdict(CONTINUED))
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
@@ -161,11 +188,11 @@ def run(args: argparse.Namespace) -> int:
     """Write a text. A chat model answers the prompt; with --continue, or without a chat template, it
     continues it. The text streams to standard output; progress and summary go to standard error."""
     if args.prompts is not None or args.out is not None:
-        return many.run(args, settings_from(args))
+        return write_all(args, settings_from(args))
     prompt, call = call_from(args)
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
-    file = output.check_writable("--output", args.output)
+    file = args.output and output.check_writable("--output", args.output)
     record, before = output.check_record(args.json), None
     if args.run_dir is not None:
         before, args.run_dir = _known(args.run_dir), Path(args.run_dir).expanduser()
@@ -185,7 +212,7 @@ def _known(name: str) -> RunState | None:
     """The run that is in the folder of --run-dir already."""
     from tokenswift.runs import folder as folders
 
-    folder = output.check_folder("--run-dir", name)
+    folder = output.check_writable("--run-dir", name, "folder")
     if folders.has_run(folder):
         return folders.load_whole(folder)
     folders.check_new(folder)
@@ -260,3 +287,97 @@ def stream(
         with suppress(OSError):
             sink.close()
     return result
+
+
+# ---- many prompts ------------------------------------------------------------------------------------------
+
+
+def read_prompts(args: argparse.Namespace) -> list[Asked]:
+    """The prompts of --prompts.
+
+    Raises:
+        InputError: the file cannot be read, or naming the line that is wrong.
+    """
+    name, found = args.prompts, dict[str, Asked]()
+    for number, line in enumerate(options.read_named(name, "--prompts").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            one = asked(_parsed(line), f"{number:05}")
+            if one.name in found:
+                raise InputError(f"id is {one.name!r}, as in a line before; valid: another id")
+        except InputError as error:
+            raise InputError(f"--prompts {name}, line {number}: {error}") from error
+        found[one.name] = one
+    if not found:
+        raise InputError(f"--prompts {name} holds no prompts; valid: a JSON object a line")
+    return list(found.values())
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"it is not JSON ({error}); valid: an object such as {EXAMPLE}") from error
+
+
+def requests_of(
+    args: argparse.Namespace, llm: Any, prompts: Sequence[Asked], call: dict[str, Any], folder: Path
+) -> list[Request]:
+    """The requests of all lines: the command's settings, their own over them."""
+    if any(is_chat(one.prompt) for one in prompts):
+        options.check_template(llm, "messages")
+    return [one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts]
+
+
+def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
+    """Write all texts that are missing.
+
+    Args:
+        call: what is common to the requests, as ``generate`` has it of its options.
+    Raises:
+        RunError: some of them failed; it names them.
+        Interrupted: a signal came; what was written is kept.
+    """
+    if args.prompts is None or args.out is None:
+        raise InputError("one of --prompts and --out given; valid: both")
+    for name in ALONE:
+        if getattr(args, name) not in (None, False):
+            raise InputError(f"{name} is given beside --prompts; valid: one of them")
+    prompts, record = read_prompts(args), output.check_record(args.json)
+    folder = output.check_writable("--out", args.out, "folder")
+    llm = options.load_model(args)
+    requests = requests_of(args, llm, prompts, call, folder)
+
+    from tokenswift.engine.scheduler import Scheduler, run_all
+
+    done: dict[str, dict[str, Any]] = {}
+    failed: list[str] = []
+    stages, begun, written = Stages(args.quiet), perf_counter(), [0]
+
+    def on_step(number: int, step: Step) -> None:
+        written[0] += len(step.token_ids)
+        stages("generate", written[0], None)
+
+    def kept() -> str:
+        texts = counted(len(prompts), "text is", "texts are")
+        return f"{len(done) - len(failed)} of {texts} written; the same command resumes"
+
+    with stages, keeping(kept), Scheduler(llm, args.at_once) as scheduler:
+        for number, result in run_all(scheduler, requests, on_step):
+            name, request = prompts[number].name, requests[number]
+            if isinstance(result, Generation):
+                made = record_of(llm, result, request.strategy, request.given, request.sampling)
+                done[name] = {"id": name, "error": None, **made}
+            else:
+                logger.error("%s failed: %s", name, result)
+                done[name] = {"id": name, "error": str(result)}
+                failed.append(name)
+    texts = counted(len(prompts), "text is", "texts are")
+    speed = written[0] / (perf_counter() - begun)
+    logger.info("%d of %s in %s (%.0f tokens/s)", len(done) - len(failed), texts, args.out, speed)
+    if record is not None:
+        output.write_json(record, *(done[one.name] for one in prompts))
+    if failed:
+        raise RunError(f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}")
+    return 0

@@ -26,7 +26,7 @@ from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()
 #: commands that another's module has
-MODULES = {"resume": "runs", **dict.fromkeys(("plan", "demo", "bench"), "measure")}
+MODULES = {"resume": "runs", **dict.fromkeys(("plan", "demo", "bench", "audit"), "measure")}
 EXAMPLES = """examples:
   tokenswift generate "Name three rivers."         answer a question
   tokenswift generate --continue "Once upon a time" -m model.gguf

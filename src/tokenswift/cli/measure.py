@@ -1,22 +1,23 @@
-"""``tokenswift bench``, ``demo`` and ``plan``: how fast a model is on this machine, that drafting changes no
-token, and what a run will take."""
+"""``tokenswift bench``, ``demo``, ``plan`` and ``audit``: how fast a model is on this machine, what a run
+will take, and that drafting changes no token."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from importlib import resources
 from statistics import median
 from typing import Any
 
-from tokenswift.checks import check_integer
+from tokenswift.checks import check_choice, check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
 from tokenswift.cli.output import TextSink, check_record, give, write_json
-from tokenswift.cli.terminal import duration, say, table
-from tokenswift.config import SamplingParams
+from tokenswift.cli.terminal import say, table
+from tokenswift.config import OPTIONS, SamplingParams, build_options, names_of, settings_of
 from tokenswift.engine.request import record_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
@@ -73,6 +74,21 @@ class Plan(options.Record):
     no_measure: bool = option(False)
 
 
+@dataclass(frozen=True)
+class Audited:
+    """What is compared.
+
+    Attributes:
+        prompt: a text to continue with every strategy; default: three shipped texts
+        max_new_tokens: new tokens per text, at least 1
+        seeds: sampled texts per prompt, at least 1, with seeds from --seed on
+    """
+
+    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
+    max_new_tokens: int = option(32, least=1)
+    seeds: int = option(1, least=1)
+
+
 def add_parser(subparsers: Any) -> None:
     """Register the subcommands."""
     for name, run, kind, words in (
@@ -85,6 +101,13 @@ def add_parser(subparsers: Any) -> None:
     parser = command(subparsers, "plan", plan, "estimate memory and time of a run", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Plan)
+    words = "check that every strategy writes the tokens of plain decoding"
+    parser = command(subparsers, "audit", audit, words, "[PROMPT]")
+    add_options(parser, Audited)
+    options.add_model_options(parser, dtype="float32")
+    options.add_strategy_options(parser, "all")
+    options.add_sampling_options(parser, "sampling (defaults: the paper's)", plain=True)
+    add_options(parser.add_argument_group("results"), options.Record)
 
 
 # ---- bench -------------------------------------------------------------------------------------------------
@@ -312,5 +335,56 @@ def text_of(made: dict[str, Any]) -> str:
         lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
     if made["seconds"] is not None:
         rate = f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a token takes"
-        lines.append(f"expected time about {duration(made['seconds'])} ({rate} longer)")
+        lines.append(f"expected time about {timedelta(seconds=round(made['seconds']))} ({rate} longer)")
     return "\n".join(lines)
+
+
+# ---- audit -------------------------------------------------------------------------------------------------
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Compare strategies with plain decoding, token by token, on this model, dtype and device, and the logits
+    of both with transformers' own pass in float32; show every difference with the scores of both tokens. The
+    exit code is 1 where something is not exact."""
+    if args.prompt is not None and not args.prompt.strip():
+        raise InputError("PROMPT is empty; valid: a text of at least one word")
+    sampling = options.sampling_from(args)
+    replace(sampling, seed=sampling.seed + args.seeds - 1)  # the last one is a seed, too
+    options.check_model_options(args)
+    record = check_record(args.json)
+    given = _strategy_options(args)
+
+    logger.info("auditing %s", args.model)
+    from tokenswift.audit import Audit, shipped_prompts, variants
+    from tokenswift.loader.identity import versions
+
+    llm = options.load_model(args)
+    samplings = {} if sampling.greedy else {"sampling": sampling}
+    audited = Audit(
+        llm,
+        variants=variants(args.strategy, given),
+        prompts=[*shipped_prompts()] if args.prompt is None else [args.prompt],
+        samplings={**samplings, "greedy": replace(sampling, greedy=True)},
+        tokens=args.max_new_tokens,
+        seeds=args.seeds,
+        say=logger.info,
+    )
+    report = audited.run()
+    made = {"strategy": args.strategy, "strategy_options": given, "versions": versions()}
+    made |= {"tokens": audited.tokens, "seeds": args.seeds}
+    made["samplings"] = {name: settings_of(params) for name, params in audited.samplings.items()}
+    give(record, {**report.record(), **made}, report.text())
+    if report.failures:
+        raise RunError(f"not exact: {'; '.join(report.failures)}")
+    return 0
+
+
+def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The strategy options given; with ``all`` each must suit the strategies that have it, which get it."""
+    if args.strategy != "all":
+        check_choice("strategy", args.strategy, ("all", *OPTIONS))
+        return options.strategy_options_from(args)
+    given = options.given_strategy_options(args)
+    for strategy, kind in OPTIONS.items():
+        build_options(kind, strategy, {key: given[key] for key in given if key in names_of(strategy)})
+    return given

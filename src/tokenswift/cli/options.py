@@ -12,8 +12,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +107,18 @@ def add_model_options(parser: Parser, dtype: str = "auto") -> None:
 def add_sampling_options(
     parser: Parser,
     title: str = "sampling (defaults of continued text; answers take the model's own settings)",
-    texts: Mapping[str, str] | None = None,
-    usual: SamplingParams | None = None,
     plain: bool = False,
+    **usual: Any,
 ) -> None:
     """The fields of `config.SamplingParams`, seed included, and --preset.
 
     Args:
-        texts: over those of the docstrings.
-        usual: whose defaults are told.
         plain: without what goes by more of a text than the contextual penalty.
+        usual: defaults that are told.
     """
     group = parser.add_argument_group(title)
     only = [name for name in SAMPLING if not (plain and name in config.ADJUSTING)]
-    add_options(group, SamplingParams, only, True, texts, **(asdict(usual) if usual else {}))
+    add_options(group, SamplingParams, only, unset=True, **usual)
     add_options(group, Preset)
 
 
@@ -167,7 +164,8 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     given = given_strategy_options(args)
     config.check_strategy(args.strategy)
     config.build_options(OPTIONS[args.strategy], args.strategy, given)
-    check_writable("--explain", given.get("explain"))
+    if "explain" in given:
+        check_writable("--explain", given["explain"])
     return given
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from tokenswift.cli.declare import dashed
-from tokenswift.cli.terminal import say, shown_on
-from tokenswift.files import line_of, replacing
+from tokenswift.cli.terminal import say
+from tokenswift.files import line_of, replaceable, replacing
+from tokenswift.spec.drafters.base import MARKS, TARGET
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
 #: options that name a file to read, and those that name one to write
-READ = ("prompt_file", "prompts", "heads", "eagle", "data", "json_schema", "grammar")
+READ = ("prompt_file", "prompts", "data", "json_schema", "grammar")
 WRITTEN = ("output", "explain", "json", "out", "work", "text", "report")
 #: finish reason → in words
 ENDINGS = {
@@ -30,69 +29,31 @@ ENDINGS = {
     "stop": "ended at a stop text",
     "loop": "stopped, it began to repeat itself",
 }
-#: source of tokens (`spec.drafters.base`) → in words
-DRAFTERS = {
-    "head": "heads",
-    "ngram": "n-grams",
-    "chain": "drafted chains",
-    "eagle": "EAGLE-3",
-    "recycle": "recycled rankings",
-}
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 
 
-def check_writable(option: str, name: str | Path | None, renamed: bool = False) -> Path | None:
-    """The path behind ``name``, after making sure that a file can be written there (nothing is left).
+def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
+    """The path behind ``name``, after making sure that it can be written (nothing is left).
 
     Args:
-        renamed: the file is made beside its place and takes it by a rename: only a regular file (or
-            nothing) may be there. Otherwise a pipe or a character device will do.
+        kind: "file" (a pipe or a character device will do), "regular file" (which another takes the place
+            of), or "folder" (which need not be there yet).
     Raises:
-        InputError: naming the option, the path and the reason; its folder may be missing, which is not made.
-    """
-    if name is None:
-        return None
-    path = Path(name).expanduser()
-    with _tried(option, name, "file"):
-        new = not path.exists()
-        if (path.is_fifo() or path.is_char_device()) and not renamed:
-            return path
-        if not is_regular(path):
-            raise OSError(0, "it is no regular file")
-        path.open("ab").close()
-        if new:
-            os.unlink(os.path.realpath(path))
-    return path
-
-
-def check_folder(option: str, name: str | Path) -> Path:
-    """The folder behind ``name``, after making sure that files can be written to it, or that it can be made.
-
-    Raises:
-        InputError: naming the option, the path and the reason.
+        InputError: naming the option, the path and the reason; a file's folder may be missing, which is not
+            made.
     """
     path = Path(name).expanduser()
-    with _tried(option, name, "folder"):
-        place = next(one for one in (path, *path.absolute().parents) if one.exists())
-        if not str(name):
-            raise NotADirectoryError(0, "it is empty")
-        TemporaryFile(dir=place).close()
-    return path
-
-
-@contextmanager
-def _tried(option: str, name: str | Path, what: str) -> Iterator[None]:
-    """Have what fails while entered said as a refusal."""
     try:
-        yield
+        if kind == "folder":
+            TemporaryFile(dir=next(one for one in (path, *path.absolute().parents) if one.exists())).close()
+        elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
+            TemporaryFile(dir=replaceable(path).parent).close()
+            if path.exists():
+                path.open("ab").close()
     except (OSError, ValueError) as error:
-        valid = f"valid: a writable {what}"
-        raise InputError(f"{option} {name} cannot be written ({line_of(error)}); {valid}") from error
-
-
-def is_regular(path: Path) -> bool:
-    """Whether a path leads to a regular file, or to nothing."""
-    return path.is_file() or not path.exists()
+        why = f"{line_of(error)}); valid: a writable {kind}"
+        raise InputError(f"{option} {name} cannot be written ({why}") from error
+    return path
 
 
 def check_apart(args: argparse.Namespace) -> None:
@@ -101,23 +62,20 @@ def check_apart(args: argparse.Namespace) -> None:
     Raises:
         InputError: naming both options.
     """
-    files: dict[str, Any] = {name: getattr(args, name, None) for name in (*READ, *WRITTEN)}
-    for name in ("run_dir", "folder"):  # of a run
-        if getattr(args, name, None):
-            files = {name: f"{getattr(args, name)}/journal", **files}
     seen: dict[str, str] = {}
-    for name, given in files.items():
-        path = os.path.realpath(os.path.expanduser(given or STDOUT))
-        if str(given or STDOUT) != str(STDOUT) and (name in WRITTEN or os.path.exists(path)):
-            other = seen.setdefault(path, name)
-            if other != name and name in WRITTEN:
-                both = f"{other} and --{dashed(name)}"
-                raise InputError(f"{both} are both {given}; valid: two different files")
+    for name in (*READ, *WRITTEN):
+        given = str(getattr(args, name, None) or STDOUT)
+        other = seen.setdefault(os.path.realpath(os.path.expanduser(given)), name)
+        if given != str(STDOUT) and other != name and name in WRITTEN:
+            both = f"{other} and --{dashed(name)}"
+            raise InputError(f"{both} are both {given}; valid: two different files")
 
 
 def check_record(name: str | None, option: str = "--json") -> Path | None:
-    """The path of --json, writable; :data:`STDOUT` for standard output."""
-    return STDOUT if name == str(STDOUT) else check_writable(option, name)
+    """The path of --json, writable, if there is one; :data:`STDOUT` for standard output."""
+    if name == str(STDOUT):
+        return STDOUT
+    return None if name is None else check_writable(option, name)
 
 
 class TextSink:
@@ -152,7 +110,7 @@ class TextSink:
         if self._path is not None:
             self._keep(self._path, text)
         if text and self._echo and not again:
-            self._show(shown_on(sys.stdout, text))
+            self._show(text)
 
     def _keep(self, path: Path, text: str) -> None:
         try:
@@ -162,10 +120,6 @@ class TextSink:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            self._path = None
-            with suppress(OSError):  # what is still in its buffer cannot be written either
-                self.close()
-            self._file = None
             raise RunError(f"writing {path} failed ({line_of(error)}); what fitted in it was kept") from error
 
     def _show(self, text: str) -> None:
@@ -214,14 +168,14 @@ def write_text(path: Path, text: str) -> None:
     Raises: as :func:`write_json`.
     """
     if path == STDOUT:
-        say(shown_on(sys.stdout, text))  # JSON in every case: it stays the same JSON
+        say(text)
         return
     try:
-        if not is_regular(path):
-            path.write_text(text, encoding="utf-8", newline="")
+        if path.is_fifo() or path.is_char_device():
+            path.write_text(text, "utf-8", "replace", "")
             return
         with replacing(path) as part:
-            part.write_text(text, encoding="utf-8", newline="")
+            part.write_text(text, "utf-8", "replace", "")
     except OSError as error:
         raise RunError(f"writing {path} failed ({line_of(error)}); what was there before was kept") from error
 
@@ -230,7 +184,7 @@ def drafted(result: Generation) -> str:
     """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
     were some; "" where no draft was accepted."""
     counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
-    names = [DRAFTERS.get(name, name) for name, count in counts if count and name != "target"]
+    names = [MARKS[name].title for name, count in counts if count and name != TARGET.name]
     if not names:
         return ""
     text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"

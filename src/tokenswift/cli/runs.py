@@ -13,7 +13,6 @@ from tokenswift.cli import options, output
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import Text, write
 from tokenswift.cli.terminal import Stages, say, table
-from tokenswift.config import LoadConfig
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
@@ -53,7 +52,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), on_loop=None)
-    add_options(parser, LoadConfig, ("threads",))
     add_options(parser, options.Record)
     add_options(parser, options.Shown, ("verbose",))
     add_options(command(subparsers, "runs", list_runs, "list runs, or print one", "[DIR]"), Listed)
@@ -65,25 +63,14 @@ def resume(args: argparse.Namespace) -> int:
     """
     from tokenswift.runs import folder as folders
 
-    LoadConfig(threads=args.threads)
     record = output.check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
-    longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
-    if state.end is not None and record is None and not (longer and state.end.reason == "length"):
-        made = f"{counted(len(state.tokens), 'token')}, {output.ENDINGS[state.end.reason]}"
-        logger.info("%s is finished (%s); tokenswift runs %s --text prints it", folder, made, folder)
-        return 0
-
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
     with Stages(args.quiet, "loading") as stages:
-        import torch
-
         from tokenswift.engine.journal import reload, request_of
 
         request = request_of(state, folder, args.max_new_tokens, args.on_loop)
-        if args.threads is not None:
-            torch.set_num_threads(args.threads)
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     write(args, llm, request, None, record, state)
@@ -107,8 +94,7 @@ def list_runs(args: argparse.Namespace) -> int:
             line = "the journal is damaged at byte %d; what is before it is taken"
             logger.warning(line, contents.good)
         end = "\n" if text == output.STDOUT and sys.stdout.isatty() else ""
-        whole = (state.text + state.tail).encode("utf-8", errors="replace").decode("utf-8")
-        output.write_text(text, whole + end)
+        output.write_text(text, state.text + state.tail + end)
         return 0
     rows = summaries(folder)
     if record is not None:

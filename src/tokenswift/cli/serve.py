@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command
-from tokenswift.cli.output import check_folder
+from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Interrupted
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{name} is not installed; valid: pip install 'tokenswift-exact[serve]'")
     settings.keys()
     if settings.run_dir is not None:
-        check_folder("--run-dir", settings.run_dir)
+        check_writable("--run-dir", settings.run_dir, "folder")
     options.check_model_options(args)
 
     from tokenswift.serve.settings import bound, loading

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -10,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from threading import RLock
 from types import FrameType
 from typing import IO, Any
@@ -32,12 +32,7 @@ def visible(text: str) -> str:
 
     Each character is looked at by itself, so a text may come in any pieces; JSON stays the same JSON.
     """
-    return COMMANDING.sub(_written, text)
-
-
-def _written(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+    return COMMANDING.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def shown_on(stream: IO[str], text: str) -> str:
@@ -63,14 +58,14 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memo
 
 
 def say(text: str) -> None:
-    """Write to standard output, flushed.
+    """Write to standard output, flushed; it commands no terminal.
 
     Raises:
         BrokenPipeError: nobody reads it any more.
         RunError: it cannot be written.
     """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(shown_on(sys.stdout, text))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -127,8 +122,7 @@ class Signals:
     """Ctrl-C, SIGTERM and a closed terminal: while entered, signals set a flag that :meth:`check` raises, so
     that the step is finished first; before the first check they raise at once, and a second one ends at once.
 
-    A signal that is ignored (``nohup``, background jobs of a shell) stays ignored. Outside the main thread
-    nothing is changed.
+    A signal that is ignored (``nohup``, background jobs of a shell) stays ignored.
 
     Attributes:
         number: the signal that came, 0 when none did.
@@ -141,12 +135,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in WORDS:
-            if signal.getsignal(number) in (signal.SIG_IGN, None):
-                continue
-            try:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._before[number] = signal.signal(number, self._take)
-            except ValueError:  # not the main thread
-                break
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -177,8 +167,6 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         return "out of memory"
-    if isinstance(error, BrokenPipeError):
-        return "standard output was closed"
     if isinstance(error, OSError):
         return ": ".join(filter(None, (error.filename, line_of(error))))
     return f"the run failed ({type(error).__name__}: {line_of(error)}); --debug shows where"
@@ -207,17 +195,8 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
 
 # ---- progress ----------------------------------------------------------------------------------------------
 
-#: stage (`types.OnProgress`) → what is done, and what is counted
-STAGES = {
-    "load": ("loading", "tensors"),
-    "pack": ("packing weights", "layers"),
-    "prompt": ("prefill", "tokens"),
-    "states": ("hidden states", "tokens"),
-    "features": ("features", "tokens"),
-    "train": ("training", "steps"),
-    "write": ("the model writes", "tokens"),
-    "generate": ("generating", "tokens"),
-}
+#: stages (`types.OnProgress`) whose names say too little
+STAGES = {"prompt": "prefill", "states": "hidden states", "write": "the model writes"}
 
 
 class Stages:
@@ -232,63 +211,55 @@ class Stages:
     def __init__(self, quiet: bool = False, doing: str = "working") -> None:
         plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
         self._shown, self._doing = sys.stderr.isatty() and not quiet and not plain, doing
-        self._stage, self._line, self._lock = "", None, RLock()
+        self._line, self._lock = None, RLock()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        what, unit = STAGES.get(stage, (stage, ""))
         if total is not None and done >= total:
             self.end()
         else:
             of = "" if total is None else f" of {total:,}"
-            self._show(stage, f"{what}: {done:,}{of} {unit}", done, total)
+            self._show(f"{STAGES.get(stage, stage)}: {done:,}{of}", done, total)
 
-    def _show(self, stage: str, text: str, done: int, total: int | None) -> None:
+    def _show(self, text: str, done: int, total: int | None) -> None:
         if not self._shown:
             return
         with self._lock:  # files of a model are read in several threads
-            if stage != self._stage or self._line is None:
-                self.end()
-                self._stage, self._line = stage, _moving_line(total)
+            if self._line is None:
+                self._line = _moving_line()
             self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
 
     def end(self) -> None:
-        """Take the line away; what is told next is a new stage."""
+        """Take the line away; what is told next has a new one."""
         with self._lock, suppress(OSError):  # the terminal may be gone
             line, self._line = self._line, None
             if line is not None:
                 line.stop()
 
     def __enter__(self) -> Stages:
-        self._show("", self._doing, 0, None)
+        self._show(self._doing, 0, None)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.end()
 
 
-def _moving_line(total: int | None) -> Any:
-    """A line of rich's: a bar, a text, and the time left. The cursor stays: a second signal ends the program
-    at once."""
+def _moving_line() -> Any:
+    """A line of rich's: a bar, a text, and the time. The cursor stays: a second signal ends the program at
+    once."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(file=sys.stderr, highlight=False)
     console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
-    time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
-    text = TextColumn("{task.description}", markup=False)
-    line = Progress(BarColumn(16), text, time, console=console, redirect_stdout=False, transient=True)
-    line.add_task("", total=total)
+    columns = BarColumn(16), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    line = Progress(*columns, TimeRemainingColumn(), console=console, redirect_stdout=False, transient=True)
+    line.add_task("")
     line.start()
     return line
 
 
-def duration(seconds: float) -> str:
-    """Seconds as ``h:mm:ss``."""
-    return str(timedelta(seconds=max(0, round(seconds))))
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[int] = ()) -> str:
-    """Rows of cells as text; what commands a terminal is made visible.
+    """Rows of cells as text.
 
     Args:
         head: of the columns.
@@ -303,7 +274,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
     for place, name in enumerate(head):
         made.add_column(name, justify="right" if place in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(visible(cell).replace("\n", " ") for cell in row))
+        made.add_row(*map(visible, row))
     console = Console(width=10_000, color_system=None, markup=False, emoji=False)
     with console.capture() as shown:
         console.print(made)

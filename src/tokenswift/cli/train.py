@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command, option, texts_of
-from tokenswift.cli.output import check_folder, check_writable
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import cache_dir, check_name
@@ -69,14 +67,10 @@ def add_parser(subparsers: Any) -> None:
     words = "train an EAGLE-3 drafter or draft heads for a model"
     parser = command(subparsers, "train", run, words)
     add_options(parser, Drafter)
-    group = parser.add_argument_group("training")
+    group = parser.add_argument_group("training (defaults of the kind eagle)")
     for kind in (DataOptions, TrainingOptions):
-        texts = texts_of(kind)
-        for name in texts:
-            own = [f"{key} {recipe[name]}" for key, recipe in RECIPES.items() if name in recipe]
-            texts[name] += f" (of kind {', '.join(own)})" if own else ""
         names = [one.name for one in fields(kind) if one.name not in ASIDE]
-        add_options(group, kind, names, unset=True, texts=texts)
+        add_options(group, kind, names, unset=True, **RECIPES["eagle"])
     title = "sampling (what the model writes, and the distribution that is learnt)"
     options.add_sampling_options(parser, title, plain=True)
 
@@ -91,8 +85,21 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--out is not given; valid: what is to be written, with --kind {args.kind}")
         args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}.gguf"
         args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_writable("--out", args.out, renamed=True)
-    trained(args)
+    check_writable("--out", args.out, "regular file")
+    job, dtype, device = job_of(args)
+    logger.info("loading %s", args.model)
+
+    from tokenswift.engine.llm import LLM
+
+    def kept() -> str:
+        if not job.work.is_dir():
+            return "nothing was kept"
+        return f"what is done so far is kept in {job.work}; the same command resumes it"
+
+    with keeping(kept), Stages(args.quiet) as stages:
+        llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
+        notes = trained(args, llm, job, logger.info, stages)
+    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     return 0
 
 
@@ -110,11 +117,9 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     device = check_place(LoadConfig(args.dtype, args.device))
     usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
     sampling = options.sampling_from(args, usual)
-    work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
+    work = check_writable("--work", args.work or f"{args.out}.work", "folder")
     check_source(args.data)
-    chosen: dict[str, Any] = (
-        {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA) | RECIPES[args.kind]
-    )
+    chosen = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA) | RECIPES[args.kind]
     chosen |= {name: value for name, value in vars(args).items() if value is not None}
     chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
     data, training = (
@@ -126,35 +131,12 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     return job, args.dtype, device
 
 
-def trained(args: argparse.Namespace) -> None:
-    """Load the model, train for it, and say what came out."""
-    job, dtype, device = job_of(args)
-    logger.info("loading %s", args.model)
-
-    from tokenswift.engine.llm import LLM
-
-    def kept() -> str:
-        if not job.work.is_dir():
-            return "nothing was kept"
-        return f"what is done so far is kept in {job.work}; the same command resumes it"
-
-    with keeping(kept), Stages(args.quiet) as stages:
-
-        def report(line: str) -> None:
-            stages.end()  # its line is its own
-            logger.info(line)
-
-        llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
-        notes = trainer(args)(llm, job, report, stages)
-    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
-
-
-def trainer(args: argparse.Namespace) -> Callable[..., dict[str, Any]]:
-    """What trains the kind; it returns notes."""
+def trained(args: argparse.Namespace, *given: Any) -> dict[str, Any]:
+    """Train the kind; notes on what came out."""
     if args.kind == "eagle":
         from tokenswift.train.eagle import train_eagle
 
-        return partial(train_eagle, depths=args.depths, hidden=args.hidden, start=args.start)
+        return train_eagle(*given, depths=args.depths, hidden=args.hidden, start=args.start)
     from tokenswift.train.heads import train_heads
 
-    return partial(train_heads, kind=args.kind, count=args.num_heads, inner=args.inner)
+    return train_heads(*given, kind=args.kind, count=args.num_heads, inner=args.inner)
