@@ -91,13 +91,13 @@ def test_the_same_words_are_treated_the_same_however_they_come(
 
 
 def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
-    """They reach the template of ``generate`` and of ``chat``; a value is JSON, or else text."""
+    """They reach the template of ``generate`` and of ``chat``."""
     model = chatty_model(tmp_path / "m", 512)
     config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     template = TEMPLATE + "{% if enable_thinking is false %}quick {{ mood }}{% endif %}"
     (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
     (model / "chat_template.jinja").unlink(missing_ok=True)
-    options = ("--template-option", "enable_thinking=false", "--template-option", "mood=so so")
+    options = ("--template-options", '{"enable_thinking": false, "mood": "so so"}')
     how = ("--model", model, "--max-new-tokens", 6, "--greedy")
     done = cli("generate", "Hi", *how, *options, "--run-dir", "run")
     assert done.code == 0, done

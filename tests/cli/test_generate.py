@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,31 +66,21 @@ def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
-        (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
-        (
-            RuntimeError("CUDA out of memory.\nTried"),
-            1,
-            "out of memory; 3 tokens were written, the text so far",
-        ),
-        (
-            RuntimeError("odd\nerror"),
-            1,
-            "the run failed (RuntimeError: odd error); --debug shows where; 3 tokens were written",
-        ),
-        (OSError(28, "No space left on device"), 1, "No space left on device"),
-    ],
-)
+FAILURES: list[tuple[BaseException, int, str]] = [
+    (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
+    (RuntimeError("CUDA out of memory.\nTried"), 1, "out of memory; 3 tokens were written, the text so far"),
+    (
+        RuntimeError("odd\nerror"),
+        1,
+        "the run failed (RuntimeError: odd error); --debug shows where; 3 tokens",
+    ),
+    (OSError(28, "No space left on device"), 1, "No space left on device"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), FAILURES)
 def test_failures_keep_the_text(
-    cli: Call,
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    code: int,
-    words: str,
+    cli: Call, tiny: Path, tmp_path: Path, monkeypatch: Any, error: BaseException, code: int, words: str
 ) -> None:
     real, left = sequence.Stream.__next__, [3]
 

@@ -26,13 +26,11 @@ from tokenswift.cli.output import TextSink, summary
 from tokenswift.cli.terminal import Interrupted, Signals, table
 from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.files import line_of
+from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
 
-KEYS = (
-    "Enter sends; Ctrl-J (or Alt-Enter) begins a new line. Ctrl-C stops an answer and keeps what was "
-    "written. Arrow up brings back earlier messages."
-)
+KEYS = "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps what there is."
 logger = logging.getLogger("tokenswift")
 
 
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     options.sampling_from(args)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
-    call["template_options"] = dict(args.template_option) or None
+    call["template_options"] = check_template_options(args.template_options)
     live = sys.stdin.isatty() and sys.stdout.isatty()
     with Signals():
         ask, chat = editor() if live else piped, _begin(args, call)

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from tokenswift.cli.declare import Parser, add_options, command, dashed, integer
 from tokenswift.cli.output import STDOUT, TextSink
 from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import CONTINUED
-from tokenswift.engine.request import EXAMPLE, Asked, Request, asked, record_of
+from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
 from tokenswift.words import counted
 
 if TYPE_CHECKING:
-    from tokenswift.engine.prefix_cache import Prefixes
     from tokenswift.runs.state import RunState
 
 #: options of one text
@@ -151,7 +149,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "strategy_options": options.strategy_options_from(args),
         "grammar": grammar_from(args),
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
-        "template_options": dict(args.template_option) or None,
+        "template_options": args.template_options,
     }
     Request.of("", lambda _: CONTINUED, **settings)  # checks them
     return settings
@@ -193,7 +191,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     file = args.output and output.check_writable("--output", args.output)
-    record, before = output.check_record(args.json), None
+    output.check_record(args.json)
+    before = None
     if args.run_dir is not None:
         before, args.run_dir = _known(args.run_dir), Path(args.run_dir).expanduser()
     if call["strategy_options"].get("acceptance") == "published":
@@ -204,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
         prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)
     request = replace(with_model(args, llm, prompt, call), run_dir=args.run_dir)
-    write(args, llm, request, file, record, before)
+    write(args, llm, request, before, file)
     return 0
 
 
@@ -220,40 +219,30 @@ def _known(name: str) -> RunState | None:
 
 
 def write(
-    args: argparse.Namespace,
-    llm: Any,
-    request: Request,
-    file: Path | None,
-    record: Path | None,
-    before: RunState | None = None,
+    args: argparse.Namespace, llm: Any, request: Request, before: RunState | None, file: Path | None = None
 ) -> None:
     """Run a request: its text, summary and record go where the options have them.
 
     Args:
-        file, record: files of the text and of the record, where they are asked for.
         before: as of :func:`stream`.
+        file: for the text.
     """
-    sink = TextSink(file, echo=record != STDOUT)
+    sink = TextSink(file, echo=args.json != str(STDOUT))
     result = stream(llm, request, sink, args.quiet, before)
     logger.info("%s", output.summary(result, args.verbose))
-    if record is not None:
+    if args.json is not None:
         made = record_of(llm, result, request.strategy, request.given, request.sampling)
-        output.write_json(record, made)
+        output.write_json(Path(args.json).expanduser(), made)
 
 
 def stream(
-    llm: Any,
-    request: Request,
-    sink: TextSink,
-    quiet: bool,
-    before: RunState | None = None,
-    known: Prefixes | None = None,
+    llm: Any, request: Request, sink: TextSink, quiet: bool, before: RunState | None = None, known: Any = None
 ) -> Generation:
     """Run a request with its text and progress shown.
 
     Args:
         before: the run as it is in its folder, when there is one to go on with.
-        known: what was prefilled already.
+        known: what was prefilled already, as of ``LLM.start``.
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
@@ -271,12 +260,12 @@ def stream(
         with Stages(quiet, "starting") as stages, keeping(kept) as signals:
             with llm.start(replace(request, on_progress=stages), known) as steps:
                 for step in steps:
-                    if not tokens or live:  # where the text itself shows how far it is
+                    if live:  # the text itself shows how far it is
                         stages.end()
+                    else:
+                        stages("generate", tokens, request.max_new_tokens)
                     sink.write(step.text)
                     tokens += len(step.token_ids)
-                    if not live:
-                        stages("generate", tokens, request.max_new_tokens)
                     signals.check()
                 result = steps.result
             sink.write(result.text[len(sink.text) :])  # what an earlier session held back; makes the file
@@ -303,31 +292,15 @@ def read_prompts(args: argparse.Namespace) -> list[Asked]:
         if not line.strip():
             continue
         try:
-            one = asked(_parsed(line), f"{number:05}")
+            one = asked(json.loads(line), f"{number:05}")
             if one.name in found:
                 raise InputError(f"id is {one.name!r}, as in a line before; valid: another id")
-        except InputError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"--prompts {name}, line {number}: {error}") from error
         found[one.name] = one
     if not found:
         raise InputError(f"--prompts {name} holds no prompts; valid: a JSON object a line")
     return list(found.values())
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"it is not JSON ({error}); valid: an object such as {EXAMPLE}") from error
-
-
-def requests_of(
-    args: argparse.Namespace, llm: Any, prompts: Sequence[Asked], call: dict[str, Any], folder: Path
-) -> list[Request]:
-    """The requests of all lines: the command's settings, their own over them."""
-    if any(is_chat(one.prompt) for one in prompts):
-        options.check_template(llm, "messages")
-    return [one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts]
 
 
 def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
@@ -347,7 +320,9 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     prompts, record = read_prompts(args), output.check_record(args.json)
     folder = output.check_writable("--out", args.out, "folder")
     llm = options.load_model(args)
-    requests = requests_of(args, llm, prompts, call, folder)
+    if any(is_chat(one.prompt) for one in prompts):
+        options.check_template(llm, "messages")
+    requests = [one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts]
 
     from tokenswift.engine.scheduler import Scheduler, run_all
 

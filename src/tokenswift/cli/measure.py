@@ -11,13 +11,13 @@ from importlib import resources
 from statistics import median
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer
+from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
 from tokenswift.cli.output import TextSink, check_record, give, write_json
 from tokenswift.cli.terminal import say, table
-from tokenswift.config import OPTIONS, SamplingParams, build_options, names_of, settings_of
+from tokenswift.config import SamplingParams, settings_of
 from tokenswift.engine.request import record_of
 from tokenswift.types import InputError, RunError
 from tokenswift.words import counted
@@ -56,11 +56,9 @@ class Demo(options.Record):
     Attributes:
         max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this machine
             writes in three minutes
-        seed: 0 or more
     """
 
     max_new_tokens: int | None = option(None, least=1)
-    seed: int = option(0)
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ def demo(args: argparse.Namespace) -> int:
     """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
     same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
     same (exit code 1 if not). --json FILE takes four records: of the story, then of the list."""
-    sampling = SamplingParams(seed=args.seed)
+    sampling = SamplingParams()
     options.check_model_options(args)
     record = check_record(args.json)
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
@@ -352,7 +350,7 @@ def audit(args: argparse.Namespace) -> int:
     replace(sampling, seed=sampling.seed + args.seeds - 1)  # the last one is a seed, too
     options.check_model_options(args)
     record = check_record(args.json)
-    given = _strategy_options(args)
+    given = options.strategy_options_from(args)
 
     logger.info("auditing %s", args.model)
     from tokenswift.audit import Audit, shipped_prompts, variants
@@ -377,14 +375,3 @@ def audit(args: argparse.Namespace) -> int:
     if report.failures:
         raise RunError(f"not exact: {'; '.join(report.failures)}")
     return 0
-
-
-def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options given; with ``all`` each must suit the strategies that have it, which get it."""
-    if args.strategy != "all":
-        check_choice("strategy", args.strategy, ("all", *OPTIONS))
-        return options.strategy_options_from(args)
-    given = options.given_strategy_options(args)
-    for strategy, kind in OPTIONS.items():
-        build_options(kind, strategy, {key: given[key] for key in given if key in names_of(strategy)})
-    return given

@@ -21,10 +21,9 @@ from tokenswift.cli.declare import Parser, add_option, add_options, option, read
 from tokenswift.cli.declare import shown as shown_default
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages
-from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams
+from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams, names_of
 from tokenswift.files import line_of
 from tokenswift.loader.find import HUB_ID, check_eagle, check_name
-from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -154,16 +153,14 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return given if args.preset is None else {**config.preset(args.preset), **given}
 
 
-def given_strategy_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options that the command line names."""
-    return {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
-
-
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options that were given, checked against the strategy; InputError names the bad one."""
-    given = given_strategy_options(args)
-    config.check_strategy(args.strategy)
-    config.build_options(OPTIONS[args.strategy], args.strategy, given)
+    """The strategy options that were given, checked against the strategy; with ``all`` each must suit the
+    strategies that have it, which get it. InputError names the bad one."""
+    given = {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
+    for strategy in OPTIONS if args.strategy == "all" else [args.strategy]:
+        config.check_strategy(strategy)
+        known = given if args.strategy != "all" else [name for name in given if name in names_of(strategy)]
+        config.build_options(OPTIONS[strategy], strategy, {name: given[name] for name in known})
     if "explain" in given:
         check_writable("--explain", given["explain"])
     return given
@@ -271,33 +268,17 @@ def read_named(name: str, option: str) -> str:
 # ---- prompts: how they are taken ---------------------------------------------------------------------------
 
 
-def _variable(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    check_template_options({name: value})
-    if not found:
-        raise ValueError
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
-
-
-#: an argparse type: a variable of a chat template and its value, JSON or else text
-variable = reader(_variable, "the name of a variable and a value, such as enable_thinking=false")
-
-
 @dataclass(frozen=True)
 class System:
     """What stands before a conversation.
 
     Attributes:
         system: system prompt; default: the chat template's own
-        template_option: variable of the model's chat template, such as enable_thinking=false; the value is
-            JSON or text; may be given several times
+        template_options: variables of the model's chat template, such as {"enable_thinking": false}
     """
 
     system: str | None = option(None, "TEXT")
-    template_option: list[Any] = option((), "NAME=VALUE", type=variable, action="append")
+    template_options: Any = option(None, "JSON", type=reader(json.loads, "a JSON object"))
 
 
 def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:

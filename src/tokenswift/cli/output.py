@@ -36,13 +36,15 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
     """The path behind ``name``, after making sure that it can be written (nothing is left).
 
     Args:
-        kind: "file" (a pipe or a character device will do), "regular file" (which another takes the place
-            of), or "folder" (which need not be there yet).
+        kind: "file" (a pipe, a character device or :data:`STDOUT` will do), "regular file" (whose place
+            another takes), or "folder" (which need not be there yet).
     Raises:
         InputError: naming the option, the path and the reason; a file's folder may be missing, which is not
             made.
     """
     path = Path(name).expanduser()
+    if path == STDOUT:
+        return path
     try:
         if kind == "folder":
             TemporaryFile(dir=next(one for one in (path, *path.absolute().parents) if one.exists())).close()
@@ -72,9 +74,7 @@ def check_apart(args: argparse.Namespace) -> None:
 
 
 def check_record(name: str | None, option: str = "--json") -> Path | None:
-    """The path of --json, writable, if there is one; :data:`STDOUT` for standard output."""
-    if name == str(STDOUT):
-        return STDOUT
+    """The path of --json, writable, if there is one."""
     return None if name is None else check_writable(option, name)
 
 
@@ -93,9 +93,8 @@ class TextSink:
     def __init__(self, path: Path | None, echo: bool = True) -> None:
         self.text = ""
         self.kept = "the text so far is on standard output" if echo else "no text was kept"
-        self._path, self._echo = path, echo
+        self._path, self._echo, self._last = path, echo, "\n"
         self._file: IO[str] | None = None
-        self._last = "\n"
 
     def write(self, text: str, again: bool = False) -> None:
         """Pass on a piece of text, flushed.
@@ -110,7 +109,9 @@ class TextSink:
         if self._path is not None:
             self._keep(self._path, text)
         if text and self._echo and not again:
-            self._show(text)
+            self._last = "\n"  # until it is written
+            say(text)
+            self._last = text
 
     def _keep(self, path: Path, text: str) -> None:
         try:
@@ -122,22 +123,13 @@ class TextSink:
         except OSError as error:
             raise RunError(f"writing {path} failed ({line_of(error)}); what fitted in it was kept") from error
 
-    def _show(self, text: str) -> None:
-        self._last = text
-        try:
-            say(text)
-        except (OSError, RunError):
-            self._last = "\n"
-            if self._file is None:
-                self.kept = "what fitted of the text is on standard output"
-            raise
-
     def close(self) -> None:
         """End the last line on standard output and close the file."""
         if self._file is not None:
             self._file.close()
         if not self._last.endswith("\n"):
-            self._show("\n")
+            self._last = "\n"
+            say("\n")
 
 
 def give(record: Path | None, made: Mapping[str, Any], text: str) -> None:

@@ -63,7 +63,7 @@ def resume(args: argparse.Namespace) -> int:
     """
     from tokenswift.runs import folder as folders
 
-    record = output.check_record(args.json)
+    output.check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
@@ -73,7 +73,7 @@ def resume(args: argparse.Namespace) -> int:
         request = request_of(state, folder, args.max_new_tokens, args.on_loop)
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
-    write(args, llm, request, None, record, state)
+    write(args, llm, request, state)
     return 0
 
 

@@ -17,15 +17,13 @@ from tokenswift.cli.terminal import Interrupted
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
-#: settings that few servers need
-RARELY = "api_key cors share_prefixes max_body max_connections ping".split()
 logger = logging.getLogger("tokenswift")
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "serve", run, "serve a model over HTTP, with OpenAI's interface")
-    add_options(parser.add_argument_group("server"), Settings, rare=RARELY)
+    add_options(parser.add_argument_group("server"), Settings)
     options.add_model_options(parser)
     add_options(parser, options.Quiet)
 
