@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from tokenswift.cli.declare import dashed
 from tokenswift.cli.terminal import say
-from tokenswift.files import line_of, replaceable, replacing
+from tokenswift.files import line_of, replacing
 from tokenswift.spec.drafters.base import MARKS, TARGET
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
@@ -21,7 +21,7 @@ from tokenswift.words import counted
 STDOUT = Path("-")
 #: options that name a file to read, and those that name one to write
 READ = ("prompt_file", "prompts", "data", "json_schema", "grammar")
-WRITTEN = ("output", "explain", "json", "out", "work", "text", "report")
+WRITTEN = ("output", "explain", "json", "out", "work", "text")
 #: finish reason → in words
 ENDINGS = {
     "length": "stopped at the limit of its length; --max-new-tokens sets another",
@@ -49,7 +49,9 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
         if kind == "folder":
             TemporaryFile(dir=next(one for one in (path, *path.absolute().parents) if one.exists())).close()
         elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
-            TemporaryFile(dir=replaceable(path).parent).close()
+            if path.exists() and not path.is_file():
+                raise OSError(0, "it is not a regular file")
+            TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
             if path.exists():
                 path.open("ab").close()
     except (OSError, ValueError) as error:

@@ -13,7 +13,6 @@ from tokenswift.cli import options, output
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import Text, write
 from tokenswift.cli.terminal import Stages, say, table
-from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -47,9 +46,7 @@ class Listed(options.Record):
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommands."""
-    parser = command(
-        subparsers, "resume", resume, "finish a run that was interrupted, or lengthen one", "DIR"
-    )
+    parser = command(subparsers, "resume", resume, "finish an interrupted run, or lengthen one", "DIR")
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), on_loop=None)
     add_options(parser, options.Record)
@@ -91,8 +88,7 @@ def list_runs(args: argparse.Namespace) -> int:
     if text is not None:
         contents, state = folders.load(folder)
         if contents.damaged:
-            line = "the journal is damaged at byte %d; what is before it is taken"
-            logger.warning(line, contents.good)
+            logger.warning("the journal is damaged at byte %d; what is before it is taken", contents.good)
         end = "\n" if text == output.STDOUT and sys.stdout.isatty() else ""
         output.write_text(text, state.text + state.tail + end)
         return 0
