@@ -13,9 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
+from tokenswift.config import RopeScaling
 from tokenswift.loader.config import completed
 from tokenswift.loader.load import load
-from tokenswift.loader.rope import RopeScaling, context_limit, rotary_of_config, scaled_config
+from tokenswift.loader.rope import context_limit, rotary_of_config, scaled_config
 from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 

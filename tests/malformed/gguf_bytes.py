@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,20 @@ ITEMS: dict[type, int] = {str: TEXT, int: I32, float: F32, bool: BOOL, list: ARR
 
 @dataclass
 class Value:
-    """A value of the header; ``item`` and ``count`` are of a list."""
+    """A value of the header, or the bytes of one; ``item`` is of a list."""
 
     kind: int
     value: Any
     item: int = 0
-    count: int | None = None
 
     def packed(self) -> bytes:
+        if isinstance(self.value, bytes):
+            return self.value
         if self.kind == TEXT:
             return text(self.value)
         if self.kind == ARRAY:
-            count = len(self.value) if self.count is None else self.count
-            made = struct.pack("<IQ", self.item, count)
+            made = struct.pack("<IQ", self.item, len(self.value))
             return made + b"".join(Value(self.item, one).packed() for one in self.value)
-        if self.kind not in NUMBERS:
-            return bytes(self.value)
         return struct.pack(f"<{NUMBERS[self.kind]}", self.value)
 
 
@@ -58,11 +56,8 @@ class Draft:
     values: list[tuple[str | bytes, Value]]
     tensors: list[tuple[str, Tensor]]
     magic: bytes = b"GGUF"
-    version: int = 3
     counts: tuple[int | None, int | None] = (None, None)
-    alignment: int = 32
     cut: int | None = None
-    more: list[bytes] = field(default_factory=list)
 
     @classmethod
     def of(cls, path: Path) -> Draft:
@@ -100,26 +95,20 @@ class Draft:
     def write(self, path: Path) -> Path:
         """Write the file."""
         tensors, keys = self.counts
-        made = [
-            self.magic,
-            struct.pack("<I", self.version),
-            struct.pack("<Q", len(self.tensors) if tensors is None else tensors),
-            struct.pack("<Q", len(self.values) if keys is None else keys),
-        ]
+        counts = [tensors or len(self.tensors), keys or len(self.values)]
+        made = [self.magic, struct.pack("<IQQ", 3, *counts)]
         for key, value in self.values:
             made += [text(key), struct.pack("<I", value.kind), value.packed()]
-        data, place = bytearray(), max(self.alignment, 1)
+        data = bytearray()
         for name, entry in self.tensors:
             offset = entry.offset
             if offset < 0:
-                data += bytes(-len(data) % place)
+                data += bytes(-len(data) % 32)
                 offset = len(data)
                 data += entry.data
-            made.append(text(name))
-            made.append(struct.pack("<I", len(entry.dims)))
-            made += [struct.pack("<Q", size) for size in entry.dims]
+            made += [text(name), struct.pack(f"<I{len(entry.dims)}Q", len(entry.dims), *entry.dims)]
             made.append(struct.pack("<IQ", entry.code, offset))
         header = b"".join(made)
-        content = header + bytes(-len(header) % place) + bytes(data) + b"".join(self.more)
+        content = header + bytes(-len(header) % 32) + bytes(data)
         path.write_bytes(content if self.cut is None else content[: self.cut])
         return path

@@ -281,6 +281,11 @@ def positions_said(
     return rope
 
 
+#: fields of a :class:`Layout` that configs have by the same names
+ALIKE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+ALIKE += ("num_attention_heads", "num_key_value_heads")
+
+
 def layout_of(config: Any, tied: bool | None = None) -> Layout:
     """What the native decoder is made of.
 
@@ -309,13 +314,7 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     }
     scale = number("attention_multiplier", number("query_pre_attn_scalar", width) ** -0.5)
     return Layout(
-        model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
+        **{name: getattr(config, name) for name in ALIKE},
         head_dim=width,
         eps=float(number("layer_norm_eps", None) or config.rms_norm_eps),
         scale=float(scale),

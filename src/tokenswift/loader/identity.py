@@ -150,7 +150,7 @@ def _values(weight: Tensor | Stored, dtype: torch.dtype) -> bytes:
 
     count = math.prod(weight.shape)
     if count > PLACES * RUN:
-        starts = [(count - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
+        starts = [(count - RUN) * i // (PLACES - 1) for i in range(PLACES)]
         places = torch.cat([torch.arange(start, start + RUN) for start in starts])
     else:
         places = torch.arange(count)

@@ -442,17 +442,9 @@ def _open_gguf(name: str, folder: Path, file: GgufFile, how: LoadConfig, kind: s
     sampling = gguf_sampling(file.metadata)
     if not sampling and folder.is_dir():
         sampling = named_sampling(SimpleNamespace(**(read_generation(folder, name) or {})))
-    return Opened(
-        name=name,
-        folder=folder,
-        config=config,
-        rotary=rotary_of_config(config, how.scaling, double=True),
-        weights=weights,
-        tokenizer=gguf_tokenizer(file.metadata, file.path),
-        ends=frozenset(end_ids(config)),
-        sampling=sampling,
-        stamps=stamps,
-    )
+    rotary, ends = rotary_of_config(config, how.scaling, double=True), frozenset(end_ids(config))
+    tokenizer = gguf_tokenizer(file.metadata, file.path)
+    return Opened(name, folder, config, rotary, weights, tokenizer, ends, sampling, stamps)
 
 
 def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
@@ -479,14 +471,6 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     weights.rest()
     generation = read_generation(folder, name)
     settings = SimpleNamespace(**(said if generation is None else generation))
-    return Opened(
-        name=name,
-        folder=folder,
-        config=config,
-        rotary=rotary,
-        weights=weights,
-        tokenizer=read(folder, config.model_type),
-        ends=frozenset(end_ids(settings, config)),
-        sampling=named_sampling(settings),
-        stamps=stamps,
-    )
+    tokenizer, ends = read(folder, config.model_type), frozenset(end_ids(settings, config))
+    sampling = named_sampling(settings)
+    return Opened(name, folder, config, rotary, weights, tokenizer, ends, sampling, stamps)

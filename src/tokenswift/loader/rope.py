@@ -10,11 +10,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import shown
-from tokenswift.config import STATED_POSITIONS, RopeScaling, parse_rope_scaling
+from tokenswift.config import STATED_POSITIONS, RopeScaling
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING
 from tokenswift.types import InputError
-
-__all__ = ["RopeScaling", "Rotary", "parse_rope_scaling"]
 
 if TYPE_CHECKING:  # the command line reads wishes from here, without torch
     import torch

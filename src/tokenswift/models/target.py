@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tokenswift.config import RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.find import cache_dir, refused_as
-from tokenswift.loader.rope import RopeScaling, rotary_of
+from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.types import InputError, OnProgress
 
