@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,12 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
     return said
 
 
-def weight_map(index: Path, where: str, kinds: Sequence[str] = ("safetensors",)) -> dict[str, str]:
+def weight_map(index: Path, where: str) -> dict[str, str]:
     """The files of a sharded checkpoint by the names of their tensors.
 
     Args:
         index: file that says so.
         where: whose it is, for messages.
-        kinds: endings that files may have.
     Raises:
         InputError: it cannot be read, is empty, or names anything but such files of its own folder.
     """
@@ -127,12 +126,11 @@ def weight_map(index: Path, where: str, kinds: Sequence[str] = ("safetensors",))
         raise InputError(
             f"{where}: weight_map of {index.name} is {shown(said)}; valid: files of tensors by name"
         )
-    valid = re.compile(rf"[\w.-]{{1,243}}\.({'|'.join(kinds)})", re.ASCII)
+    valid = re.compile(r"[\w.-]{1,243}\.safetensors", re.ASCII)
     for name in said.values():
         if not isinstance(name, str) or valid.fullmatch(name) is None:
             raise InputError(
-                f"{where}: {index.name} names the file {shown(name)}; valid: {' or '.join(kinds)} files of "
-                "the folder"
+                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files of the folder"
             )
     return said
 

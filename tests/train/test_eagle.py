@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     further = job(tmp_path / "d", epochs=0)
     trained(llm, further, start=whole.out)  # begins where the other one ended
     assert further.out.read_bytes() == whole.out.read_bytes()
+
+    both = replace(job(tmp_path / "f", epochs=0), data=None, states=(whole.work, parted.work))
+    assert trained(llm, both, start=whole.out)["tokens"] == 2 * notes["tokens"]
+    for folder, about, line in (
+        (tmp_path, llm, "holds no hidden states"),
+        (whole.work, LLM.from_model(model(seed=1), tiny_tokenizer()), "are of another model"),
+    ):
+        with pytest.raises(InputError, match=line):
+            trained(about, replace(both, states=(folder,)))
+
     wide = eagles.config(llm.model.config, feature_layers=(2, 3, 7))
     other = eagles.write_gguf(tmp_path / "wide.gguf", wide, eagles.tensors(wide), eagles.ids(wide))
     with pytest.raises(InputError, match="valid: a drafter of this model by tokenswift train"):

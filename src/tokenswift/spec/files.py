@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenswift.files import line_of, weight_map
+from tokenswift.files import line_of
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.weights import open_weights
+from tokenswift.loader.weights import open_weights, weight_files
 from tokenswift.types import InputError
 
 #: types of weights, as safetensors files and torch call them
 FLOATS = ("F32", "BF16", "F16", "torch.float32", "torch.bfloat16", "torch.float16")
-STEMS = ("model.safetensors", "pytorch_model.bin")
 AT_ONCE = 4096  # rows that are looked at together
 
 
@@ -39,15 +38,12 @@ def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
     Raises:
         InputError: there are no weights, or a file is missing, unreadable or more than plain weights.
     """
-    for stem in STEMS:
-        files = [stem] if (folder / stem).is_file() else []
-        if not files and (index := folder / f"{stem}.index.json").is_file():
-            files = sorted({*weight_map(index, where, ("safetensors", "bin")).values()})
-        for name in files:
-            yield from (_pickled if name.endswith(".bin") else entries_of)(folder / name, where)
-        if files:
-            return
-    raise InputError(f"{where} has no safetensors or bin weights")
+    pickled = folder / "pytorch_model.bin"
+    if pickled.is_file() and not any(folder.glob("*.safetensors")):
+        yield from _pickled(pickled, where)
+        return
+    for file in weight_files(folder):
+        yield from entries_of(file, where)
 
 
 def entries_of(file: Path, where: str) -> Iterator[Entry]:

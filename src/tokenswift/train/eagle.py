@@ -258,9 +258,7 @@ def _say(writer: Any, config: EagleConfig, target: str) -> None:
         "attention.head_count_kv": config.kv_heads,
         "attention.key_length": config.head_dim,
         "attention.sliding_window": config.window or 0,
-        "rope.dimension_count": config.head_dim,
         "vocab_size": config.vocab,
-        "target_hidden_size": config.target_hidden,
     }.items():
         writer.add_uint32(f"eagle3.{name}", number)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.eps)

@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,6 @@ def _finished(folder: Path, base: BaseIdentity, layers: tuple[int, ...]) -> Hidd
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=2)
 def _order(items: int, seed: int) -> list[int]:
     return torch.randperm(items, generator=torch.Generator().manual_seed(seed)).tolist()
 
