@@ -12,6 +12,7 @@ Published checkpoints are folders: a whole transformers checkpoint with the pape
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,12 +139,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     for entry in (tensors_in if folder else entries_of)(path, label):
         (found if entry.name.startswith(prefix) else rest)[entry.name.removeprefix(prefix)] = entry
     config, name = header.heads, header.base[:MOST_NAME]
-    with torch.device("meta"):
-        heads = Heads(config)  # without memory, and without the random numbers that modules begin with
-    shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
-    tensors = read_tensors(found, shapes, label)
-    floats = {name: value.to(torch.float32, copy=True) for name, value in tensors.items()}
-    heads.load_state_dict(floats, assign=True)
+    heads = _built(config, found, label)
 
     def matrix(name: str) -> Tensor | None:
         entry = rest.get(name)
@@ -159,7 +155,17 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
         heads.frequent = ids = rest[FREQUENT].get().long().flatten()
         check_ids(ids, config.vocab_size)
     heads.source, heads.calibration, heads.notes = str(path), header.calibration, header.notes or {}
-    return heads.eval().requires_grad_(False), base, heads.notes
+    return heads, base, heads.notes
+
+
+def _built(config: HeadsConfig, found: Mapping[str, Entry], label: str) -> Heads:
+    with torch.device("meta"):
+        heads = Heads(config)  # without memory, and without the random numbers that modules begin with
+    shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
+    tensors = read_tensors(found, shapes, label)
+    floats = {name: value.to(torch.float32, copy=True) for name, value in tensors.items()}
+    heads.load_state_dict(floats, assign=True)
+    return heads.eval().requires_grad_(False)
 
 
 def _header(path: Path) -> _Header:
