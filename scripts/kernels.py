@@ -99,7 +99,6 @@ def compile_set(
         source = str(library.HERE / library.SOURCES[0])
         _run([*compiler, *flags, f'-DTS_BUILD="{told}"', "-c", source, "-o", compiled])
         _run([*linker, "-shared", "-pthread", "-s", *wanted.link, compiled, "-o", str(made), "-lm"])
-    library.sign(made)
     return made
 
 

@@ -59,8 +59,3 @@ def test_rows_and_their_tables(
 def test_a_peer_without_llama_cpp(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="ended with code 1"):
         real.Peer(sys.executable, tmp_path / "model.gguf", 1)
-
-
-def test_nothing_measured_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "REAL", tmp_path / "none.jsonl")
-    assert "Not measured yet" in summaries.real().below

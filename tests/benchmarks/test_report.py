@@ -82,18 +82,6 @@ def test_medians_spreads_and_published_figures() -> None:
     assert theirs is not None and theirs.body[0] == ["TokenSwift", "2048", "20,000", "0.64", "1.87"]
 
 
-def test_a_table_of_our_own_shows_the_newest_measurement() -> None:
-    """Three seeds of the newest commit; an older commit's row does not count."""
-    columns = [["a", "{variant}"], ["×", "{speedup:.1f} {least:.1f}–{most:.1f}"]]
-    spec = Spec(
-        "mine", {"title": "A test", "group": "ours", "table": {"by": ["variant"], "columns": columns}}
-    )
-    old = row("a", speedup=9.0, commit="old", date="2026-01-01")
-    new = [row("a", seed=i, speedup=s, date="2026-01-02") for i, s in enumerate((1.0, 4.0, 2.0))]
-    made = tables.table(spec, [*new, old, row("b", commit="old")])
-    assert made.head == ["a", "×"] and made.body == [["a", "4.0 2.0–8.0"], ["b", "2.0 2.0–2.0"]]  # at 200
-
-
 @pytest.mark.parametrize("file", sorted((ROOT / "bench" / "results").glob("*/*.jsonl")), ids=lambda f: f.stem)
 def test_committed_rows_are_found_again(file: Path) -> None:
     """A row whose key is not its configuration's would be measured a second time, beside the first."""

@@ -53,7 +53,7 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
             made.append(backend.attend(random(4, 3, 8), 0, cache(kind), [-1, 0, 0], 0.3, window=9))
     for form, active in ((None, None), (Q8_0, torch.int8)):
         case = Case(kernels, torch.float32, form, active)
-        made += [case.run(kernels, [[0, 1, 2, 3, 4]]), *case.tree(kernels, 3)]
+        made += [case.run(kernels, (0, 5)), *case.tree(kernels, 3)]
     params = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=0.7, seed=3)
     for ranker in (kernels.ranker(params), None):
         rows = LogitRows(random(2, 90), [5, 6], [[], [7]], [2, 3], [4, 4], True)
@@ -137,7 +137,7 @@ def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
 
 def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
     case = Case(kernels, torch.float32)
-    case.run(kernels, [[0, 1]])
+    case.run(kernels, (0, 2))
     right = case.states, case.cos, case.sin, case.keys.data
     for name, wrong in (
         ("states", right[0][:, :-2]),
@@ -154,4 +154,4 @@ def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
         else:
             setattr(case, name, wrong)
         with pytest.raises(ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"):
-            case.run(kernels, [[0, 1]])
+            case.run(kernels, (0, 2))

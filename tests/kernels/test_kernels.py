@@ -14,6 +14,7 @@ from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.full import Entries, FullCache
+from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import cos_sin
 from tokenswift.models import target as targets
 
@@ -120,6 +121,16 @@ def test_rows_have_their_own_bits(kernels: CpuBackend) -> None:
     assert not tally.wrong and tally.rows >= 1000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", library.fitting(library.processor()))
+def test_instruction_sets_have_the_same_bits(kernels: CpuBackend, name: str) -> None:
+    """In every type and format, but where bfloat16 enters products."""
+    made = library.compiled(cache_dir() / "kernels", (library.own_sets()[name].flags,))
+    if isinstance(made, str):
+        pytest.skip("no C compiler here")
+    assert fuzz(made, range(24)).bits.digest() == fuzz(kernels._lib, range(24)).bits.digest()
+
+
 def test_rows_that_know_of_their_pass_are_found(kernels: CpuBackend) -> None:
     class Bent(CpuBackend):
         def attend(self, *args: Any, **named: Any) -> torch.Tensor:
@@ -169,15 +180,11 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return next(tmp_path.glob("*.so"))
 
 
-@pytest.mark.parametrize("damage", ["a changed byte", "truncated", "another file", "no checksum"])
-def test_a_damaged_library_is_made_again(compiled: Path, damage: str) -> None:
-    content = compiled.read_bytes()
-    compiled.unlink()  # the old one stays mapped: its file must not change under it
-    changed = content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
-    damaged = {"truncated": content[:1000], "another file": b"no library", "a changed byte": changed}
-    compiled.write_bytes(damaged.get(damage, content[:-32]))
-    assert not isinstance(library.compiled(compiled.parent), str)
-    assert compiled.read_bytes() != damaged.get(damage) and len(compiled.read_bytes()) == len(content)
+def test_what_is_no_library_is_made_again(compiled: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir(mode=0o700)
+    (other / compiled.name).write_bytes(b"no library")
+    assert not isinstance(library.compiled(other), str)
+    assert (other / compiled.name).stat().st_size > 1000
 
 
 def test_libraries_in_a_folder_that_others_may_write_are_not_loaded(

@@ -19,17 +19,12 @@ from tokenswift.kernels.cpu.library import quota
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/a/b\n")
-    inner, old = tmp_path / "a" / "b", tmp_path / "cpu" / "a" / "b"  # of version 2, of version 1
-    for folder in (inner, old):
-        folder.mkdir(parents=True)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
     assert quota(tmp_path, own) == quota(tmp_path, tmp_path / "none") == math.inf
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    for said in ("max 100000\n", "nonsense"):
+    for said, count in (("max 100000\n", 1.5), ("nonsense", 1.5), ("50000 100000\n", 0.5)):
         (inner / "cpu.max").write_text(said)
-        assert quota(tmp_path, own) == 1.5
-    (old / "cpu.cfs_period_us").write_text("100000\n")
-    for said, count in (("50000\n", 0.5), ("-1\n", 1.5)):
-        (old / "cpu.cfs_quota_us").write_text(said)
         assert quota(tmp_path, own) == count
 
 

@@ -49,7 +49,7 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
         history, paths = texts_of(rnd)
         rules = TextRules(len(history) // 2, **RULES) if params.adjusts else NO_RULES
         plain = Sampler(params, V, rules=rules)
-        native = Sampler(params, V, "cpu", kernels.ranker(params, rules), rules=rules)
+        native = Sampler(params, V, "cpu", kernels.ranker(params), rules=rules)
         subset = Subset(torch.randperm(V)[:500], V) if limited else None
         for step in range(3):  # the text grows as in decoding; a path stands behind it again each time
             positions = [

@@ -28,7 +28,6 @@ from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.weights import STORED_IN, LayerWeights, Packed, Shape
 from tokenswift.kv.full import Arena, Entries, FullCache
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker
 
 
@@ -292,7 +291,7 @@ class Backend(ABC):
     ) -> Float[Tensor, "*m D"]:
         """RMS norm of float32 states, as ``dtype``."""
 
-    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Ranker | None:
+    def ranker(self, params: SamplingParams) -> Ranker | None:
         """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
         return None
 

@@ -41,10 +41,8 @@ class Case:
         active: torch.dtype | None = None,
         width: int = WIDTH,
     ) -> None:
-        self.name = f"{form.name if form else ''} {active or dtype}".strip()
-        self.name += f", heads of {width}" if width != WIDTH else ""
+        self.name = f"{form.name if form else ''} {active or dtype}, heads of {width}".strip()
         self._bodies: dict[Backend, Any] = {}
-        self.active = active
         made = torch.Generator().manual_seed(1)
 
         def random(*shape: int, size: float = 2.0) -> Tensor:
@@ -78,44 +76,38 @@ class Case:
         angles = random(TAIL, width // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
 
-    def run(self, backend: Backend, passes: Sequence[list[int]]) -> Tensor:
-        """States of all positions, (TAIL, D), by passes of consecutive ones."""
+    def run(self, backend: Backend, cuts: Sequence[int]) -> Tensor:
+        """States of positions, (n, D), by passes of those between two cuts."""
         found = []
         self.keys.rewind(BEFORE)
-        for rows in passes:
-            at = slice(rows[0], rows[-1] + 1)
-            segments = [_segment(len(rows), self.keys)]
-            found.append(self._layers(backend, self.states[at], self.cos[at], self.sin[at], segments))
+        for first, end in pairwise(cuts):
+            rows = list(range(first, end))
+            found.append(self._layers(backend, self.states[rows], rows, [_segment(len(rows), self.keys)]))
             self.keys.commit(tuple(range(len(rows))))
         return torch.cat(found)
 
-    def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:
+    def tree(self, backend: Backend, steps: int) -> list[Tensor]:
         """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a wrong
         sibling before it, and as a chain of a second text beside the tree."""
-        parents, states, places, last = [-1], [self.states[0]], [0], 0
-        for step in range(1, steps):
-            parents += [last, last]
-            states += [self.wrong[step], self.states[step]]
-            places += [step, step]
-            last = len(parents) - 1
+        parents = [-1, *(2 * (step // 2) for step in range(2 * steps - 2))]
+        places = [(node + 1) // 2 for node in range(len(parents))]
+        states = self.states[places]
+        states[1::2] = self.wrong[places[1::2]]
         self.keys.rewind(BEFORE)
-        other = self.keys.fork(self.keys.capacity)
-        at, count = [*places, *range(steps)], len(parents)
+        texts = [
+            _segment(len(parents), self.keys, parents),
+            _segment(steps, self.keys.fork(self.keys.capacity)),
+        ]
         made = self._layers(
-            backend,
-            torch.stack([*states, *self.states[:steps]]),
-            self.cos[at],
-            self.sin[at],
-            [_segment(count, self.keys, parents), _segment(steps, other)],
+            backend, torch.cat([states, self.states[:steps]]), [*places, *range(steps)], texts
         )
-        return made[:count:2], made[count:]
+        return [made[: len(parents) : 2], made[len(parents) :]]
 
-    def _layers(
-        self, backend: Backend, states: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]
-    ) -> Tensor:
+    def _layers(self, backend: Backend, states: Tensor, at: list[int], segments: Sequence[Segment]) -> Tensor:
+        """Rows at positions of the text behind the layers."""
         batch, count = backend.batch(segments, self.shape), len(states)
         more = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
-        states, cos, sin = (pad(each, more) for each in (states.clone(), cos, sin))
+        states, cos, sin = (pad(each, more) for each in (states.clone(), self.cos[at], self.sin[at]))
         if backend not in self._bodies:
             self._bodies[backend] = backend.body(self.shape, self.weights)
         backend.layers(self._bodies[backend], states, cos, sin, batch, keep=False)
@@ -129,19 +121,12 @@ def _segment(rows: int, keys: FullCache, parents: Sequence[int] | None = None) -
 
 
 @torch.inference_mode()
-def fault(backends: Sequence[Backend], case: Case) -> str | None:
-    """The first pass of the backends in which a row has other bits than alone by the first one, or None."""
-    alone = case.run(backends[0], [[row] for row in range(TAIL)])
-    for number, each in enumerate(backends, 1):
-        where = f"{case.name}, backend {number}" if len(backends) > 1 else case.name
-        for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL)):
-            passes = [list(range(*ends)) for ends in pairwise(cuts)]
-            if not torch.equal(case.run(each, passes), alone):
-                return f"rows in {len(passes)} passes, {where}"
-        for steps in (3, TAIL):
-            tree, text = case.tree(each, steps)
-            if not torch.equal(tree, alone[:steps]):
-                return f"a tree of {2 * steps - 1} rows, {where}"
-            if not torch.equal(text, alone[:steps]):
-                return f"{steps} rows beside another text's, {where}"
-    return None
+def keeps_bits(backends: Sequence[Backend], case: Case) -> bool:
+    """Whether rows have the bits that they have alone by the first of the backends, in all passes of all."""
+    alone = case.run(backends[0], range(TAIL + 1))
+    for each in backends:
+        found = [case.run(each, cuts) for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL))]
+        found += [*case.tree(each, 3), *case.tree(each, TAIL)]
+        if not all(torch.equal(part, alone[: len(part)]) for part in found):
+            return False
+    return True

@@ -129,7 +129,7 @@ class BaseTarget(ABC):
 
     def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
         """The choice rule for one generation with this model; ``rules`` of its text."""
-        ranker = self.backend.ranker(params, rules)
+        ranker = self.backend.ranker(params)
         return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
 
     def new_cache(self, capacity: int, whole: bool = False) -> FullCache:

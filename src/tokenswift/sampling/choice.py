@@ -152,7 +152,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
-        self._adjust = Adjustments(params, rules, vocab_size, self.device) if params.adjusts else None
+        self._adjust = Adjustments(params, rules, vocab_size, self.device)
 
     def scores(
         self,
@@ -176,12 +176,8 @@ class Sampler:
     def _processed(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
     ) -> Tensor:
-        scores = logits.to(torch.float32)
-        if self._adjust is not None:
-            scores = self._adjust.biased(scores)
-        scores = self._penalised(scores, history, paths, positions)
-        if self._adjust is not None:
-            scores = self._adjust.adjusted(scores, history, paths, positions)
+        scores = self._penalised(self._adjust.biased(logits.to(torch.float32)), history, paths, positions)
+        scores = self._adjust.adjusted(scores, history, paths, positions)
         if self.walks or self.params.greedy:
             return processed(scores, self.params)
         # a device may add up a row in another order where there are more rows, so there are always as many
@@ -263,7 +259,7 @@ class Sampler:
         if self.masks is not None:
             rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
         if self.ranker is not None:
-            found = self.ranker.rank(rows)
+            found = self.ranker.rank(replace(rows, logits=self._adjust.on_host(rows)))
             if isinstance(found, int):
                 raise _refused(rows.masked()[found], rows.positions[found])
             return found

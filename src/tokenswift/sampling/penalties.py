@@ -1,10 +1,9 @@
 """What is added to logits by what a text holds: biases, presence and frequency penalties, DRY, and tokens
 that may not come (bad words; ends before ``min_tokens``).
 
-:class:`Adjustments` does it in numpy and torch for rows on any device; `kernels.cpu.ranker` has the same in
-C, to the bit: what is subtracted is rounded once to float32. Each row goes by its own context, so a drafted
-path is treated as plain decoding would treat it. Where tokens between a path and the position are unknown,
-what goes by the newest tokens (DRY, words of several tokens) is left out.
+:class:`Adjustments` does it for rows on any device; what is subtracted is rounded once to float32. Each row
+goes by its own context, so a drafted path is treated as plain decoding would treat it. Where tokens between
+a path and the position are unknown, what goes by the newest tokens (DRY, words of several ones) is left out.
 
 DRY ("don't repeat yourself") is a penalty of the token that would make a repeated sequence longer, in
 llama.cpp's form. Let n be the number of tokens at the end of the text that also stand somewhere before it,
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens, shown
 from tokenswift.config import SamplingParams, Texts
+from tokenswift.sampling.ranking import LogitRows
 from tokenswift.types import InputError
 
 _MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
@@ -173,6 +173,9 @@ class Adjustments:
         self._dry = dry_penalties(params)
         self._breakers = breaker_marks(rules, vocab_size)
         self._bias = [torch.tensor(part, device=device) for part in zip(*params.biases, strict=True)]
+        self._words: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last; -1: there is none
+        for word in rules.words:
+            self._words.setdefault(word[-2] if len(word) > 1 else -1, []).append(word)
 
     def biased(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Logits with the biases: what comes before the contextual penalty."""
@@ -189,6 +192,8 @@ class Adjustments:
         positions: list[int] | None,
     ) -> Float[Tensor, "n V"]:
         """All else, which comes after it; arguments as of `sampling.choice.Sampler.scores`."""
+        if not self.params.adjusts:
+            return scores
         text = self._known.take(history, max(map(len, paths)), self.vocab_size)
         scores = scores.clone()
         for row, path in enumerate(paths):
@@ -199,15 +204,39 @@ class Adjustments:
             for tokens, values in self._losses(text[:end], position):
                 places = torch.from_numpy(tokens).to(self.device)
                 scores[row, places] -= torch.from_numpy(values).to(self.device)
-            banned = self._banned(text[:end], position)
-            if banned:
-                scores[row, torch.tensor(banned, device=self.device)] = -math.inf
         return scores
+
+    def on_host(self, rows: LogitRows) -> Float[Tensor, "n S"]:
+        """Logits of rows on a CPU, whatever their columns, with all of it and the contextual penalty.
+
+        By numpy: torch would start its threads for it, which then spin beside those of the kernels.
+        """
+        window, theta, size = self.params.window, self.params.repetition_penalty, len(rows.history)
+        if not window and not self.params.adjusts:
+            return rows.logits
+        text = self._known.take(rows.history, max(map(len, rows.paths)), self.vocab_size)
+        place = None if rows.subset is None else rows.subset.place.numpy()
+        scores = rows.logits.float().numpy().copy()
+        with np.errstate(all="ignore"):  # of logits that are no finite numbers
+            for row, path, position in zip(scores, rows.paths, rows.positions, strict=True):
+                check_tokens(path, self.vocab_size)
+                end = size + len(path)
+                text[size:end] = path
+                if self._bias:
+                    _lower(row, self._bias[0].numpy(), -self._bias[1].numpy(), place)
+                if window:
+                    at = text[max(0, position - window) : end]
+                    at = at if place is None else place[at]
+                    values = row[at := at[at >= 0]]
+                    row[at] = np.where(values < 0, values * theta, values / theta)
+                for tokens, values in self._losses(text[:end], position) if self.params.adjusts else ():
+                    _lower(row, tokens, values, place)
+        return torch.from_numpy(scores)
 
     def _losses(
         self, text: NDArray[np.int32], position: int
     ) -> Iterable[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """What tokens lose by each of the penalties."""
+        """What tokens lose by each of the penalties; all where they may not come."""
         p = self.params
         if p.presence_penalty or p.frequency_penalty:
             window = text[max(self.rules.start, position - p.penalty_window) :]
@@ -219,16 +248,30 @@ class Adjustments:
         if len(self._dry) and position == len(text):
             seen = text if p.dry_range < 0 else text[-p.dry_range :]
             most = p.dry_allowed_length + len(self._dry) - 1
-            tokens, lengths = repeated(seen, self._breakers, most)
-            long = lengths >= p.dry_allowed_length
-            yield tokens[long], self._dry[lengths[long] - p.dry_allowed_length]
+            tokens, lengths = repeated(seen, self._breakers, p.dry_allowed_length, most)
+            yield tokens, self._dry[lengths - p.dry_allowed_length]
+        never = [*self._words.get(-1, ())]
+        if position == len(text) and len(text):
+            begun = (word for word in self._words.get(int(text[-1]), ()) if len(word) <= len(text) + 1)
+            never += [word for word in begun if text[1 - len(word) :].tolist() == list(word[:-1])]
+        banned = {word[-1] for word in never}
+        if position - self.rules.start < p.min_tokens:
+            banned.update(self.rules.ends)
+        if banned:
+            yield np.array([*banned], np.int64), np.full(len(banned), np.inf, np.float32)
 
-    def _banned(self, text: NDArray[np.int32], position: int) -> list[int]:
-        """Tokens that may not come."""
-        found = [word[-1] for word in self.rules.words if _goes_on(text, word[:-1], position)]
-        if position - self.rules.start < self.params.min_tokens:
-            found += self.rules.ends
-        return found
+
+def _lower(
+    row: NDArray[np.float32],
+    tokens: NDArray[Any],
+    values: NDArray[np.float32],
+    place: NDArray[np.int32] | None,
+) -> None:
+    """Take values from the columns of tokens, none of them twice; ``place``: see `ranking.Subset`."""
+    if place is not None:
+        tokens = place[tokens]
+        values, tokens = values[tokens >= 0], tokens[tokens >= 0]
+    row[tokens] -= values
 
 
 def breaker_marks(rules: TextRules, vocab_size: int) -> NDArray[np.uint8]:
@@ -236,13 +279,6 @@ def breaker_marks(rules: TextRules, vocab_size: int) -> NDArray[np.uint8]:
     marks = np.zeros(vocab_size, np.uint8)
     marks[list(rules.breakers)] = 1
     return marks
-
-
-def _goes_on(text: NDArray[np.int32], begun: Sequence[int], position: int) -> bool:
-    """Whether the next token would stand right behind some tokens."""
-    if not begun:
-        return True
-    return position == len(text) and text[-len(begun) :].tolist() == list(begun)
 
 
 def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
@@ -256,14 +292,14 @@ def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
 
 
 def repeated(
-    text: NDArray[np.int32], breakers: NDArray[np.uint8], most: int
+    text: NDArray[np.int32], breakers: NDArray[np.uint8], least: int, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What would make a repetition longer.
 
     Args:
         text: the tokens that are looked at.
         breakers: (V,) whether each token of the vocabulary is a breaker.
-        most: longer repetitions count as so long.
+        least, most: shorter repetitions do not count, longer ones as so long.
 
     Returns:
         Tokens, and to each the length n of the longest repetition that it would follow; none is a breaker.
@@ -273,18 +309,24 @@ def repeated(
     if last < 1 or breakers[text[last]]:
         return none, none
     ends = np.flatnonzero(text[:last] == text[last])
-    ends = ends[breakers[text[ends + 1]] == 0]
     alive, lengths = ends, np.ones(len(ends), np.int64)
     for n in range(1, min(most, last + 1)):
         wanted = text[last - n]
         if breakers[wanted]:
             break
-        alive = alive[alive >= n]
-        alive = alive[text[alive - n] == wanted]
+        alive = alive[text[alive - n] == wanted]  # of what would lie before the text the end, cut off below
+        alive = alive[np.searchsorted(alive, n) :]
         if not len(alive):
             break
-        lengths[np.searchsorted(ends, alive)] += 1
-    tokens, places = np.unique(text[ends + 1], return_inverse=True)
+        if n < least:  # none that ends here is long enough
+            ends, lengths = alive, np.full(len(alive), n + 1)
+        else:
+            lengths[np.searchsorted(ends, alive)] += 1
+    if not len(ends) or lengths[0] < least:
+        return none, none
+    after = text[ends + 1]
+    kept = breakers[after] == 0
+    tokens, places = np.unique(after[kept], return_inverse=True)
     longest = np.zeros(len(tokens), np.int64)
-    np.maximum.at(longest, places, lengths)
+    np.maximum.at(longest, places, lengths[kept])
     return tokens.astype(np.int64), longest

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu as gelu_of
-from torch.nn.functional import silu
 
 from tests.kernels.cuda.bounds import in_bounds as in_bounds
 from tests.kernels.cuda.bounds import in_order as in_order
@@ -23,8 +21,7 @@ from tests.kernels.cuda.cases import product as library
 from tokenswift.kernels.base import Taps
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.launch import Kernels
-from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR, Form, piece_of
-from tokenswift.kernels.torch import turned
+from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR
 from tokenswift.kernels.weights import LayerWeights, Packed
 
 pytestmark = [
@@ -35,38 +32,30 @@ pytestmark = [
 KERNELS = Kernels(CPU)
 BORDER = NEAR * CHUNK
 NEAR_ENOUGH: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
-#: committed keys, rows, reach of a tree (None: a chain), window
+#: committed keys, rows, reach of a tree (None: a chain), window; heads, of keys, and their width
 TEXTS = [
-    (0, 1, None, 0),
-    (5, 7, 3, 0),
-    (CHUNK - 3, 9, 1, 0),
-    (CHUNK, 2, None, 0),
-    (CHUNK + 44, 3, 2, 100),
-    (700, 5, 4, 300),
-    (BORDER + FAR - 2, 4, 2, 0),
-    (BORDER + 100, 2, None, 600),
+    (0, 1, None, 0, 4, 4, 80),
+    (5, 7, 3, 0, 3, 1, 16),
+    (CHUNK - 3, 9, 1, 0, 14, 2, 96),
+    (CHUNK, 2, None, 0, 2, 1, 128),
+    (CHUNK + 44, 3, 2, 100, 3, 3, 256),
+    (700, 5, 4, 300, 3, 1, 16),
+    (BORDER + FAR - 2, 4, 2, 0, 70, 1, 8),
+    (BORDER + 100, 2, None, 600, 3, 1, 16),
 ]
 
 
-@pytest.mark.parametrize("before,rows,reach,window", TEXTS)
-def test_attention(before: int, rows: int, reach: int | None, window: int) -> None:
+@pytest.mark.parametrize("before,rows,reach,window,heads,kv_heads,width", TEXTS)
+def test_attention(
+    before: int, rows: int, reach: int | None, window: int, heads: int, kv_heads: int, width: int
+) -> None:
     parents = None if reach is None else tree(rows, reach)
-    text, shape = segment(before, rows, parents, 1, 16), shape_of(3, 1, 16)
+    text, shape = segment(before, rows, parents, kv_heads, width), shape_of(heads, kv_heads, width)
     if before == 700:
         shape = replace(shape, cap=0.7)
-    query = random(rows, 3, 16, seed=1)
+    query = random(rows, heads, width, seed=1)
     found = KERNELS.attend(batch_of([text], shape), query, 0, shape, window)
     torch.testing.assert_close(found, by_torch(text, query, shape, window), **NEAR_ENOUGH)
-
-
-@pytest.mark.parametrize(
-    "heads,kv_heads,width", [(4, 4, 80), (14, 2, 96), (2, 1, 128), (3, 3, 256), (70, 1, 8)]
-)
-def test_heads_of_all_widths(heads: int, kv_heads: int, width: int) -> None:
-    text, shape = segment(CHUNK - 2, 3, tree(3, 1), kv_heads, width), shape_of(heads, kv_heads, width)
-    query = random(3, heads, width, seed=1)
-    found = KERNELS.attend(batch_of([text], shape), query, 0, shape, 0)
-    torch.testing.assert_close(found, by_torch(text, query, shape), **NEAR_ENOUGH)
 
 
 def test_a_partial_caches_entries_have_no_positions() -> None:
@@ -118,17 +107,13 @@ def test_nan_in_another_branch_or_in_unused_room_reaches_no_row() -> None:
     assert torch.equal(found[[0, 2]], expected[[0, 2]]) and found[1].isnan().any()
 
 
-def packed(weight: Tensor) -> Packed:
-    return Packed(weight)
-
-
 def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, norms: bool) -> LayerWeights:
     more = (heads + 2 * kv_heads) * width
     return LayerWeights(
-        qkv=packed(random(more, hidden, seed=1) / 8),
-        out=packed(random(hidden, heads * width, seed=2) / 8),
-        gate_up=packed(random(2 * inner, hidden, seed=3) / 8),
-        down=packed(random(hidden, inner, seed=4) / 8),
+        qkv=Packed(random(more, hidden, seed=1) / 8),
+        out=Packed(random(hidden, heads * width, seed=2) / 8),
+        gate_up=Packed(random(2 * inner, hidden, seed=3) / 8),
+        down=Packed(random(hidden, inner, seed=4) / 8),
         norm=1 + random(hidden, seed=5) / 8,
         mlp_norm=1 + random(hidden, seed=6) / 8,
         qkv_bias=random(more, seed=7),
@@ -137,67 +122,16 @@ def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, nor
     )
 
 
-@pytest.mark.parametrize("norms,width", [(False, 16), (True, 80), (True, 12)])
-def test_queries_are_turned_and_keys_and_values_appended(norms: bool, width: int) -> None:
-    heads, kv_heads, rows = 3, 2, 4
-    text, shape = segment(5, rows, [-1, 0, 0, 1], kv_heads, width, layers=2), shape_of(heads, kv_heads, width)
-    layer = layer_of(heads, kv_heads, width, 8, 8, norms)
-    layer.rope = -1 if width == 12 else 0
-    before, mixed = text.cache.data.clone(), random(rows, (heads + 2 * kv_heads) * width, seed=3)
-    angles = random(rows, width // 2, seed=4)
-    query = KERNELS.append(batch_of([text], shape), mixed, angles.cos(), angles.sin(), 1, layer, shape)
-    parts = mixed.view(rows, -1, width).transpose(0, 1).split([heads, kv_heads, kv_heads])
-    if norms:
-        pair: Any = (layer.query_norm, layer.key_norm)
-        parts = [
-            *(TORCH.norm(x, w, 1e-5, torch.float32) for x, w in zip(parts[:2], pair, strict=True)),
-            parts[2],
-        ]
-    expected = [turned(part, angles.cos(), angles.sin()) if layer.rope == 0 else part for part in parts[:2]]
-    torch.testing.assert_close(query.transpose(0, 1), expected[0], rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(text.cache.data[2, :, 5:], expected[1], rtol=1e-6, atol=2e-6)
-    assert torch.equal(text.cache.data[3, :, 5:], parts[2])
-    assert torch.equal(text.cache.data[:2], before[:2])
-    assert torch.equal(text.cache.data[:, :, :5], before[:, :, :5])
-
-
-@pytest.mark.parametrize("width", [48, 576])
-def test_norm_adds_what_a_block_gave(width: int) -> None:
-    states, more, weight = random(3, width), random(3, width, seed=1), random(width, seed=2)
-    for added in (None, more):
-        made = states.clone()
-        found = KERNELS.norm(made, weight, 1e-5, torch.bfloat16, added)
-        assert torch.equal(made, states if added is None else states + more)
-        torch.testing.assert_close(
-            found, TORCH.norm(made, weight, 1e-5, torch.bfloat16), rtol=2**-7, atol=1e-6
-        )
-    made = states.clone()
-    assert torch.equal(KERNELS.norm(made, None, 1e-5, torch.float32, more, weight, 0.3), made)
-    added = 0.3 * TORCH.norm(more, weight, 1e-5, torch.float32)
-    torch.testing.assert_close(made, states + added, rtol=1e-6, atol=1e-6)
-    centred = made - made.mean(1, keepdim=True)
-    found = KERNELS.norm(made, weight, 1e-5, torch.float32, centred=True)
-    torch.testing.assert_close(made, centred, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found, TORCH.norm(made, weight, 1e-5, torch.float32), rtol=1e-6, atol=1e-6)
-
-
-def test_gated() -> None:
-    both = 4 * random(3, 2 * 1100)
-    gate, up = both.chunk(2, dim=1)
-    for gelu, gates in ((False, silu(gate)), (True, gelu_of(gate.double(), approximate="tanh"))):
-        found = KERNELS.gated(both, torch.float32, gelu)
-        torch.testing.assert_close(found, (gates * up).float(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("switched", [False, True])
-def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(switched: bool) -> None:
+@pytest.mark.parametrize("block", ["usual", "switched", "parallel"])
+def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(block: str) -> None:
     """A layer with all kernels: the states, queries and features of torch; and one graph's buffers for a text
     of three lengths and for two texts, byte by byte as passes that are not recorded."""
     backend = CudaBackend(CPU, KERNELS, library)
     eager = CudaBackend(CPU, KERNELS, library)
     eager.records = False
-    shape, layer = shape_of(3, 1, 16), layer_of(3, 1, 16, 64, 96, True)
-    if switched:
+    shape, layer = shape_of(3, 1, 16), layer_of(3, 1, 16, 64, 96, block == "usual")
+    shape = replace(shape, parallel=block == "parallel")
+    if block == "switched":
         shape = replace(shape, cap=2.0, residual=0.7, gelu=True, whole_norms=True)
         norms = {"query_norm": random(48, seed=3), "key_norm": random(16, seed=4)}
         behind = {"out_norm": random(64, seed=5), "down_norm": random(64, seed=6)}
@@ -221,10 +155,3 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
             assert torch.equal(one, same)
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert len(bodies[0].graphs._kept) == 1
-
-
-def test_pieces_end_at_fixed_positions() -> None:
-    assert [piece_of(at) for at in (0, CHUNK - 1, CHUNK, BORDER - 1, BORDER, BORDER + FAR)] == [
-        0, 0, 1, NEAR - 1, NEAR, NEAR + 1,
-    ]  # fmt: skip
-    assert Form(3, 3, 3, 40, 1).recorded() == Form(16, 4, 16, 64, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -18,35 +17,22 @@ from tokenswift.types import InputError
 
 
 @pytest.mark.parametrize(
-    "version,here,capability,said",
+    "capability,said",
     [
-        ("3.5.1", True, (9, 0), "Triton is 3.5.1; valid: 3.6 and newer"),
-        (None, True, (9, 0), "Triton cannot be imported: import of triton halted; None in sys.modules"),
-        ("3.7.1", True, (7, 5), "Some Card has compute capability 7.5; valid: 8.0 and newer"),
-        ("3.10.0", True, (8, 0), "no driver that could be loaded"),
+        ((7, 5), "compute capability is (7, 5); valid: (8, 0) and newer"),
+        ((8, 0), "no driver that could be loaded"),
     ],
 )
 def test_torch_takes_over_where_kernels_cannot_be_tried(
-    version: str | None,
-    here: bool,
-    capability: tuple[int, int],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line, and the torch path; with the backend asked for, an error. What can be tried is started."""
 
     def load(*_: Any) -> None:
         raise RuntimeError("no driver that\ncould be loaded")
 
-    triton = pytest.importorskip("triton")
-    if version is None:
-        monkeypatch.setitem(sys.modules, "triton", None)
-    else:
-        monkeypatch.setattr(triton, "__version__", version)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some Card")
     monkeypatch.setattr(check, "settle", load)
     monkeypatch.setattr(targets, "_backends", {})
     made = targets.backend_for("cuda:0")
@@ -71,7 +57,7 @@ class Beside(Rows):
         return made + made[1:].abs().mean() / 1000
 
 
-@pytest.mark.parametrize("ops,said", [(Rows(), None), (Far(), "from torch"), (Beside(), "rows in 1 passes")])
+@pytest.mark.parametrize("ops,said", [(Rows(), None), (Far(), "from torch"), (Beside(), "other bits")])
 def test_kernels_that_do_not_work_are_found(ops: Rows, said: str | None) -> None:
     backend = CudaBackend("cpu", ops, product)
     found = check.fault(backend, torch.float32, 40)

@@ -16,7 +16,7 @@ def test_kernels_in_the_interpreter() -> None:
 
 
 def test_some_kernels_in_the_interpreter() -> None:
-    run("-k", "700 or appended or norm or gated")
+    run("-k", "700 or torch_backends")
 
 
 def run(*chosen: str) -> None:

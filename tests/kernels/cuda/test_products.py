@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cuda.cases import random, standing
-from tokenswift.kernels.cuda.products import padded, sizes_that_keep
-from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.cuda.products import sizes_that_keep
+from tokenswift.kernels.formats import Q4_1, Stored
 
 
 def exact(states: Tensor, weight: Tensor) -> Tensor:
@@ -58,29 +58,14 @@ def test_products_are_asked_for_the_row_counts_at_which_rows_keep_their_bits(
     assert asked[probed:] == [sizes[0] if sizes else 16]
 
 
-def test_rows_are_padded_to_few_counts() -> None:
-    seen: list[int] = []
-
-    def library(states: Tensor, weight: Tensor) -> Tensor:
-        seen.append(len(states))
-        return states @ weight.T
-
-    weight = random(4, 8)
-    for rows in (1, 16, 17, 65, 130):
-        states = random(rows, 8, seed=1)
-        torch.testing.assert_close(padded(library, states, weight), states @ weight.T)
-    assert seen == [16, 16, 64, 64, 16, 64, 64, 16]
-
-
-@pytest.mark.parametrize("form", ["q8_0", "q4_1"])
-def test_quantized_weights_become_floats(form: str) -> None:
-    encode = FORMATS[form].encode
-    assert encode is not None
-    stored, dense = Stored(FORMATS[form], encode(random(32, 64))), random(5, 64, seed=1)
+def test_quantized_weights_become_floats() -> None:
+    stored, dense = Stored(Q4_1, Q4_1.encode(random(32, 64))), random(5, 64, seed=1)
     backend = standing()
     packed = backend.pack([stored, dense], torch.bfloat16)
     whole = torch.cat((stored.decode(), dense)).bfloat16()
     assert not packed.stored and torch.equal(packed.data, whole)
     ids = torch.tensor([36, 1])
     assert torch.equal(backend.take(packed, ids), whole[ids])
-    assert not backend.keeps(form, torch.bfloat16) and not backend.has_int8_keys(64)
+    assert not backend.keeps("q4_1", torch.bfloat16) and not backend.has_int8_keys(64)
+    states = random(130, 64, seed=2)  # more rows than a product takes
+    torch.testing.assert_close(backend.linear(states, packed), states.bfloat16().float() @ whole.float().T)

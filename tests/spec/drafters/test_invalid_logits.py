@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_heads, scripted_model
@@ -95,48 +92,45 @@ def test_heads(kind: str, first: int, caplog: Any, monkeypatch: pytest.MonkeyPat
             equal_to_plain(llm, strategy, options, NOISY, caplog, "draft heads")
 
 
-@pytest.mark.parametrize("late", [0, 9])
-@pytest.mark.parametrize(("strategy", "options"), OF_MODELS)
-def test_draft_models(
-    strategy: str, options: dict[str, Any], late: int, caplog: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late", [0, 6])
+@pytest.mark.parametrize(
+    ("models", "strategy", "options"),
+    [*((True, *run) for run in OF_MODELS), *((False, *run) for run in OF_PASSES)],
+)
+def test_passes(
+    models: bool,
+    strategy: str,
+    options: dict[str, Any],
+    late: int,
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A draft model whose passes give NaN, from the first or from the tenth on."""
-    real, rows = ModelContext.row, list[int]()
+    """Of a draft model, or over a partial cache, that give NaN from the first or from a later one on."""
+    made, passes = LLM.from_model(scripted_model(), heads=None if models else scripted_heads("linear")), [0]
+    real_row, real, target = ModelContext.row, NativeTarget.forward, made.target
+
+    def factor() -> float:
+        passes[0] += 1
+        return 1.0 if passes[0] <= late else torch.nan
 
     def row(self: ModelContext, text: list[int], ahead: Any) -> torch.Tensor:
-        rows.append(len(text))
-        return real(self, text, ahead) * (1.0 if len(rows) <= late else torch.nan)
-
-    monkeypatch.setattr(ModelContext, "row", row)
-    if strategy == "auto":
-        opened(monkeypatch, MODEL)
-    llm = LLM.from_model(scripted_model(), heads=None)
-    options = {**options, "draft_model": scripted_model()}
-    equal_to_plain(llm, strategy, options, GREEDY, caplog, "draft model")
-    assert late < len(rows) <= late + 4, "left out after a few refused rows"
-
-
-@pytest.mark.parametrize("late", [0, 6])
-@pytest.mark.parametrize(("strategy", "options"), OF_PASSES)
-def test_passes_over_partial_caches(
-    strategy: str, options: dict[str, Any], late: int, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = LLM.from_model(scripted_model(), heads=scripted_heads("linear"))
-    passes, real, target = [0], NativeTarget.forward, llm.target
+        return real_row(self, text, ahead) * factor()
 
     def forward(self: Any, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
-        made = real(self, tokens, positions, cache, parents)
-        if self is target and isinstance(cache, SparseCache):
-            passes[0] += 1
-            return replace(made, hidden=made.hidden * (1.0 if passes[0] <= late else torch.nan))
-        return made
+        found = real(self, tokens, positions, cache, parents)
+        ours = self is target and isinstance(cache, SparseCache)
+        return replace(found, hidden=found.hidden * factor()) if ours else found
 
-    monkeypatch.setattr(NativeTarget, "forward", forward)
+    if models:
+        monkeypatch.setattr(ModelContext, "row", row)
+    else:
+        monkeypatch.setattr(NativeTarget, "forward", forward)
     if strategy == "auto":
-        opened(monkeypatch, PARTIAL)
-    if strategy == "triforce":
+        opened(monkeypatch, MODEL if models else PARTIAL)
+    if models or strategy == "triforce":
         options = {**options, "draft_model": scripted_model()}
-    equal_to_plain(llm, strategy, options, NOISY, caplog, "partial cache")
+    source, params = ("draft model", GREEDY) if models else ("partial cache", NOISY)
+    equal_to_plain(made, strategy, options, params, caplog, source)
     assert late < passes[0] <= late + 4, "left out after a few refused rows"
 
 
@@ -154,17 +148,10 @@ def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
             llm.generate(prompt(PROMPT), NEW, strategy, given, GREEDY)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_draft_model_without_numbers_is_named_when_it_is_loaded(
-    named: bool, tiny_folder: Any, tmp_path: Path
-) -> None:
+def test_a_draft_model_without_numbers_is_named_when_it_is_loaded() -> None:
     """NaN in its weights: one line that speaks of the draft model, not of the model."""
-    llm = LLM(str(tiny_folder()), device="cpu", heads="none")
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder())
-    model.lm_head.weight.data[:] = torch.nan
-    if named:
-        shutil.copytree(tiny_folder(), tmp_path / "draft")
-        model.save_pretrained(tmp_path / "draft")
-    wanted = str(tmp_path / "draft") if named else model
+    draft = scripted_model()
+    draft.lm_head.weight.data[:] = torch.nan
+    llm = LLM.from_model(scripted_model(), heads=None)
     with pytest.raises(InputError, match=r"^draft_model [^\n]*NaN"):
-        llm.generate([1, 2, 3], 4, "magicdec", {"draft_model": wanted})
+        llm.generate([1, 2, 3], 4, "magicdec", {"draft_model": draft})

@@ -20,7 +20,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend, Batch, Taps, capacity_of
-from tokenswift.kernels.check import Case, fault
+from tokenswift.kernels.check import Case, keeps_bits
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
@@ -51,7 +51,6 @@ from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
-from tokenswift.sampling.penalties import NO_RULES, TextRules
 
 
 @dataclass(slots=True)
@@ -113,9 +112,9 @@ class CpuBackend(Backend):
         """Threads of the next pass."""
         return self._threads or torch.get_num_threads()
 
-    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> NativeRanker:
+    def ranker(self, params: SamplingParams) -> NativeRanker:
         """The choice rule for one generation, in C."""
-        return NativeRanker(self._lib, params, rules)
+        return NativeRanker(self._lib, params)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`.
@@ -308,12 +307,13 @@ class CpuBackend(Backend):
 
 @torch.inference_mode()
 def fault_of(library: ctypes.CDLL) -> str | None:
-    """The first pass of a library in which a row has other bits than alone, or None: on one and two threads,
-    in every type, and with quantized weights."""
+    """The first kind of layers in which a library's rows have other bits than alone, or None: on one and two
+    threads, in every type, and with quantized weights."""
     kernels = [CpuBackend(library, threads) for threads in (1, 2)]
     kinds: list[tuple[Any, ...]] = [(dtype,) for dtype in TYPES]
     kinds += [(torch.float32, Q4_1), (torch.bfloat16, Q8_0), (torch.float32, Q8_0, torch.int8)]
-    return next(filter(None, (fault(kernels, Case(kernels[0], *kind)) for kind in kinds)), None)
+    cases = (Case(kernels[0], *kind) for kind in kinds)
+    return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 
 
 def started(folder: Path) -> CpuBackend | str:

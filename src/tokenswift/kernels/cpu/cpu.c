@@ -325,7 +325,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     Segment *segments = (Segment *)at[0];
     int32_t *depth = (int32_t *)at[1];
     for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
-    need += attention_bytes(segments, p->count, p->threads);
+    need += shared_out(segments, p->count, p->threads).bytes;
     if ((size_t)p->work_bytes < need) return (long)need;
     const int threads = take_team(p->threads);
     long windowed = 0; /* layers with windows before this one */
@@ -384,7 +384,7 @@ long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const 
     if ((size_t)work_bytes < need) return (long)need;
     work = aligned(work);
     Segment s = segment_of(m, r, window, (int32_t *)work);
-    need += attention_bytes(&s, 1, threads);
+    need += shared_out(&s, 1, threads).bytes;
     if ((size_t)work_bytes < need) return (long)need;
     s.a.q = q, s.a.k = k, s.a.v = v, s.a.out = out;
     threads = take_team(threads);

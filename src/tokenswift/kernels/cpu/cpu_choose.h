@@ -1,35 +1,24 @@
-/* The choice rule on one row of logits: penalties, temperature, filters, noise, the best few.
+/* The choice rule on rows of logits that penalties have changed: temperature, filters, noise, the best few.
  *
  * Same order and same meaning as sampling/choice.py: every filter is a threshold on the score. Scores are float32;
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
  * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
  */
-#include "cpu_adjust.h"
 #include "cpu_tile.h"
 #include <stdlib.h>
 
 typedef struct {
-    long size, ld;             /* candidates a row, floats between rows */
+    long size;                 /* candidates a row */
     const int32_t *ids;        /* token of each candidate; NULL: the candidate's number */
-    const int32_t *place;      /* candidate of each token, -1 for none; NULL: the token's number */
-    const int32_t *tail;       /* newest tokens of the text, the penalty window at most */
-    long tail_size;
-    float theta, temperature;  /* 1: off */
+    float temperature;         /* 1: off */
     long top_k;                /* 0: off */
     double top_p, eta;         /* 1 and 0: off */
     float min_p;               /* logarithm; -inf: off */
-    int greedy;                /* penalties alone */
-    long tokens;               /* token numbers are below it */
-    const Adjust *adjust;      /* cpu_adjust.h; NULL: nothing */
 } Rule;
 
 typedef struct {
-    long drop;                 /* oldest tokens of tail and path that are out of the window */
-    const int32_t *path;       /* drafted tokens after the text */
-    long path_size;
     uint64_t key;              /* of the position's noise (noise.position_key) */
     int coupled, width;        /* add noise; candidates wanted */
-    long position;             /* that the row predicts */
     const uint32_t *mask;      /* a bit for each token that may come; NULL: any */
 } Row;
 
@@ -64,27 +53,6 @@ static inline uint64_t mix64(uint64_t x) {
 static inline float gumbel(uint64_t bits) { /* -log(-log(1 - w)) */
     const double w = ((double)(bits >> 11) + 0.5) * 0x1p-53;
     return (float)-natural_log(-(w < 0.29 ? atanh2(-w / (2 - w)) : natural_log(1 - w)));
-}
-
-/* Returns 1 for a token that has no place, else 0. */
-static int penalise(const Rule *r, float *scores, int32_t token, char *seen) {
-    if (token < 0 || token >= r->tokens) return 1;
-    const int32_t at = r->place ? r->place[token] : token;
-    if (at >= r->size) return 1;
-    if (at < 0 || seen[at]) return 0;
-    seen[at] = 1;
-    scores[at] = scores[at] < 0 ? scores[at] * r->theta : scores[at] / r->theta;
-    return 0;
-}
-
-/* Calls of penalise for all tokens of the window, and back to no token seen; whether one returned 1. */
-static int penalty(const Rule *r, const Row *row, float *scores, char *seen) {
-    const long drop = row->drop > 0 ? row->drop : 0, start = drop < r->tail_size ? drop : r->tail_size;
-    int foreign = 0;
-    for (long i = start; i < r->tail_size; i++) foreign |= penalise(r, scores, r->tail[i], seen);
-    for (long i = drop - start; i < row->path_size; i++) foreign |= penalise(r, scores, row->path[i], seen);
-    memset(seen, 0, (size_t)r->size);
-    return foreign;
 }
 
 /* The largest score; NaN where any is NaN. */
@@ -202,54 +170,40 @@ static float cut_eta(const float *scores, const int32_t *kept, long count, doubl
 }
 
 /* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
- * processed law; NULL: not wanted). counts: how many there are. work: size × 13 bytes, zero at first. Returns
- * the first row whose scores hold NaN or no finite maximum, -1 for none, or -2 for a token that has no place. */
+ * processed law; NULL: not wanted). counts: how many there are. work: size × 12 bytes. Returns the first row whose
+ * scores hold NaN or no finite maximum, or -1 for none. */
 long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
-             float *values, float *shares, int32_t *counts, char *work) {
-    float *scores = (float *)work, *sorted = NULL;
-    int32_t *kept = (int32_t *)(work + r->size * 4);
-    int32_t *numbers = (int32_t *)(work + r->size * 8);
-    char *seen = work + r->size * 12;
+             float *values, float *shares, int32_t *counts, float *work) {
+    float *scores = work, *sorted = work + r->size;
+    int32_t *kept = (int32_t *)(work + 2 * r->size);
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
-        take(r, row, logits + x * r->ld, scores);
-        const Columns columns = {r->place, r->size, numbers, kept};
-        if (r->adjust) add_biases(r->adjust, &columns, scores);
-        if ((r->theta != 1 && penalty(r, row, scores, seen)) ||
-            (r->adjust && adjust(r->adjust, &columns, row->path, row->path_size, row->position, scores))) {
-            free(sorted);
-            return -2;
-        }
-        if (!r->greedy && r->temperature != 1)
+        take(r, row, logits + x * r->size, scores);
+        if (r->temperature != 1)
             for (long i = 0; i < r->size; i++) scores[i] /= r->temperature;
         const float peak = largest(scores, r->size);
-        if (!isfinite(peak)) {
-            free(sorted);
-            return x;
-        }
+        if (!isfinite(peak)) return x;
         long count;
-        float cut = !r->greedy ? peak + r->min_p : row->width == 1 && !shares ? peak : -INFINITY;
-        if (!r->greedy && (r->top_k || r->top_p < 1)) {
+        float cut = row->width == 1 && !row->coupled && !shares ? peak : peak + r->min_p;
+        if (r->top_k || r->top_p < 1) {
             float at = -INFINITY;
-            sorted = sorted ? sorted : malloc((size_t)r->size * 4);
-            if (!sorted) return x;
             if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, sorted);
             if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, sorted);
             cut = at > cut ? at : cut;
         }
         count = survivors(scores, r->size, cut, kept);
-        if (!r->greedy && r->eta > 0) {
+        if (r->eta > 0) {
             const float at = cut_eta(scores, kept, count, r->eta, peak);
             if (at > cut) count = survivors(scores, r->size, at, kept);
         }
         int32_t *token = tokens + x * most, found = 0;
         float *value = values + x * most, *share = shares ? shares + x * most : NULL;
-        const int noisy = row->coupled && !r->greedy, width = row->width < most ? row->width : most;
+        const int width = row->width < most ? row->width : most;
         for (long i = 0; i < count && width > 0; i++) {
             const float score = scores[kept[i]];
             const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];
             float y = score;
-            if (noisy) {
+            if (row->coupled) {
                 const uint64_t bits = mix64((uint64_t)id * 0x9E3779B97F4A7C15ULL + row->key);
                 if (found == width) { /* w >= 2^-(z + 1) for z leading zeros */
                     const float behind = value[width - 1] - score;
@@ -276,6 +230,5 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
             for (int i = 0; i < found; i++) share[i] = (float)(natural_exp((double)(share[i] - peak)) / total);
         }
     }
-    free(sorted);
     return -1;
 }

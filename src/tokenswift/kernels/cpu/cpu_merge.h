@@ -60,7 +60,9 @@ typedef struct { /* what the stages of an attention share */
     const Segment *segments;
     long count;
     char *work;
-    size_t each; /* bytes of a thread's scratch */
+    size_t each, bytes; /* of a thread's scratch; of all work */
+    long tasks, merges;
+    double worth, merging;
 } Sharing;
 
 static void take_queries(const Attend *a, long head, long first, long count, const Scratch *w) {
@@ -132,22 +134,9 @@ static void some_merges(void *context, long from, long to, int thread) {
     }
 }
 
-/* Bytes of work for segments whose `a` and `deepest` are there. */
-static size_t attention_bytes(const Segment *segments, long count, int threads) {
-    size_t each = 0, partial = 0;
-    for (const Segment *s = segments; s < segments + count; s++) {
-        const size_t mine = scratch_at(&s->a, NULL).bytes;
-        each = mine > each ? mine : each;
-        partial += partial_bytes(&s->a, s->deepest);
-    }
-    return threads * each + partial;
-}
-
-/* Attention of all segments, whose `a` and `deepest` are there. */
-static void attention(Segment *segments, long count, char *work, int threads) {
-    Sharing all = {segments, count, work, 0};
-    double worth = 0, merging = 0;
-    long tasks = 0, merges = 0;
+/* How the attention of segments, whose `a` and `deepest` are there, is shared out. */
+static Sharing shared_out(Segment *segments, long count, int threads) {
+    Sharing all = {segments, count};
     for (Segment *s = segments; s < segments + count; s++) {
         const Attend *a = &s->a;
         const size_t mine = scratch_at(a, NULL).bytes;
@@ -156,15 +145,23 @@ static void attention(Segment *segments, long count, char *work, int threads) {
         s->chunks = chunks_of(a, s->deepest), s->tiles = (a->n + s->step - 1) / s->step;
         s->tasks = (is_split(a) ? s->chunks : s->tiles) * a->kv_heads;
         s->merges = is_split(a) ? a->n * a->heads : 0;
-        tasks += s->tasks, merges += s->merges;
-        worth += (double)a->n * s->chunks * CHUNK * a->heads * a->width;
-        merging += (double)s->merges * s->chunks * a->width;
+        all.tasks += s->tasks, all.merges += s->merges;
+        all.worth += (double)a->n * s->chunks * CHUNK * a->heads * a->width;
+        all.merging += (double)s->merges * s->chunks * a->width;
+        all.bytes += partial_bytes(a, s->deepest);
     }
+    all.bytes += threads * all.each;
+    return all;
+}
+
+static void attention(Segment *segments, long count, char *work, int threads) {
+    Sharing all = shared_out(segments, count, threads);
+    all.work = work;
     char *partial = work + threads * all.each;
     for (Segment *s = segments; s < segments + count; s++) {
         s->partial = (float *)partial;
         partial += partial_bytes(&s->a, s->deepest);
     }
-    run(threads, tasks, worth, some_tasks, &all);
-    run(threads, merges, merging, some_merges, &all);
+    run(threads, all.tasks, all.worth, some_tasks, &all);
+    run(threads, all.merges, all.merging, some_merges, &all);
 }

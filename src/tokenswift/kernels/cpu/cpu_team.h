@@ -68,21 +68,6 @@ static void wake(void) {
     pthread_mutex_unlock(&door.lock);
 }
 
-/* Begins a thread of the team; whether it could not. On a Mac it asks for the cores that the calling thread has:
- * without a class of its own it might run on slow ones, and every stage waits for its last task. */
-static int begin(void *(*does)(void *), void *with) {
-    pthread_t id;
-    pthread_attr_t how;
-    if (pthread_attr_init(&how)) return 1;
-    pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
-#if defined(__APPLE__)
-    pthread_attr_set_qos_class_np(&how, QOS_CLASS_USER_INITIATED, 0);
-#endif
-    const int failed = pthread_create(&id, &how, does, with);
-    pthread_attr_destroy(&how);
-    return failed;
-}
-
 /* Claims tasks of the published stage and does them, until none is left. A ticket tells all that a claim needs,
  * so one that changed meanwhile is only read again; what a task needs is read once it is held. */
 static void work_on(int thread) {
@@ -109,6 +94,9 @@ static int work_for(int thread) {
 
 static void *member(void *number) {
     const int thread = (int)(intptr_t)number;
+#if defined(__APPLE__) /* else it might run on slow cores, and every stage waits for its last task */
+    pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0);
+#endif
     for (;;) {
         const int64_t until = clock_now() + SPIN;
         for (int turn = 0; !work_for(thread);) {
@@ -139,10 +127,12 @@ static int take_team(int threads) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads of the program */
     for (int made = atomic_load(&team.made); made < threads - 1; made++) {
-        if (begin(member, (void *)(intptr_t)(made + 1))) {
+        pthread_t id;
+        if (pthread_create(&id, NULL, member, (void *)(intptr_t)(made + 1))) {
             threads = made + 1;
             break;
         }
+        pthread_detach(id);
         atomic_store(&team.made, made + 1);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

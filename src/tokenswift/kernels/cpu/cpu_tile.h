@@ -85,41 +85,6 @@ INLINE V higher(V x, V y) { /* y where x is not greater */
 #endif
 }
 
-INLINE float half_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
-    float scaled;
-    if (rest >= 0x7c00) {
-        bits = sign | 0x7f800000u | (rest & 0x3ff) << 13;
-    } else { /* 2^112 puts the exponent right, subnormals included */
-        bits = rest << 13;
-        memcpy(&scaled, &bits, 4);
-        scaled *= 0x1p112f;
-        memcpy(&bits, &scaled, 4);
-        bits |= sign;
-    }
-    memcpy(&scaled, &bits, 4);
-    return scaled;
-}
-
-INLINE uint16_t float_half(float x) {
-    uint32_t bits, sign, magic;
-    memcpy(&bits, &x, 4);
-    sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
-    if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-    if (bits < 0x38800000) { /* subnormal: let a float addition round */
-        float y, half = 0.5f;
-        memcpy(&y, &bits, 4);
-        y += half;
-        memcpy(&bits, &y, 4);
-        memcpy(&magic, &half, 4);
-        return (uint16_t)(sign | (bits - magic));
-    }
-    bits += 0xc8000fff + (bits >> 13 & 1);
-    return (uint16_t)(sign | bits >> 13);
-}
-
 INLINE V from_bf16(const char *p) { /* W numbers; GCC's own conversion of such vectors is slow */
 #if W == 16
     return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -146,6 +111,16 @@ INLINE V from_f16(const uint16_t *p) { /* W numbers */
 #endif
 }
 
+INLINE void to_f16(uint16_t *p, V x) { /* round to nearest even; NaN stays NaN */
+#if W == 16
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif W == 8
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    *(U16m *)p = (U16)vcvt_f16_f32((float32x4_t)x);
+#endif
+}
+
 /* W numbers of a type as float32 */
 INLINE V load(int type, const char *p) {
     if (type == F32) return *(const Vm *)p;
@@ -156,7 +131,7 @@ INLINE V load(int type, const char *p) {
 INLINE void store(int type, char *p, V x) {
     if (type == F32) *(Vm *)p = x;
     else if (type == BF16) *(U16m *)p = to_bf16(x);
-    else for (int i = 0; i < W; i++) ((uint16_t *)p)[i] = float_half(x[i]);
+    else to_f16((uint16_t *)p, x);
 }
 
 /* the same for the first count < W of them; the others are 0 */

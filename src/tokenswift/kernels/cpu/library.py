@@ -1,10 +1,9 @@
 """The compiled CPU kernels of this machine: those that the wheel carries, or compiled here once.
 
-A library ends with the SHA-256 of what stands before, so that it and its checksum are one file; one that is
-damaged is not used. A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose
-name says the set and what it is made from. One that is compiled here lies in a folder of the user's cache
-under a name made from the sources, the flags, the processor and the compiler. The folder holds code that is
-run: it is the user's alone, or it is not used.
+A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose name says the set and
+what it is made from. One that is compiled here lies in a folder of the user's cache under a name made from
+the sources, the flags and the processor. The folder holds code that is run: it is the user's alone, or it is
+not used.
 
 Importing this takes the standard library alone: wheels are built with it.
 """
@@ -41,7 +40,6 @@ TIMEOUT = 600  # seconds for one compilation; the machine may be busy
 #: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit, and what a Mac calls them
 ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 MAC_ABILITIES = {"asimddp": "FEAT_DotProd", "i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16"}
-_DIGEST = hashlib.sha256().digest_size
 
 logger = logging.getLogger("tokenswift")
 
@@ -138,34 +136,26 @@ def usable() -> int:
 
 
 def quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Processors' worth of time that the control group allows; infinity where nothing is set.
+    """Processors' worth of time that the control group (version 2) allows; infinity where nothing is set.
 
     Args:
-        root, own: where the system tells it (cgroup versions 2 and 1).
+        root, own: where the system tells it.
     """
     try:
-        groups = [line.split(":", 2)[2] for line in own.read_text(encoding="ascii").splitlines()]
-    except (OSError, IndexError, UnicodeDecodeError):
-        groups = []
-    found = [math.inf]
-    for group in {"/", *groups}:
-        path = Path(group.strip("/"))
-        for each in (path, *path.parents):  # a limit of a group above holds as well
-            found += [_limit(root / each), _limit(root / "cpu" / each)]
-    return min(found)
+        group = next(line[3:] for line in own.read_text(encoding="ascii").splitlines() if line[:3] == "0::")
+    except (OSError, StopIteration, UnicodeDecodeError):
+        group = "/"
+    path = Path(group.strip("/"))
+    return min(_limit(root / each) for each in (path, *path.parents))  # one of a group above holds as well
 
 
 def _limit(folder: Path) -> float:
     """Of one control group."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            told = " ".join((folder / name).read_text(encoding="ascii") for name in names)
-            allowed, period = map(int, told.split())
-            if allowed > 0:
-                return allowed / period
-        except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
-            continue
-    return math.inf
+    try:
+        allowed, period = map(int, (folder / "cpu.max").read_text(encoding="ascii").split())
+        return allowed / period
+    except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
+        return math.inf
 
 
 # ---- which kernels -----------------------------------------------------------------------------------------
@@ -176,12 +166,12 @@ def kernels_wanted() -> str:
     CPU kernels, to find out what is at fault.
 
     Raises:
-        InputError: another value.
+        InputError: another value, or a set that the processor does not have.
     """
     from tokenswift.checks import check_choice
 
     wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
-    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *own_sets()))
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *fitting(processor())))
     return wanted
 
 
@@ -189,25 +179,12 @@ def describe() -> str:
     """Which CPU kernels are used: "avx2 (built in)".
 
     Raises:
-        InputError: see :func:`library`.
+        InputError: see :func:`kernels_wanted`.
     """
-    wanted = checked()
-    if wanted == "torch":
+    if (wanted := kernels_wanted()) == "torch":
         return "torch"
-    if (found := carried(wanted)) is not None:
-        return f"{Path(found._name).stem.rpartition('-')[0]} (built in)"
-    there = any(map(shutil.which, COMPILERS))
-    return "compiled at first use" if there else "those compiled earlier, or torch (no C compiler)"
-
-
-def checked() -> str:
-    """:func:`kernels_wanted`, an instruction set only where the processor has it."""
-    wanted = kernels_wanted()
-    if wanted in own_sets() and wanted not in fitting(processor()):
-        from tokenswift.types import InputError
-
-        raise InputError(f"TOKENSWIFT_KERNELS is {wanted!r}, which this processor does not have; valid: auto")
-    return wanted
+    found = carried(wanted)
+    return f"{Path(found._name).stem.rpartition('-')[0]} (built in)" if found else "compiled at first use"
 
 
 def library(folder: Path) -> ctypes.CDLL | str:
@@ -216,9 +193,9 @@ def library(folder: Path) -> ctypes.CDLL | str:
     Args:
         folder: where compiled libraries are kept.
     Raises:
-        InputError: ``TOKENSWIFT_KERNELS`` is no valid value, or a set that the processor does not have.
+        InputError: see :func:`kernels_wanted`.
     """
-    wanted = checked()
+    wanted = kernels_wanted()
     targets = (own_sets()[wanted].flags,) if wanted in own_sets() else TARGETS
     return carried(wanted) or compiled(folder, targets)
 
@@ -246,8 +223,7 @@ def carried(wanted: str) -> ctypes.CDLL | None:
         if (found := _load(BUILT / carried_name(name))) is not None:
             return found
     logger.warning(
-        "the CPU kernels that came with tokenswift are not used: they are damaged, of other sources, or for "
-        "other processors"
+        "the CPU kernels that came with tokenswift are not used: they are of other sources or processors"
     )
     return None
 
@@ -255,58 +231,35 @@ def carried(wanted: str) -> ctypes.CDLL | None:
 # ---- kernels that are compiled here ------------------------------------------------------------------------
 
 
-def compiled(
-    folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS, compiler: str | None = None
-) -> ctypes.CDLL | str:
+def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:
     """The compiled kernels, from ``folder`` or made now; or why they cannot be had.
 
     Args:
         folder: where compiled libraries are kept; made when it is not there.
         targets: sets of further flags, tried in turn.
-        compiler: a command; by default the first of :data:`COMPILERS` that is there.
     """
     sources = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
-    name = f"kernels-{hashlib.sha256(sources.encode()).hexdigest()[:20]}-"
-    program = next((found for each in COMPILERS if (found := shutil.which(compiler or each))), None)
-    own = f"{name}{_identity(program)}.so" if program else ""
-    kept = _private(folder)
-    if kept is not None:
-        # without a compiler, what one made before it was taken away serves
-        there = [own] if program else sorted(path.name for path in kept.glob(name + "*.so"))
-        for known in there:
-            if (loaded := _load(kept / known)) is not None:
-                return loaded
+    name, kept = f"kernels-{hashlib.sha256(sources.encode()).hexdigest()[:20]}.so", _private(folder)
+    if kept is not None and (known := _load(kept / name)) is not None:
+        return known
+    program = next((found for each in COMPILERS if (found := shutil.which(each))), None)
     if program is None:
-        return f"there is no C compiler ({compiler or 'cc, gcc or clang'})"
+        return "there is no C compiler (cc, gcc or clang)"
     logger.info("compiling the CPU kernels (once, a few seconds) into %s", folder)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=kept) as made:
-            path = Path(made) / own
+            path = Path(made) / name
             if (reason := _compile(program, path, targets)) is not None:
                 return reason
-            sign(path)
             if kept is not None:
-                path = path.replace(kept / own)  # in one step; another folder has it for this process alone
+                path = path.replace(kept / name)  # in one step; another folder has it for this process alone
             return _load(path) or "the compiled library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
 
 
-def sign(path: Path) -> None:
-    """Write a library's checksum behind what a loader looks at."""
-    with path.open("r+b") as file:
-        file.write(hashlib.sha256(file.read()).digest())
-
-
 def _sources() -> list[str]:
     return [(HERE / name).read_text(encoding="utf-8") for name in SOURCES]
-
-
-def _identity(compiler: str) -> str:
-    """A compiler, told from others and from its own other versions."""
-    path = os.path.realpath(compiler)
-    about = os.stat(path)
-    return hashlib.sha256(f"{path} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
 
 
 def _private(folder: Path) -> Path | None:
@@ -345,11 +298,8 @@ def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> 
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
-    """A library whose checksum is right, or None."""
+    """A library, where there is one that can be loaded."""
     try:
-        content = path.read_bytes()
-        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-            return None
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path)) if path.is_file() else None
     except OSError:
         return None
