@@ -152,9 +152,9 @@ def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> li
 
 
 def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Everything after one prompt: rates of each kind in the order in which they were measured, and their
-    spread; whether both ways of decoding wrote the same tokens. They take turns, forth and back, so that
-    neither is always first; what warms them up does not count."""
+    """Everything after one prompt: rates of each kind in the order in which they were measured; whether both
+    ways of decoding wrote the same tokens. They take turns, forth and back, so that neither is always first;
+    what warms them up does not count."""
     logger.info("measuring after %s tokens", f"{len(ids):,}")
     states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
     written = set[tuple[int, ...]]()
@@ -168,34 +168,30 @@ def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any
     plain, adaptive = rates["autoregressive"][1:], rates["auto"][1:]
     return {
         "context": len(ids),
-        "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
-        "tokens_per_second": {"plain": spread(plain), "adaptive": spread(adaptive)},
-        "speedup": spread([b / a for a, b in zip(plain, adaptive, strict=True)]),
+        "prompt_tokens_per_second": [len(ids) / state.seconds for state in states[1:]],
+        "plain_tokens_per_second": plain,
+        "adaptive_tokens_per_second": adaptive,
+        "speedup": [b / a for a, b in zip(plain, adaptive, strict=True)],
         "identical": len(written) == 1,
     }
-
-
-def spread(values: list[float]) -> dict[str, Any]:
-    """Median, least and most, and all of them."""
-    return {"median": median(values), "least": min(values), "most": max(values), "times": values}
 
 
 def rates_of(made: dict[str, Any]) -> str:
     """A record as a table."""
     rows = []
     for one in made["contexts"]:
-        rates = [one["prompt_tokens_per_second"], *one["tokens_per_second"].values()]
+        rates = [cell(one[f"{name}_tokens_per_second"]) for name in ("prompt", "plain", "adaptive")]
         same = "yes" if one["identical"] else "no"
-        rows.append([f"{one['context']:,}", *map(cell, rates), cell(one["speedup"], 2), same])
+        rows.append([f"{one['context']:,}", *rates, cell(one["speedup"], 2), same])
     head = ("context", "prompt, tokens/s", "plain, tokens/s", "adaptive, tokens/s", "×", "identical")
     first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
     first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
     return f"{first}\n\n{table(head, rows, right=range(5))}"
 
 
-def cell(found: dict[str, Any], digits: int = 1) -> str:
+def cell(times: list[float], digits: int = 1) -> str:
     """Median (least–most)."""
-    return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(*list(found.values())[:3], d=digits)
+    return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(median(times), min(times), max(times), d=digits)
 
 
 # ---- demo --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import IO, Any
 from tokenswift.cli.declare import dashed
 from tokenswift.cli.terminal import say
 from tokenswift.files import line_of, replacing
-from tokenswift.spec.drafters.base import MARKS, TARGET
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -178,7 +177,7 @@ def drafted(result: Generation) -> str:
     """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
     were some; "" where no draft was accepted."""
     counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
-    names = [MARKS[name].title for name, count in counts if count and name != TARGET.name]
+    names = [name for name, count in counts if count and name != "target"]
     if not names:
         return ""
     text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
