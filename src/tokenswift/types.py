@@ -112,8 +112,7 @@ class Accepted:
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """How likely a new token was at its place, under the distribution that it was drawn from (after penalty,
-    temperature and filters; with ``greedy`` after the penalty alone), or under the model's own where
-    ``logprobs_mode`` is "raw_logprobs".
+    temperature and filters; with ``greedy`` after the penalty alone).
 
     Attributes:
         logprob: natural logarithm of its probability.

@@ -22,8 +22,6 @@ CudaGraphs: TypeAlias = Literal["auto", "off"]
 HeadKind: TypeAlias = Literal["linear", "conditioned", "medusa"]
 
 OnLoop: TypeAlias = Literal["report", "stop"]
-#: of which distribution the log-probabilities of new tokens are, in vLLM's words
-LogprobsMode: TypeAlias = Literal["processed_logprobs", "raw_logprobs"]
 
 Cache: TypeAlias = Literal["full", "partial", "dynamic"]
 Candidates: TypeAlias = Literal["coupled", "probability"]

@@ -82,15 +82,6 @@ def test_a_cut_text_has_as_many_as_tokens(tiny_folder: Callable[..., Path]) -> N
     assert [one for step in steps for one in step.logprobs] == whole.logprobs
 
 
-def test_those_of_the_models_own_distribution(llm: LLM) -> None:
-    params = PARAMS["processed"]
-    made = llm.generate(
-        PROMPT, 9, sampling=params, ignore_eos=True, logprobs=TOP, logprobs_mode="raw_logprobs"
-    )
-    right = wanted(llm, made.token_ids, SamplingParams(min_p=0.0, repetition_penalty=1.0))
-    assert [one.logprob for one in made.logprobs] == pytest.approx([one.logprob for one in right], abs=1e-4)
-
-
 def test_bad_counts(llm: LLM) -> None:
     for value in (-1, 21, 1.5, "3", True):
         with pytest.raises(InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"):

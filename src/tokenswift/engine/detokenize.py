@@ -7,8 +7,6 @@ decoded last: what the longer piece adds is the new text. So the cost of a token
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,34 +14,6 @@ from tokenswift.types import InputError
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete character (yet)
 MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
-
-
-def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """The UTF-8 bytes that a token stands for, its leading space too, whole characters or not."""
-    once, twice = (
-        tokenizer.decode([token] * n, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        for n in (1, 2)
-    )
-    text: str = twice[len(once) :] if twice.startswith(once) else once
-    name = tokenizer.convert_ids_to_tokens(token)
-    if REPLACEMENT not in text or not isinstance(name, str):
-        return text.encode()
-    if fallback := re.fullmatch("<0x([0-9A-F]{2})>", name):
-        return bytes.fromhex(fallback[1])
-    if set(name) <= _BYTES.keys():
-        return bytes(_BYTES[letter] for letter in name)
-    return text.encode()
-
-
-def _letters() -> dict[str, int]:
-    """The bytes that letters stand for in byte-level vocabularies (GPT-2): printable ones of Latin-1 for
-    themselves, those from U+0100 on for the others."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-_BYTES = _letters()
 
 
 class TextStream:
@@ -88,7 +58,7 @@ class TextStream:
         if self.stopped or self._tokenizer is None:
             return ""
         rest = self._text(self._window)[len(self._shown) :]
-        if rest.endswith(REPLACEMENT) and self._is_cut():
+        if self._waiting:
             rest = rest.rstrip(REPLACEMENT)
         text, self._held = self._held + rest, ""
         place = self._find(text)
@@ -119,12 +89,6 @@ class TextStream:
         self._waiting = 0
         if text := self._text(newest):
             self._window, self._shown = newest, text
-
-    def _is_cut(self) -> bool:
-        """Whether the text ends within the bytes of a character."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.decode(b"".join(token_bytes(self._tokenizer, token) for token in self._window))
-        return bool(decoder.getstate()[0])
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -253,13 +253,11 @@ class LLM(AbstractContextManager["LLM"]):
                 ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so); ``run_dir=DIR`` keeps a journal of the run there, and goes on with it when DIR holds this
                 very run already (see docs/runs.md); ``logprobs=N`` tells each new token's log-probability
-                and those of the N likeliest, 0 to 20 (`Logprob`, kept by no journal), with
-                ``logprobs_mode="raw_logprobs"`` under the model's own distribution; ``response_format=…``, in
-                OpenAI's form, or a `Grammar`, says what the text has to be like (the sampling's ``grammar``;
-                see docs/grammars.md); ``template_options={"enable_thinking": False}`` are variables of the
-                chat template;
-                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
-                "prompt", in tokens).
+                and those of the N likeliest, 0 to 20 (`Logprob`, kept by no journal); ``response_format=…``,
+                in OpenAI's form, or a `Grammar`, says what the text has to be like (the sampling's
+                ``grammar``; see docs/grammars.md); ``template_options={"enable_thinking": False}`` are
+                variables of the chat template; ``on_progress(stage, done, total)`` is told how far the
+                reading of the prompt is (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.

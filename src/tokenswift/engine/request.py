@@ -57,7 +57,6 @@ class Request:
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: int | None = None
-    logprobs_mode: words.LogprobsMode | str = "processed_logprobs"
     template_options: Mapping[str, Any] | None = None
     asked: str | None = None
 

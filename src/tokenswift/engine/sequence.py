@@ -91,7 +91,6 @@ class Sequence(TokenSequence):
         no_cache: Any = None  # until `begin`
         super().__init__(list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner)
         self.top_logprobs = request.logprobs
-        self.raw_logprobs = request.logprobs_mode == "raw_logprobs"
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
         self.check_memory(spare)

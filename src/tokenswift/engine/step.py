@@ -183,7 +183,7 @@ def _logprobs(
         return ()
     paths = [new[:depth] for depth in range(len(new))]
     rows = (logits[[*kept]], sequence.tokens, paths, new)
-    return sequence.sampler.logprobs(*rows, sequence.top_logprobs, sequence.raw_logprobs)
+    return sequence.sampler.logprobs(*rows, sequence.top_logprobs)
 
 
 def _commit(sequence: TokenSequence, result: Pass, nodes: tuple[int, ...]) -> None:

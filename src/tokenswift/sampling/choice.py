@@ -236,12 +236,9 @@ class Sampler:
         paths: list[list[int]],
         tokens: list[int],
         top: int,
-        raw: bool = False,
     ) -> tuple[Logprob, ...]:
-        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there;
-        ``raw``: under the model's own distribution."""
-        scores = logits if raw else self.scores(logits, history, paths)
-        known = scores.to(torch.float32).log_softmax(-1)
+        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there."""
+        known = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
         own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
         above = (known > own).sum(-1).tolist()
         values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))

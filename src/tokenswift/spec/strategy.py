@@ -61,7 +61,6 @@ class TokenSequence:
         patience: seconds that a step may draft for now; asked there too.
         top_logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
-        raw_logprobs: whether these are of the model's own distribution.
         meter: collects counts and the seconds of each phase.
     """
 
@@ -87,7 +86,6 @@ class TokenSequence:
     wanted: Callable[[], bool] = lambda: True
     patience: Callable[[], float] = lambda: inf
     top_logprobs: int | None = None
-    raw_logprobs: bool = False
     meter: Meter = field(default_factory=Meter)
 
     @property
