@@ -284,21 +284,9 @@ def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingPa
     Raises:
         InputError: one of them is out of its range.
     """
-    return replace(usual, **_warm(given))
-
-
-def sampling_by(named: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """The sampling that a model names, the given fields over it; what neither names is off.
-
-    Raises:
-        InputError: a field is out of its range.
-    """
-    return SamplingParams(**{**NEUTRAL, **named, **_warm(given)})
-
-
-def _warm(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields; whoever gives a temperature wants no greedy decoding, whatever is usual."""
-    return {"greedy": False, **given} if given.get("temperature") else dict(given)
+    if given.get("temperature"):  # whoever gives one wants no greedy decoding, whatever is usual
+        given = {"greedy": False, **given}
+    return replace(usual, **given)
 
 
 #: what ``rope_scaling="yarn"`` without a factor makes room for

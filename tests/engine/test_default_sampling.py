@@ -14,7 +14,7 @@ import pytest
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
-from tokenswift import LLM, InputError, SamplingParams, resume
+from tokenswift import LLM, SamplingParams, resume
 from tokenswift.config import ANSWERS, CONTINUED
 from tokenswift.engine.source import FromFiles, Source
 from tokenswift.loader.load import load
@@ -56,7 +56,7 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
     for kind in (Source, FromFiles):
         with through(kind, folder) as llm:
             assert type(llm.source) is kind
-            assert llm.default_sampling(HELLO) == llm.model_sampling() == OWN
+            assert llm.default_sampling(HELLO) == OWN
             assert llm.default_sampling("Hello") == CONTINUED
             assert "model" not in llm.source.__dict__ or kind is Source  # nothing was loaded for it
             call: dict[str, Any] = {"ignore_eos": True, "strategy": "autoregressive"}
@@ -81,9 +81,6 @@ def test_settings_that_are_not_usable_are_left_aside(
             assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS
             (line,) = [r.getMessage() for r in caplog.records if "are ignored" in r.getMessage()]
             assert "repetition_penalty is 0.5; valid: at least 1" in line
-            with pytest.raises(InputError, match="repetition_penalty is 0.5"):
-                llm.model_sampling()
-            assert llm.model_sampling(repetition_penalty=1.1).temperature == 0.6
 
 
 def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:

@@ -166,20 +166,14 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
     assert len(llm.generate("hello", **plain).token_ids) == 200
 
 
-def ids(llm: LLM, prompt: Any = "abc abc", **more: Any) -> list[int]:
-    return llm.generate(prompt, 12, ignore_eos=True, **more).token_ids
-
-
 # ---- shorthands -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{"seed": 3}, {"temperature": 0}, {"temperature": 1.5, "seed": 3}])
-def test_keywords_are_the_sampling(llm: LLM, given: dict[str, Any]) -> None:
-    usual = llm.default_sampling("abc abc")
-    wanted = ids(llm, sampling=replace(usual, **given))
-    assert ids(llm, **given) == wanted
-    steps = llm.stream("abc abc", 12, ignore_eos=True, **given)
-    assert [token for step in steps for token in step.token_ids] == wanted
-    assert llm.prefill("abc abc").generate(12, ignore_eos=True, **given).token_ids == wanted
-    many = llm.generate_many(["abc abc", [5, 6]], 12, ignore_eos=True, **given)
-    assert [r.token_ids for r in many] == [wanted, ids(llm, [5, 6], sampling=replace(usual, **given))]
+def test_keywords_are_the_sampling(llm: LLM) -> None:
+    call: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    for given in ({"seed": 3}, {"temperature": 0}, {"temperature": 1.5, "seed": 3}):
+        usual = replace(llm.default_sampling("abc abc"), **given)
+        wanted = llm.generate("abc abc", sampling=usual, **call).token_ids
+        assert llm.generate("abc abc", **call, **given).token_ids == wanted
+        assert llm.prefill("abc abc").generate(**call, **given).token_ids == wanted
+        assert llm.generate_many(["abc abc"], **call, **given)[0].token_ids == wanted

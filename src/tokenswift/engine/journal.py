@@ -73,12 +73,15 @@ def open_journal(sequence: Any) -> RunWriter:
     )
     loading = None if llm.loading is None else Loading(**llm.loading)
     header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _asked(request))
+    options: dict[str, Any] = {
+        name: value for name, value in request.given.items() if isinstance(value, PLAIN)
+    }
     session = Session(
         time=time.time(),
         pid=os.getpid(),
         max_new_tokens=request.max_new_tokens,
         strategy=request.strategy,
-        options={k: v for k, v in request.given.items() if k != "explain" and isinstance(v, PLAIN)},
+        options={name: value for name, value in options.items() if name != "explain"},
         on_loop=request.on_loop,
         ignore_eos=request.ignore_eos,
         numerics=llm.numerics(),

@@ -14,7 +14,7 @@ import torch
 from tokenswift import words
 from tokenswift.chat.calls import Calls, Reply, conversation
 from tokenswift.chat.tools import Tools, thought_of, tools_of
-from tokenswift.config import CONTINUED, LoadConfig, SamplingParams, sampling_by
+from tokenswift.config import CONTINUED, LoadConfig, SamplingParams
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request, check_callback
@@ -22,7 +22,6 @@ from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.sequence import Prefilled, Stream
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.source import Source, open_model, wrap_model
-from tokenswift.loader.config import check_named
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
@@ -201,21 +200,6 @@ class LLM(AbstractContextManager["LLM"]):
         ``template_options`` are given to it."""
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
-
-    def model_sampling(self, **given: Any) -> SamplingParams:
-        """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
-
-        Args:
-            given: fields of `SamplingParams` that win over the file's, e.g. ``seed=7``.
-        Raises:
-            InputError: the file names no sampling setting, or a field is out of its range.
-        """
-        return sampling_by(check_named(self.named_sampling(), self.name), given)
-
-    def named_sampling(self) -> dict[str, Any]:
-        """The fields of `SamplingParams` that the model itself names: in its ``generation_config.json``, or
-        in its GGUF file."""
-        return self.source.named_sampling()
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
         """The sampling of a prompt for which none is given: the paper's for text and token ids, which are

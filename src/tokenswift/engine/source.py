@@ -18,11 +18,11 @@ import torch
 
 from tokenswift.config import (
     ANSWERS,
+    NEUTRAL,
     LoadConfig,
     RopeScaling,
     SamplingParams,
     check_backend,
-    sampling_by,
     shown,
 )
 from tokenswift.engine.request import check_callback
@@ -119,7 +119,8 @@ class Source:
         """The sampling of answers: as the model itself names it, `config.ANSWERS` where it names none that
         can be used."""
         try:
-            return sampling_by(self.named_sampling(), {}) if self.named_sampling() else ANSWERS
+            named = self.named_sampling()
+            return SamplingParams(**{**NEUTRAL, **named}) if named else ANSWERS
         except InputError as error:
             logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
             return ANSWERS

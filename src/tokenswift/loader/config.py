@@ -482,17 +482,3 @@ def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
         for key, name in (dict(zip(SAMPLING, SAMPLING, strict=True)) | GGUF_SAMPLING).items()
         if named.get(key) is not None
     }
-
-
-def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
-    """The fields.
-
-    Args:
-        model: its name.
-    Raises:
-        InputError: there are none.
-    """
-    if not found:
-        line = f"sampling is 'model', but the generation_config.json of {model} names no setting of it"
-        raise InputError(f"{line}; valid: default")
-    return found
