@@ -206,7 +206,7 @@ def imported(*argv: object) -> tuple[str, set[str]]:
 def test_a_start_imports_nothing_that_it_does_not_use(save: Callable[..., Path], tmp_path: Path) -> None:
     """Neither with a folder, whose chat is rendered in another process, nor with a GGUF file."""
     folder = save("llama", chat_tokenizer())
-    call = ("generate", "Hi", "--model", folder, "--max-new-tokens", 4, "--quiet", "--ignore-eos")
+    call = ("generate", "Hi", "--model", folder, "--max-new-tokens", 24, "--quiet", "--ignore-eos")
     text, names = imported(*call, "--run-dir", tmp_path / "run")
     assert text and not names
     write(tmp_path / "model.gguf", small(), {"attn_q": QuantType.Q4_1}, tokenizer=chat_tokenizer())
