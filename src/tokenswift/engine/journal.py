@@ -191,4 +191,8 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
             f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
-    return LLM(**msgspec.structs.asdict(state.header.model), on_progress=on_progress)
+    loading = msgspec.structs.asdict(state.header.model)
+    with suppress(InputError):
+        return LLM(**loading, on_progress=on_progress)
+    # what drafted may be gone: that makes it slower, and other faults are told again
+    return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)
