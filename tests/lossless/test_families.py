@@ -108,7 +108,8 @@ def test_layers_with_windows_keep_what_they_see(
         one.target.take_keys(torch.int8, "kv_cache_dtype")
     assert llm.target.windows == whole.target.windows  # both are made
     for tokens in (16, 160, 1600):
-        assert llm.target.cache_bytes(tokens) == llm.target.new_cache(tokens).nbytes
+        spare = llm.target.new_cache(tokens).nbytes - llm.target.cache_bytes(tokens)
+        assert 0 <= spare < 16 * llm.target.tail_bytes  # a page
     for seed, params in enumerate((SamplingParams(greedy=True, repetition_penalty=1.0), HOW["sampling"])):
         plain = whole.generate(LONG, 150, "autoregressive", sampling=params, ignore_eos=True)
         assert caches[-1].tail is None
