@@ -14,28 +14,15 @@ from tokenswift.config import OPTIONS, TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError
 
-HUGE = (-(10**400), 10**5000, 2**63)
 
-
-def numeric_fields() -> list[tuple[type, str, bool]]:
-    """(options, field, whether it takes a float) of everything that a run can be given."""
-    found: list[tuple[type, str, bool]] = []
+@pytest.mark.parametrize("value", [-(10**400), 10**5000, 2**63], ids=["-10^400", "10^5000", "2^63"])
+def test_huge_integers(value: int) -> None:
     for kind in (SamplingParams, *OPTIONS.values()):
         for field in fields(kind):
-            name = str(field.type)
-            if name.startswith(("int", "float")):
-                found.append((kind, field.name, name.startswith("float")))
-    return found
-
-
-@pytest.mark.parametrize("value", HUGE, ids=["-10^400", "10^5000", "2^63"])
-@pytest.mark.parametrize(("kind", "name", "real"), numeric_fields(), ids=lambda part: str(part)[-24:])
-def test_huge_integers(kind: type, name: str, real: bool, value: int) -> None:
-    if real and value == 2**63 and name in ("temperature", "repetition_penalty"):
-        kind(**{name: value})  # large, and a number all the same
-        return
-    with pytest.raises(InputError, match=rf"^{name} is .{{1,90}}; valid: [^\n]+$"):
-        kind(**{name: value})
+            scales = field.name in ("temperature", "repetition_penalty")  # of which 2^63 is one
+            if str(field.type).startswith(("int", "float")) and not (scales and value == 2**63):
+                with pytest.raises(InputError, match=rf"^{field.name} is .{{1,90}}; valid: [^\n]+$"):
+                    kind(**{field.name: value})
 
 
 def test_errors_carry_the_field() -> None:

@@ -151,8 +151,7 @@ class Generator:
             if isinstance(begun, Exception):
                 raise begun
             _, ticket, known = begun
-            for _ in ticket.steps():  # they are kept until somebody takes them
-                pass
+            ticket.wait()
             result = ticket.result
         except Exception as error:
             return made | {"error": " ".join(str(error).split()) or type(error).__name__}
