@@ -63,18 +63,6 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert tokens(b"one\rtwo")[0] == len("one\rtwo")
 
 
-# ---- output -----------------------------------------------------------------------------------------------
-
-
-def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
-    made = record(cli, "hello", "--model", tiny)
-    assert made["prompt_tokens"] == 5
-    argv = ("generate", "hello", "--model", tiny, *SHORT)
-    assert json.loads(cli(*argv, "--json").out)["token_ids"] == made["token_ids"]
-    done = cli(*argv, "--json", "s.json")
-    assert not done.out.startswith("{") and json.loads(Path("s.json").read_text())["prompt_tokens"] == 5
-
-
 # ---- words ------------------------------------------------------------------------------------------------
 
 

@@ -119,8 +119,8 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     sampling = options.sampling_from(args, usual)
     work = check_writable("--work", args.work or f"{args.out}.work", "folder")
     check_source(args.data)
-    chosen = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA) | RECIPES[args.kind]
-    chosen |= {name: value for name, value in vars(args).items() if value is not None}
+    chosen: dict[str, Any] = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA)
+    chosen |= RECIPES[args.kind] | {name: value for name, value in vars(args).items() if value is not None}
     chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
     data, training = (
         {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
