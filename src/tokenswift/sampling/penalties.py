@@ -223,7 +223,7 @@ class Adjustments:
                 end = size + len(path)
                 text[size:end] = path
                 if self._bias:
-                    _lower(row, self._bias[0].numpy(), -self._bias[1].numpy(), place)
+                    _lower(row, self._bias[0].numpy(), -self._bias[1].float().numpy(), place)
                 if window:
                     at = text[max(0, position - window) : end]
                     at = at if place is None else place[at]
