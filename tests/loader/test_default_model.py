@@ -104,7 +104,7 @@ def test_an_installation_says_where_they_are(tmp_path: Path, monkeypatch: pytest
     found = [entry.name for entry in default_model.weights(".safetensors")]
     assert found == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
-        with pytest.raises(InputError, match=f"'{kind}', and no such heads are shipped for .*{WHERE}"):
+        with pytest.raises(InputError, match=f"heads is '{kind}'; .*heads are shipped for .*{WHERE}"):
             resolve_heads(kind, host_of(tiny_model()))
     with pytest.raises(InputError, match=f"{default_model.DRAFT} is not part of this installation .{WHERE}"):
         default_model.draft_file()

@@ -29,7 +29,7 @@ from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.checks import shown
 from tokenswift.config import settings_of
-from tokenswift.files import replacing
+from tokenswift.files import line_of, replacing
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, digest_of
 from tokenswift.train.data import fingerprint
@@ -86,9 +86,7 @@ class Recipe:
             self.stores = [_finished(folder, self.base, self.layers) for folder in job.states]
         else:
             if job.data.writes:
-                report(
-                    f"the model writes {job.data.tokens:,} tokens to learn from; --tokens for another number"
-                )
+                report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
             self.stores = [self._gathered(llm, job.data)]
         report(f"hidden states: {sum(store.tokens for store in self.stores):,} tokens")
         self.counts = counts(self.stores, self.base.vocab_size)
@@ -317,8 +315,7 @@ class Training:
                 file.flush()
                 os.fsync(file.fileno())
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
-            reason = getattr(error, "strerror", None) or "the disk took no more"
-            raise RunError(f"cannot write {self.checkpoint}: {reason}") from error
+            raise RunError(f"cannot write {self.checkpoint}: {line_of(error)}") from error
 
     def _load(self) -> None:
         try:

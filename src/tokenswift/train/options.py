@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer, check_number
+from tokenswift.checks import check_integer, check_number
 from tokenswift.config import SamplingParams
 from tokenswift.types import InputError
 
-TARGETS = ("model", "text")
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
 RECIPES: dict[str, dict[str, Any]] = {
@@ -133,7 +132,6 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_least(self)
-        check_choice("targets", self.targets, TARGETS)
         check_number("epochs", self.epochs, "at least 0", self.epochs >= 0)
         check_number("weight_decay", self.weight_decay, "at least 0", self.weight_decay >= 0)
         check_number("held_out", self.held_out, "from 0 to 0.5", 0 <= self.held_out <= 0.5)

@@ -111,13 +111,12 @@ class HiddenStore:
         self.blocks.append(Block(start, len(tokens), number))
         self._write_index()
 
-    def finish(self, tokens: int | None = None) -> None:
+    def finish(self, tokens: int = 1 << 60) -> None:
         """Mark the store as complete: its texts in the order of their numbers, the first ones that hold so
         many tokens."""
         self.blocks.sort(key=lambda block: block.number)
         ends = np.cumsum([0, *(block.length for block in self.blocks)])
-        if tokens is not None:
-            self.blocks = [block for block, end in zip(self.blocks, ends, strict=False) if end < tokens]
+        self.blocks = [block for block, end in zip(self.blocks, ends, strict=False) if end < tokens]
         self.complete = True
         self._write_index()
 

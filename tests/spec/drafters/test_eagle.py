@@ -220,5 +220,5 @@ def test_a_checkpoint_by_name(
     }.items():
         with pytest.raises(InputError, match=line):
             LLM(folder, heads="none", eagle=wrong, device="cpu")
-    with pytest.raises(InputError, match="eagle is 3; valid: "):
+    with pytest.raises(InputError, match="eagle is '3': no such folder or file; valid: "):
         LLM(folder, heads="none", eagle=3, device="cpu")  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.checks import shown
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import row_paths
@@ -26,7 +25,6 @@ from tokenswift.models.base import BaseTarget
 from tokenswift.models.target import Target
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.files import FEATURES, EagleWeights, load_eagle, place_of
-from tokenswift.types import InputError
 
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
@@ -271,12 +269,8 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
     Raises:
         InputError: there is none of that name, or it is none of this target.
     """
-    if isinstance(wanted, str | Path):
+    if not isinstance(wanted, EagleWeights):
         wanted = load_eagle(place_of(str(wanted)), target.config)
-    elif not isinstance(wanted, EagleWeights):
-        raise InputError(
-            f"eagle is {shown(wanted)}; valid: a folder, a GGUF file, a hub id or shipped", "eagle"
-        )
     made = EagleModel(wanted, target)
     target.tap(wanted.config.feature_layers)
     return made

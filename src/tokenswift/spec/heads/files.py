@@ -259,11 +259,10 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
         return _heads_beside(host) or shipped_heads(host)
     if isinstance(spec, str | Path) and spec not in HEAD_KINDS:
         return load_heads(spec, host)
-    shipped = shipped_heads(host, spec) if isinstance(spec, str) else None
-    if shipped is None:
+    if (shipped := shipped_heads(host, str(spec))) is None:
         raise InputError(
-            f"heads is {shown(spec)}, and no such heads are shipped for {host.base.name}{where()}; valid: "
-            "auto, none, a kind of shipped ones, a heads file, a folder or hub id with heads, or Heads",
+            f"heads is {shown(spec)}; valid: auto, none, a kind whose heads are shipped for {host.base.name}"
+            f"{where()}, a heads file, a folder or hub id with heads, or Heads",
             "heads",
         )
     return shipped
