@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenswift.spec.eagle import files
 from tokenswift.spec.eagle.files import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -38,22 +39,6 @@ INNER = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
-}
-IN_GGUF = {
-    "fc": "fc",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "embed": "token_embd",
-    "input_norm": "blk.0.attn_norm",
-    "hidden_norm": "blk.0.attn_norm_2",
-    "post_norm": "blk.0.ffn_norm",
-    "q": "blk.0.attn_q",
-    "k": "blk.0.attn_k",
-    "v": "blk.0.attn_v",
-    "o": "blk.0.attn_output",
-    "gate": "blk.0.ffn_gate",
-    "up": "blk.0.ffn_up",
-    "down": "blk.0.ffn_down",
 }
 
 
@@ -185,7 +170,7 @@ def write_gguf(
     for name, value in found.items():
         if name in heads:
             value = value.unflatten(0, (heads[name], 2, -1)).transpose(1, 2).flatten(0, 2)
-        writer.add_tensor(f"{IN_GGUF[name]}.weight", value.contiguous().numpy().astype(np.float32))
+        writer.add_tensor(files.NAMES[name][1], value.contiguous().numpy().astype(np.float32))
     if d2t is not None:
         writer.add_tensor("d2t", d2t.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
     writer.write_header_to_file()

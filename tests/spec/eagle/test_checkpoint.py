@@ -45,8 +45,9 @@ def test_all_forms_give_one_drafter(tmp_path: Path) -> None:
 def test_without_a_map_all_tokens_are_drafted(tmp_path: Path) -> None:
     config = eagles.config(draft_vocab=90)
     found = eagles.tensors(config)
-    got = load_eagle(eagles.write(tmp_path, config, found), eagles.target())
-    assert got.d2t is None and got.config.draft_vocab == 90
+    for maps in ({}, {"d2t": torch.zeros(90, dtype=torch.long)}):
+        got = load_eagle(eagles.write(tmp_path, config, found, maps), eagles.target())
+        assert got.d2t is None and got.config.draft_vocab == 90
 
 
 def bad(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -185,7 +185,8 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
             f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; valid: ids in a "
             "GGUF file, what is added to 0, 1, 2 … in others"
         )
-    return EagleWeights(config, tensors, d2t, str(path))
+    same = torch.equal(d2t, torch.arange(config.vocab))
+    return EagleWeights(config, tensors, None if same else d2t, str(path))
 
 
 def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
