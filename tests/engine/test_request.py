@@ -171,7 +171,8 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
 
 def test_keywords_are_the_sampling(llm: LLM) -> None:
     call: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
-    for given in ({"seed": 3}, {"temperature": 0}, {"temperature": 1.5, "seed": 3}):
+    cases: list[dict[str, Any]] = [{"seed": 3}, {"temperature": 0}, {"temperature": 1.5, "seed": 3}]
+    for given in cases:
         usual = replace(llm.default_sampling("abc abc"), **given)
         wanted = llm.generate("abc abc", sampling=usual, **call).token_ids
         assert llm.generate("abc abc", **call, **given).token_ids == wanted
