@@ -17,7 +17,8 @@ from tokenswift.types import InputError
 
 @pytest.mark.parametrize("value", [-(10**400), 10**5000, 2**63], ids=["-10^400", "10^5000", "2^63"])
 def test_huge_integers(value: int) -> None:
-    for kind in (SamplingParams, *OPTIONS.values()):
+    kinds: list[Any] = [SamplingParams, *OPTIONS.values()]
+    for kind in kinds:
         for field in fields(kind):
             scales = field.name in ("temperature", "repetition_penalty")  # of which 2^63 is one
             if str(field.type).startswith(("int", "float")) and not (scales and value == 2**63):
