@@ -323,36 +323,43 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     if any(is_chat(one.prompt) for one in prompts):
         options.check_template(llm, "messages")
     requests = [one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts]
-
-    from tokenswift.engine.scheduler import Scheduler, run_all
-
-    done: dict[str, dict[str, Any]] = {}
-    failed: list[str] = []
-    stages, begun, written = Stages(args.quiet), perf_counter(), [0]
-
-    def on_step(number: int, step: Step) -> None:
-        written[0] += len(step.token_ids)
-        stages("generate", written[0], None)
-
-    def kept() -> str:
-        texts = counted(len(prompts), "text is", "texts are")
-        return f"{len(done) - len(failed)} of {texts} written; the same command resumes"
-
-    with stages, keeping(kept), Scheduler(llm, args.at_once) as scheduler:
-        for number, result in run_all(scheduler, requests, on_step):
-            name, request = prompts[number].name, requests[number]
-            if isinstance(result, Generation):
-                made = record_of(llm, result, request.strategy, request.given, request.sampling)
-                done[name] = {"id": name, "error": None, **made}
-            else:
-                logger.error("%s failed: %s", name, result)
-                done[name] = {"id": name, "error": str(result)}
-                failed.append(name)
-    texts = counted(len(prompts), "text is", "texts are")
-    speed = written[0] / (perf_counter() - begun)
+    begun = perf_counter()
+    done, tokens = written(args, llm, [one.name for one in prompts], requests)
+    failed = [name for name, made in done.items() if made["error"] is not None]
+    texts, speed = counted(len(prompts), "text is", "texts are"), tokens / (perf_counter() - begun)
     logger.info("%d of %s in %s (%.0f tokens/s)", len(done) - len(failed), texts, args.out, speed)
     if record is not None:
         output.write_json(record, *(done[one.name] for one in prompts))
     if failed:
         raise RunError(f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}")
     return 0
+
+
+def written(
+    args: argparse.Namespace, llm: Any, names: list[str], requests: list[Request]
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """The records of texts that are written at once, by name, in the order in which they end; of a failed one
+    its ``error``. And the new tokens of this session."""
+    from tokenswift.engine.scheduler import Scheduler, run_all
+
+    done, tokens, stages = dict[str, dict[str, Any]](), 0, Stages(args.quiet)
+
+    def on_step(number: int, step: Step) -> None:
+        nonlocal tokens
+        tokens += len(step.token_ids)
+        stages("generate", tokens, None)
+
+    def kept() -> str:
+        there = sum(made["error"] is None for made in done.values())
+        return f"{there} of {counted(len(names), 'text is', 'texts are')} written; the same command resumes"
+
+    with stages, keeping(kept), Scheduler(llm, args.at_once) as scheduler:
+        for number, result in run_all(scheduler, requests, on_step):
+            name, one = names[number], requests[number]
+            if isinstance(result, Generation):
+                made = record_of(llm, result, one.strategy, one.given, one.sampling)
+                done[name] = {"id": name, "error": None, **made}
+            else:
+                logger.error("%s failed: %s", name, result)
+                done[name] = {"id": name, "error": str(result)}
+    return done, tokens
