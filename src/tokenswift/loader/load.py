@@ -457,7 +457,6 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     dtype = how.floats or getattr(torch, str(config.dtype), None)
     if dtype not in FLOATS or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
         return None
-    check_small_files(name, folder)
     rotary = rotary_of_config(config, how.scaling)
     try:
         weights = FileWeights(folder, layout, dtype)
