@@ -427,7 +427,6 @@ class MethodOptions:
         acceptance: acceptance rule: exact, or published (the paper's: NOT lossless, the text differs)
         draft_model: causal LM with the target's tokenizer: alias, folder or hub id; default: none, or for
             triforce and the default model the shipped one
-        explain: write a line of JSON for each drafting decision to this file
         gamma: tokens of a drafted chain, 1 to 32
         kv: sparse cache: snapkv (pooled attention at prefill) or streaming
         inner_gamma: tokens the draft model drafts for the partial cache, 1 to 32
@@ -465,7 +464,6 @@ class AutoOptions(MethodOptions):
     draft: words.Draft = "auto"
     vocabulary: words.Vocabulary = "frequent"
     draft_model: Any = None
-    explain: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,6 @@ FULL = "failed (No space left on device)"
                 ("--json - > /dev/full", f"writing standard output {FULL}"),
                 ("--output /dev/full", f"writing /dev/full {FULL}; what fitted in it was kept"),
                 ("--json /dev/full", f"writing /dev/full {FULL}; what was there before was kept"),
-                ("--explain /dev/full", f"writing the explanation /dev/full {FULL}; "),
                 (">&-", "standard output is closed; nothing was begun"),
             )
         ),

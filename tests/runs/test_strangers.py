@@ -130,22 +130,6 @@ def test_a_folder_that_holds_other_files_is_not_filled(llm: LLM, tmp_path: Path,
 # ---- what a journal says ---------------------------------------------------------------------------------
 
 
-def test_nothing_is_explained_into_a_file_that_a_journal_names(
-    stranger: Path, tiny_folder: Callable[..., Path]
-) -> None:
-    """Not a stranger's, and not one's own: what was explained before stays."""
-    place = stranger.parent
-    call: dict[str, Any] = {**CALL, "strategy": "auto"}
-    with LLM(tiny_folder()) as llm:
-        begin(llm, place / "own", 20, strategy_options={"explain": str(place / "why")}, strategy="auto")
-        why = (place / "why").read_text()
-        assert why and "explain" not in records_of(place / "own")[1]["options"]
-        rewritten(place / "own", lambda r: r[1]["options"].update(explain=str(place / "precious")))
-        found = tokenswift.resume(place / "own", llm=llm)
-        assert found.token_ids == llm.generate("hello", **call).token_ids
-    assert (place / "why").read_text() == why and (place / "precious").read_text() == "precious"
-
-
 def put(place: str, value: Any) -> Callable[[Records], object]:
     """A change of one field: ``2.ids.0`` is the first token of the third record."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 #: options of one text
-ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "explain", "run_dir", "output")
+ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
 logger = logging.getLogger("tokenswift")
 ASKED = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")  # options that are arguments of a request
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}

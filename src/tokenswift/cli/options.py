@@ -19,7 +19,6 @@ from typing import Any
 from tokenswift import config
 from tokenswift.cli.declare import Parser, add_option, add_options, option, reader, texts_of
 from tokenswift.cli.declare import shown as shown_default
-from tokenswift.cli.output import check_writable
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams, names_of
 from tokenswift.files import line_of
@@ -161,8 +160,6 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
         config.check_strategy(strategy)
         known = given if args.strategy != "all" else [name for name in given if name in names_of(strategy)]
         config.build_options(OPTIONS[strategy], strategy, {name: given[name] for name in known})
-    if "explain" in given:
-        check_writable("--explain", given["explain"])
     return given
 
 

@@ -20,7 +20,7 @@ from tokenswift.words import counted
 STDOUT = Path("-")
 #: options that name a file to read, and those that name one to write
 READ = ("prompt_file", "prompts", "data", "json_schema", "grammar")
-WRITTEN = ("output", "explain", "json", "out", "work", "text")
+WRITTEN = ("output", "json", "out", "work", "text")
 #: finish reason → in words
 ENDINGS = {
     "length": "stopped at the limit of its length; --max-new-tokens sets another",

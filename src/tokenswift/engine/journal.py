@@ -81,7 +81,7 @@ def open_journal(sequence: Any) -> RunWriter:
         pid=os.getpid(),
         max_new_tokens=request.max_new_tokens,
         strategy=request.strategy,
-        options={name: value for name, value in options.items() if name != "explain"},
+        options=options,
         on_loop=request.on_loop,
         ignore_eos=request.ignore_eos,
         numerics=llm.numerics(),
@@ -156,7 +156,7 @@ def resume(
 def request_of(
     state: RunState, run_dir: str | Path, max_new_tokens: int | None = None, on_loop: str | None = None
 ) -> Request:
-    """The request that continues a run; no file is explained into again. The arguments are those of
+    """The request that continues a run. The arguments are those of
     :func:`resume`.
 
     Raises:
@@ -167,7 +167,7 @@ def request_of(
         prompt=state.header.prompt,
         max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
         strategy=session.strategy,
-        strategy_options={k: v for k, v in session.options.items() if k != "explain"},
+        strategy_options=session.options,
         sampling=identity.params,
         ignore_eos=session.ignore_eos,
         stop=tuple(identity.stop),

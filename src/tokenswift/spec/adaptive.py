@@ -10,9 +10,7 @@ any of this, only the time can.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.memory import Need
@@ -24,7 +22,7 @@ from tokenswift.spec.drafters.base import Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Below, Candidates, Source
 from tokenswift.spec.strategy import ALONE, TokenSequence
 from tokenswift.tree import CandidateTree
-from tokenswift.types import DraftTree, InputError, RunError, Step
+from tokenswift.types import DraftTree, Step
 
 MOST_NODES = 31  # below the root
 YOUNG = 64  # steps that are all learnt from
@@ -159,9 +157,6 @@ class ByChance:
         learnt: what earlier texts of the model taught.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
-        explain: a file to write one line a decision to, as JSON; None for none.
-    Raises:
-        InputError: that file cannot be written.
     """
 
     name, acceptance = "", "exact"
@@ -174,12 +169,8 @@ class ByChance:
         coupled: bool,
         learnt: Learnt,
         priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
-        explain: str | None = None,
     ) -> None:
         self.drafters, self.sampler, self.coupled = list(drafters), sampler, coupled
-        self.explain = None if explain is None else Path(explain)
-        if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
-            raise InputError(f"explain is {str(explain)!r}; valid: a file in an existing folder")
         self.calibration = learnt.calibration = learnt.calibration or Calibration(priors)
         self.learnt = learnt
         self.control: Control
@@ -214,8 +205,6 @@ class ByChance:
             else:
                 self._free.append(drafter)
         self.control = Control(costs, offers, self.learnt.biases)
-        if self.explain is not None:
-            _write(self.explain, "w", "")
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -282,12 +271,6 @@ class ByChance:
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), step.times, in_use, self._tree))
-        if self.explain is not None:
-            last, both = control.last, verify_ms + draft_ms
-            line = {"context": len(sequence.tokens) - len(new) - 1, "mode": last.mode, "nodes": last.rows - 1}
-            line |= {"depth": step.gamma, "expected": last.expected, "draft_ms": draft_ms, "tokens": len(new)}
-            line |= {"spent_ms": both, "gained_ms": len(new) * control.costs.unit - both}
-            _write(self.explain, "a", json.dumps(line) + "\n")
 
     def _read_on(self, sequence: TokenSequence) -> None:
         """The drafters take in what came while nobody was asked."""
@@ -309,11 +292,3 @@ class ByChance:
             "gain": self.gain.ratio,
             **self.control.record(),
         }
-
-
-def _write(path: Path, mode: str, text: str) -> None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise RunError(f"writing the explanation {path} failed ({error.strerror or error})") from error

@@ -296,7 +296,7 @@ class Auto(ByChance):
         if llm.eagle is not None:
             drafters.append(EagleDrafter(llm.eagle))
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.learnt(), priors, options.explain)
+        super().__init__(drafters, sampler, coupled, llm.learnt(), priors)
 
 
 #: what makes each strategy from resources, its options and the choice rule

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spec.drafters.prices import always, fix_prices
-from tests.spec.drafters.scripted import scripted_heads, scripted_model
+from tests.spec.drafters.scripted import scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
-from tokenswift import LLM, InputError, SamplingParams
+from tokenswift import LLM, SamplingParams
 from tokenswift.spec.control import PLAIN, Control, Gain
 from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.spec.drafters.passes import MODEL, PARTIAL
@@ -130,20 +128,3 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
         assert auto.token_ids == plain.token_ids
         assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count) + guest
-
-
-# ---- explanations ---------------------------------------------
-
-
-def test_explain_has_a_line_a_decision(tmp_path: Path, free: None) -> None:
-    llm = LLM.from_model(scripted_model(True), heads=scripted_heads("conditioned"))
-    path = tmp_path / "why.jsonl"
-    done = llm.generate(prompt(PROMPT), 60, strategy_options={"explain": str(path)}, sampling=GREEDY)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == done.metrics.steps and sum(line["tokens"] for line in lines) == 60
-    assert {"mode", "nodes", "expected", "spent_ms", "gained_ms", "context"} <= set(lines[0])
-    assert done.drafting is not None and done.drafting["summary"]
-    with pytest.raises(InputError, match="explain is"):
-        llm.generate([1, 2], 1, strategy_options={"explain": str(tmp_path / "no" / "why")})
-    with pytest.raises(InputError, match="explain is"):
-        llm.generate([1, 2], 1, strategy_options={"explain": str(tmp_path)})
