@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods import Autoregressive
 from tokenswift.spec.strategy import TokenSequence
+from tokenswift.types import InputError
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
 
@@ -122,3 +125,12 @@ def test_runs_are_resumed_and_texts_share_passes(
     for request, tokens in zip(asked, found, strict=True):
         alone = llm.generate(request.prompt, 20, "autoregressive", sampling=params, ignore_eos=True)
         assert tokens == alone.token_ids
+
+
+@pytest.mark.parametrize("option", ["dtype", "kv_cache_dtype"])
+def test_int8_is_refused_in_a_line(
+    backend: CudaBackend, option: str, tiny_folder: Callable[..., Path]
+) -> None:
+    asked: Any = {option: "int8"}
+    with pytest.raises(InputError, match=rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"):
+        LLM(tiny_folder(), heads="none", device="cpu", **asked)
