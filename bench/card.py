@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.clock import median, pass_times
+from benchmarks.common import median, pass_times
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clock import median, pass_times, times
-from benchmarks.common import AUTO, PLAIN, Trial, in_turns
+from benchmarks.common import AUTO, PLAIN, Trial, in_turns, median, pass_times, times
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, Scheduler
 from tokenswift.engine.sequence import Prefilled

@@ -14,17 +14,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from benchmarks import prompts
-from benchmarks.common import AUTO, PLAIN
+from benchmarks.common import AUTO, PLAIN, median
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
@@ -171,11 +170,6 @@ class Peer:
         return json.loads(line)
 
 
-def middle(values: Iterable[float]) -> float:
-    """The median, to three digits after the point."""
-    return round(median(values), 3)
-
-
 def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
     """The tokens that a task goes on from."""
     asked, *_ = TASKS[name]
@@ -232,17 +226,17 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
         "prompt": len(ids),
         "tokens": len(auto.tokens),
         "identical": all(plain.tokens == auto.tokens for plain, auto in pairs),
-        "auto_over_plain": middle(auto / plain for plain, auto in rates),
+        "auto_over_plain": median(auto / plain for plain, auto in rates),
         "ratios": [round(auto / plain, 3) for plain, auto in rates],
-        "plain": middle(plain for plain, _ in rates),
-        "auto": middle(auto for _, auto in rates),
+        "plain": median(plain for plain, _ in rates),
+        "auto": median(auto for _, auto in rates),
         "tokens_a_step": round(len(auto.tokens) / auto.count, 2),
         "sources": dict(auto.sources),
     }
     if theirs:
-        made["llama"] = middle(theirs)
+        made["llama"] = median(theirs)
         for at, way in enumerate(("plain", "auto")):
-            made[f"{way}_over_llama"] = middle(
+            made[f"{way}_over_llama"] = median(
                 rate[at] / other for rate, other in zip(rates, theirs, strict=True)
             )
     return made
@@ -267,11 +261,11 @@ def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, 
 
         for side in (ours, peers) if turn % 2 else (peers, ours):
             side()
-    made = {"context": length, "reading": middle(reading), "writing": middle(writing)}
+    made = {"context": length, "reading": median(reading), "writing": median(writing)}
     if theirs:
         for what, mine in (("reading", reading), ("writing", writing)):
-            made[f"llama_{what}"] = middle(t[what] for t in theirs)
-            made[f"{what}_over_llama"] = middle(
+            made[f"llama_{what}"] = median(t[what] for t in theirs)
+            made[f"{what}_over_llama"] = median(
                 rate / other[what] for rate, other in zip(mine, theirs, strict=True)
             )
     return made
