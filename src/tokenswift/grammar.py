@@ -4,7 +4,7 @@ compiled here (`sampling.masks` does), and a value can be kept in a journal and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,8 @@ class Grammar:
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
         """One of several texts."""
-        return cls("choice", json.dumps(texts if isinstance(texts, str) else list(texts), ensure_ascii=False))
+        plain = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else texts
+        return cls("choice", json.dumps(plain, ensure_ascii=False))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -113,9 +114,9 @@ class Grammar:
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":
             return None
-        if kind == "json_object":
+        if kind == "json_object" and not value.get("schema"):
             return cls.json_object()
-        if kind == "json_schema":
+        if kind in ("json_schema", "json_object"):  # with a schema, as llama.cpp's clients send it
             inner = value.get("json_schema", value)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
             if isinstance(schema, Mapping):

@@ -117,15 +117,19 @@ def test_the_type_that_auto_means(mix: str, dtype: str, tmp_path: Path) -> None:
     assert far(lean_logits(llm), logits(model)) < 0.05
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True, "mlp_bias": True}, {"vocab_size": 263}])
-def test_biases_and_odd_sizes(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = small(**changes)
+BIASED: list[tuple[str, dict[str, Any]]] = [("llama", {"attention_bias": True, "mlp_bias": True})]
+BIASED += [("llama", {"vocab_size": 263}), ("qwen2", {})]  # the last has none behind attention
+
+
+@pytest.mark.parametrize(("kind", "changes"), BIASED)
+def test_biases_and_odd_sizes(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = small(kind, **changes)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
     tokenizer = chat_tokenizer(adds_bos=False)
     tokenizer.add_tokens([f"<{i}>" for i in range(model.config.vocab_size - 260)])
-    write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0}, tokenizer=tokenizer)
+    write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0}, tokenizer=tokenizer, architecture="llama")
     llm = opened(tmp_path / "model.gguf")
     assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(logits(llm.model), logits(model))
 

@@ -27,6 +27,7 @@ ASKED: list[tuple[dict[str, Any], Grammar]] = [
     ({"structured_outputs": {"grammar": LARK}}, Grammar.lark(LARK)),
     ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
     ({"response_format": FORM}, Grammar.json_schema(COLOUR)),
+    ({"response_format": {"type": "json_object", "schema": COLOUR}}, Grammar.json_schema(COLOUR)),
 ]
 
 
@@ -47,6 +48,7 @@ DEEP = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required"
 #: fields of a request, and why it is refused
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": ENDLESS}}, "no mask for position 2 (parser error: Too many items"),
+    ({"structured_outputs": {"choice": 5}}, "the choice is 5; valid: a JSON list of texts"),
     ({"structured_outputs": {"json": {"$defs": DEEP, "$ref": "#/$defs/d0"}}}, "llguidance crashes on it"),
 ]
 

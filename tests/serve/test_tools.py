@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.chats import calling_model, calling_tokenizer, thinking_model, thinking_tokenizer
-from tests.serve.conftest import Running, Start
+from tests.serve.conftest import Running, Start, until
 from tests.serve.test_openai import COLOUR, streamed
 from tokenswift import LLM
 
@@ -127,7 +128,14 @@ def test_going_on_from_a_response_after_a_restart(
     client = server.client()
     second = client.responses.create(**of_responses(call, input=result), previous_response_id=first.id)
     assert second.output_text == "ok"
-    client.responses.delete(first.id)
+    write, pause = server.answers.store.write, 0.3
+    server.answers.store.write = lambda record: (time.sleep(pause), write(record))
+    slow = client.responses.create(**of_responses(call), background=True)
+    assert until(lambda: server.answers.known[slow.id].reason != "")
+    for name in (slow.id, first.id):  # also while its end is written
+        client.responses.delete(name)
+    time.sleep(2 * pause)
+    assert not (tmp_path / "answers" / slow.id).exists()
     assert not (tmp_path / "answers" / first.id).exists()
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
@@ -338,6 +339,8 @@ def _joined(messages: Turns) -> Turns:
 
 
 PRIVATE = [chr(at) for at in range(0xE000, 0xF900)]  # of the characters that Unicode leaves to everybody
+#: stands before names of control tokens, and in no text, as nobody can guess it
+SECRET = "".join(secrets.choice(PRIVATE) for _ in range(12))
 
 
 def set_apart(given: Any, tokenizer: Any, template: str) -> tuple[Any, str]:
@@ -356,13 +359,16 @@ def set_apart(given: Any, tokenizer: Any, template: str) -> tuple[Any, str]:
     except (RecursionError, ValueError) as error:
         raise InputError("messages are nested too deeply; valid: texts, numbers, lists") from error
     used, marks = used.lower(), _marks(tokenizer)
-    sign = next(one for one in PRIVATE if one not in used and json.dumps(one)[1:-1] not in used)
+    free = (one for one in PRIVATE if one not in used and json.dumps(one)[1:-1] not in used)
+    if (sign := next(free, None)) is None:
+        raise InputError("messages hold every character that Unicode leaves to everybody; valid: fewer")
+    firsts = {mark[:1] for mark in marks}
     whole, longest = re.compile(f"(?={_any_of(marks)})"), max(map(len, marks), default=0)
 
     def signed(text: str) -> str:
         """A control token that the end of the text may begin is signed, too."""
         ends = range(max(0, len(text) - longest + 1), len(text))
-        at = {i for i in ends if any(mark.startswith(text[i:]) for mark in marks)}
+        at = {i for i in ends if text[i] in firsts and any(mark.startswith(text[i:]) for mark in marks)}
         at |= {found.start() for found in whole.finditer(text)}
         return "".join(sign * (i in at) + letter for i, letter in enumerate(text)) if at else text
 
@@ -386,18 +392,18 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
             "a message holds a control token, which the model's tokenizer cannot write as text; valid: a "
             "message without it"
         )
-    marks, other = _marks(tokenizer), next(one for one in PRIVATE if one not in text)
+    marks = _marks(tokenizer)
     own = re.compile(f"(?<!{sign})(?:{_any_of(marks)})")
-    text = own.sub(lambda found: other + found[0], text).replace(sign, "")
-    return _renamed(backend, tuple(marks), other).encode(text, add_special_tokens=False).ids
+    text = own.sub(lambda found: SECRET + found[0], text).replace(sign, "")
+    return _renamed(backend, tuple(marks)).encode(text, add_special_tokens=False).ids
 
 
 @lru_cache(2)
-def _renamed(backend: Any, marks: Sequence[str], sign: str) -> Any:
-    """A tokenizer whose control tokens have a sign before their names: the names alone are text to it."""
+def _renamed(backend: Any, marks: Sequence[str]) -> Any:
+    """A tokenizer whose control tokens have `SECRET` before their names: the names alone are text to it."""
     from tokenizers import Tokenizer
 
-    named, said = {mark: sign + mark for mark in marks}, json.loads(backend.to_str())
+    named, said = {mark: SECRET + mark for mark in marks}, json.loads(backend.to_str())
     for token in said["added_tokens"]:
         token["content"] = named.get(token["content"], token["content"])
     model = said["model"]
@@ -406,7 +412,7 @@ def _renamed(backend: Any, marks: Sequence[str], sign: str) -> Any:
     else:
         model["vocab"] = [[named.get(name, name), score] for name, score in model["vocab"]]
     if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in named]
+        model["merges"] = [pair for pair in model["merges"] if not {*pair, "".join(pair)} & named.keys()]
     model["unk_token"] = named.get(model.get("unk_token"), model.get("unk_token"))
     return Tokenizer.from_str(json.dumps(said))
 

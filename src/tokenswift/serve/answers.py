@@ -342,13 +342,14 @@ class Answers:
     async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
         """Nothing more comes of an answer here. Where the disk says no it stays open there, and the next
         server finds it whole."""
-        answer.record.state, answer.record.error, answer.running = state, error, False
-        answer.tell()
+        answer.record.state, answer.record.error = state, error
         try:
             if answer.kept:
                 await asyncio.to_thread(self.store.write, answer.record)
         except RunError as failed:
             logger.warning("%s", failed)
+        answer.running = False  # not before: who deletes it waits until nothing more is written
+        answer.tell()
 
     async def cancel(self, answer: Answer) -> None:
         """Stop an answer for good."""

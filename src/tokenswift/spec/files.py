@@ -61,7 +61,8 @@ def _pickled(file: Path, where: str) -> Iterator[Entry]:
     except Exception as error:  # unpickling fails in many ways
         raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
     for name, tensor in content.items() if isinstance(content, dict) else ():
-        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and isinstance(name, str):
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and isinstance(name, str)
+        if plain and tensor.nbytes <= tensor.untyped_storage().nbytes():  # an expanded one can be of any size
             yield Entry(name, tuple(tensor.shape), str(tensor.dtype), tensor.clone)
 
 

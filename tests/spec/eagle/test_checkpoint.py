@@ -118,6 +118,9 @@ def test_broken_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as safetensors"):
         load_eagle(folder, target)
     file.unlink()
+    torch.save({"fc.weight": torch.ones(1).expand(2**20, 2**20)}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="lacks the tensor fc;"):  # four bytes, no terabyte
+        load_eagle(folder, target)
     torch.save({"fc.weight": CONFIG}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="pytorch_model.bin cannot be read as weights"):
         load_eagle(folder, target)
