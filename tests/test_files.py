@@ -51,7 +51,7 @@ def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
             check_writable("--out", tmp_path / "a/b/c", kind)
     assert check_writable("--work", tmp_path / "a/b", "folder") == tmp_path / "a/b"
     (tmp_path / "file").write_text("")
-    for name in (tmp_path / "file", tmp_path / "file/x", "/proc/x"):
+    for name in ("", tmp_path / "file", tmp_path / "file/x", "/proc/x"):
         with pytest.raises(InputError, match="^--work .* cannot be written"):
             check_writable("--work", name, "folder")
     assert names(tmp_path) == ["file"]

@@ -15,7 +15,8 @@ import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, Stop, after, begin, journal_tokens, texts
-from tokenswift import LLM, InputError, Step
+from tokenswift import LLM, InputError, RunError, Step
+from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
 from tokenswift.runs import writer
 from tokenswift.runs.folder import is_locked
@@ -112,6 +113,26 @@ def test_killed_before_the_text_was_written(llm: LLM, tmp_path: Path, reason: st
     found = tokenswift.resume(tmp_path / "run", llm=llm)
     assert (found.token_ids, found.text, found.finish_reason) == (whole.token_ids, whole.text, reason)
     assert texts(tmp_path / "run") == {"text.txt": whole.text}
+
+
+def test_an_end_without_new_tokens(llm: LLM, tmp_path: Path) -> None:
+    """The limit is set to what is there; a longer run is killed before its text replaces the shorter one."""
+    folder = tmp_path / "run"
+    begin(llm, folder, 30, strategy="autoregressive")
+    tokenswift.resume(folder, max_new_tokens=30, llm=llm)
+    end, short = folders.load(folder)[1].end, texts(folder)["text.txt"]
+    assert end is not None and end.reason == "length"
+    longer = tokenswift.resume(folder, max_new_tokens=90, llm=llm)
+    (folder / "text.txt").write_bytes(short.encode())
+    assert tokenswift.resume(folder, llm=llm).text == longer.text
+    assert texts(folder) == {"text.txt": longer.text}
+
+
+def test_what_cannot_be_encoded_leaves_no_gap(llm: LLM, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match="0 tokens are kept"):
+        patch.setattr(TextStream, "push", lambda stream, token: "\ud800")
+        llm.generate("hello", **CALL, run_dir=tmp_path / "run")
+    assert tokenswift.resume(tmp_path / "run", llm=llm).text == llm.generate("hello", **CALL).text
 
 
 def test_text_that_the_user_has_edited_is_kept(llm: LLM, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
     if path == STDOUT:
         return path
     try:
+        if not str(name):
+            raise OSError(0, "it is empty")
         if kind == "folder":
             TemporaryFile(dir=next(one for one in (path, *path.absolute().parents) if one.exists())).close()
         elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
@@ -65,11 +67,13 @@ def check_apart(args: argparse.Namespace) -> None:
     Raises:
         InputError: naming both options.
     """
-    seen: dict[str, str] = {}
+    journal = os.path.expanduser(f"{getattr(args, 'run_dir', None) or os.devnull}/journal")
+    seen = {os.path.realpath(journal): "run_dir"}
     for name in (*READ, *WRITTEN):
         given = str(getattr(args, name, None) or STDOUT)
-        other = seen.setdefault(os.path.realpath(os.path.expanduser(given)), name)
-        if given != str(STDOUT) and other != name and name in WRITTEN:
+        path = Path(os.path.realpath(os.path.expanduser(given)))
+        other = seen.setdefault(str(path), name)
+        if given != str(STDOUT) and other != name and name in WRITTEN and not path.is_char_device():
             both = f"{other} and --{dashed(name)}"
             raise InputError(f"{both} are both {given}; valid: two different files")
 

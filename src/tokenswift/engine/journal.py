@@ -52,7 +52,7 @@ def kept_prompt(request: Request) -> list[int] | None:
     asked = _asked(request)
     if asked is not None and request.run_dir is not None:
         with suppress(InputError):  # no run; or taking the folder says what is wrong with it
-            header = load(Path(request.run_dir))[1].header
+            header = load(Path(request.run_dir).expanduser())[1].header
             return header.prompt if header.asked == asked else None
     return None
 

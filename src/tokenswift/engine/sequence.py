@@ -142,7 +142,7 @@ class Sequence(TokenSequence):
     def open(self) -> None:
         """Begin the journal or go on with it, where there is one."""
         if self.journal is not None:
-            self.journal.begin(self.finish_reason is not None)
+            self.journal.begin(self._end())
 
     def restore(self, state: RunState) -> None:
         """Go on where a run's journal ends."""
@@ -211,8 +211,7 @@ class Sequence(TokenSequence):
         tail = self._release()
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
-            end = None if self.finish_reason is None else End(self.finish_reason, tail)  # type: ignore[arg-type]
-            self.journal.add(step, {**newest, "loop": self.guard.first, "end": end})
+            self.journal.add(step, {**newest, "loop": self.guard.first, "end": self._end()})
         return replace(step, text=step.text + tail)
 
     def _piece(self, token: int) -> str:
@@ -240,8 +239,12 @@ class Sequence(TokenSequence):
         self._written.append(self.tail)
         return self.tail
 
+    def _end(self) -> End | None:
+        """How the text ended, as journals have it; None before."""
+        return None if self.finish_reason is None else End(self.finish_reason, self.tail)  # type: ignore[arg-type]
+
     def finish(self) -> None:
-        """Write the end to the journal, where there is one."""
+        """Write the text beside the journal, where there is one."""
         if self.journal is not None:
             self.journal.finish(self.tail)
 

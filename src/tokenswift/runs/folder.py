@@ -126,6 +126,18 @@ def load_whole(folder: Path) -> RunState:
     return state
 
 
+def has_text(folder: Path, text: str) -> bool:
+    """Whether the text file is there, and is not just a beginning of the text (the end of a shorter run).
+
+    Raises: as :func:`write_text`.
+    """
+    data = text.encode("utf-8", errors="replace")
+    with suppress(FileNotFoundError):
+        found = read_regular(folder / TEXT)
+        return found == data or not data.startswith(found)
+    return False
+
+
 def write_text(folder: Path, text: str) -> None:
     """Write the text of a run that has ended. Another one that is there, as somebody may have edited it, is
     kept beside it.

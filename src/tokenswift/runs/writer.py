@@ -6,7 +6,6 @@ takes long keeps no token waiting: what was accepted is on the disk within a sec
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,9 +13,10 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
+from tokenswift.files import line_of
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.state import Header, RunState, Session, Tokens, check_same, sources_of
+from tokenswift.runs.state import End, Header, RunState, Session, Tokens, check_same, sources_of
 from tokenswift.types import InputError, RunError, Step
 from tokenswift.words import counted
 
@@ -64,25 +64,29 @@ class RunWriter:
         self._text = [] if self.state is None else [self.state.text]
         self._kept = self._taken = 0 if self.state is None else len(self.state.tokens)
         self._closed = False
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
-    def begin(self, was_over: bool) -> None:
+    def begin(self, end: End | None) -> None:
         """Make or go on with the journal, unless it has its end already; called right before the prefill.
 
         Args:
-            was_over: nothing will be added to the text.
+            end: how the text ended already; None: it goes on.
         Raises:
             RunError: the disk says no.
         """
         path, state = self.folder / folders.JOURNAL, self.state
-        if was_over and state is not None and os.path.lexists(self.folder / folders.TEXT):
-            return
         try:
+            if state is not None and end is not None and end == state.end:
+                if folders.has_text(self.folder, state.text + end.tail):
+                    return
             if state is None:
                 journal.create(path, self._first)
             self._appender = journal.Appender(path, journal.read(path))
             if state is not None:
                 self._appender.append(self._first[1])
+                if end != state.end and end is not None:
+                    ended = Tokens([], "", [], "", [], state.seconds, state.passes, state.loop, end)
+                    self._appender.append(ended)
         except OSError as error:
             self.close()
             raise self._failed(error) from error
@@ -112,10 +116,10 @@ class RunWriter:
             pending = [self._pending.popleft() for _ in range(len(self._pending))]
             if not pending or self._error is not None or self._appender is None:
                 return
-            record = _record([step for step, _ in pending], pending[-1][1])
             try:
+                record = _record([step for step, _ in pending], pending[-1][1])
                 self._appender.append(record)
-            except OSError as error:
+            except Exception as error:  # whatever it is: nothing may be written behind what is missing
                 self._error = error
                 return
             self._kept += len(record.ids)
@@ -157,11 +161,11 @@ class RunWriter:
         if self._error is not None:
             raise self._failed(self._error) from self._error
 
-    def _failed(self, error: OSError) -> RunError:
+    def _failed(self, error: Exception) -> RunError:
         """How many tokens are safe and how to go on, in words."""
         kept, line = counted(self._kept, "token is", "tokens are"), f"writing in {self.folder} failed"
         more = f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
-        return RunError(f"{line} ({error.strerror or error}); {more}")
+        return RunError(f"{line} ({line_of(error)}); {more}")
 
 
 def _record(steps: Sequence[Step], newest: dict[str, Any]) -> Tokens:
