@@ -45,6 +45,15 @@ def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["link", "real"]
 
 
+def test_a_new_file_is_readable_by_whom_the_user_says(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_text(tmp_path / "record", "private")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "record").stat().st_mode & 0o777 == 0o600
+
+
 def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
     for kind in ("file", "regular file"):
         with pytest.raises(InputError, match="^--out .*/a/b/c cannot be written .No such file or directory"):

@@ -8,9 +8,9 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,9 +60,10 @@ def sync(handle: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to; it takes ``path``'s place when the block ends well.
 
-    A failure leaves ``path`` as it was and no part behind. The folder is made; the file is readable by
-    everybody (safetensors' own files are not). A link stays: what it leads to is replaced. The part has a
-    name of its own: two processes that write the same file do not meet, and no link that lies there is used.
+    A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the file is as of
+    any new one (safetensors' own are their user's alone). A link stays: what it leads to is replaced. The
+    part has a name of its own: two processes that write the same file do not meet, and no link that lies
+    there is used.
 
     Raises:
         OSError: the folder cannot be made, or the file not renamed, or ``path`` is no regular file.
@@ -71,12 +72,13 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = stat.S_IMODE(os.fstat(handle).st_mode)
     os.close(handle)
-    part = Path(name)
     try:
         yield part
-        part.chmod(0o644)
+        part.chmod(mode)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):
