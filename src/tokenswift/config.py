@@ -415,7 +415,7 @@ class MethodOptions:
     """Options of a decoding method; each has those that it names.
 
     Attributes:
-        tree: candidates per level, integers of at least 1
+        tree: auto, or candidates per level, integers of at least 1
         ngrams: n-gram branches beside the tree; 0: no repeats of earlier text are drafted
         ngram_count: draft n-grams seen this often, at least 1
         budget: tokens in the partial KV cache, more than sinks

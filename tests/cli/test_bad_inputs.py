@@ -90,7 +90,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --strategy hydra", "--strategy is 'hydra'; valid: auto, autoregressive, tokenswift"),
         ("hi --gamma 3", "--gamma is not an option of strategy auto; valid: ngrams"),
         ("hi --cache dynamc", "--cache is 'dynamc'; valid: full … did you mean dynamic?"),
-        ("hi --tree 1,x", "--tree is '1,x'; valid: integers of at least 1"),
+        ("hi --tree 1,x", "--tree is '1,x'; valid: auto, or integers of at least 1"),
         # many prompts
         ("--prompts prompt.txt", "one of --prompts and --out given; valid: both"),
         ("hi --prompts p --out d", "prompt is given beside --prompts"),

@@ -117,7 +117,8 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
     """What is named is what runs; a tree without ``--strategy tokenswift`` is an error that names it."""
     model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
-    for argv in ((), ("--strategy", "tokenswift"), ("--strategy", "tokenswift", "--tree", "1,2")):
+    paper = ("--strategy", "tokenswift", "--tree")
+    for argv in ((), (*paper, "auto"), (*paper, "1,2")):
         got = cli("generate", "hello there", *model, *argv)
         assert got.code == 0, got.err
         record = json.loads(got.out)

@@ -78,8 +78,8 @@ def integer(least: int, valid: str | None = None) -> Callable[[str], int]:
     return reader(read, valid or f"an integer of at least {least}")
 
 
-def _widths(text: str) -> tuple[int, ...]:
-    return tuple(int(width) for width in text.split(","))
+def _widths(text: str) -> tuple[int, ...] | None:
+    return None if text == "auto" else tuple(int(width) for width in text.split(","))
 
 
 def _biases(text: str) -> list[tuple[int, float]]:
@@ -93,7 +93,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (reader(int, "an integer"), "N"),
     "float": (reader(float, "a number"), "X"),  # its range is checked later, NaN included
     "Path": (Path, "FILE"),
-    "tuple[int, ...]": (reader(_widths, "integers of at least 1, such as 1,3,3,3"), "N,N,…"),
+    "tuple[int, ...]": (reader(_widths, "auto, or integers of at least 1, such as 1,3,3,3"), "N,N,…"),
     "Texts": (lambda text: [] if text == "none" else [text], "TEXT"),
     "Biases": (reader(_biases, BIASES), "ID=X,…"),
 }
