@@ -75,7 +75,7 @@ def test_completion(server: Running, llm: LLM) -> None:
     """A text, and ids; whole and as a stream."""
     create: Any = server.client().completions.create
     wanted = alone(llm, "hello")
-    for prompt in ("hello", llm.encode("hello")):
+    for prompt in ("hello", llm.encode("hello"), ["hello"]):
         found = create(model="chatty", prompt=prompt, max_tokens=NEW, seed=5)
         Completion.model_validate(found.to_dict(), strict=True)
         assert found.choices[0].text == wanted and found.usage.prompt_tokens == len(llm.encode("hello"))

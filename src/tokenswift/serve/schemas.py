@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.checks import LARGEST, shown
@@ -333,6 +333,12 @@ class Chat(Body, Calling):
         return [plain_message(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 
+def _only(prompt: Any) -> Any:
+    """The prompt of a list of one, which some clients always send."""
+    alone = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
+    return prompt[0] if alone else prompt
+
+
 class Completion(Body):
     """The body of ``/v1/completions``."""
 
@@ -340,7 +346,7 @@ class Completion(Body):
     begins: ClassVar[str] = "cmpl-"
     asked: ClassVar[str] = "prompt"
 
-    prompt: str | Annotated[list[int], Quick()]
+    prompt: Annotated[str | Annotated[list[int], Quick()], BeforeValidator(_only)]
     n: int | None = None
     stream_options: Object = None
     max_tokens: int | None = None
