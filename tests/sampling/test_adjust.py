@@ -11,7 +11,7 @@ import torch
 
 from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.penalties import TextRules
+from tokenswift.sampling.penalties import TextRules, rules_of
 from tokenswift.types import InputError
 
 V = 200
@@ -89,6 +89,14 @@ def test_what_tokens_lose(setting: str) -> None:
             torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-6)
             moved += int((row != 0).sum())
     assert moved
+
+
+def test_ends_that_the_model_does_not_have_are_left_out() -> None:
+    """A stop may name any id."""
+    params = SamplingParams(**OFF, greedy=True, min_tokens=2)
+    logits = torch.zeros(1, V).index_fill(1, torch.tensor([3, 4]), 1.0)
+    sampler = Sampler(params, V, rules=rules_of(params, None, V, 1, (3, V, 10 * V)))
+    assert sampler.choose(logits, [1], [[]]) == [4]
 
 
 def test_settings_by_name() -> None:

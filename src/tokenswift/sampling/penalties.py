@@ -77,10 +77,11 @@ def rules_of(
     if params.dry_multiplier:
         breakers = _containing(params.dry_breakers, codec, vocab_size)
     words = tuple(dict.fromkeys(_sequences("bad_words", params.bad_words, codec, vocab_size)))
-    never = {word[0] for word in words if len(word) == 1} | {end for end in ends if params.min_tokens}
+    ends = sorted(end for end in ends if end < vocab_size) if params.min_tokens else ()
+    never = {word[0] for word in words if len(word) == 1}.union(ends)
     if len(never) >= vocab_size:
         raise InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
-    return TextRules(start, tuple(sorted(ends)) if params.min_tokens else (), breakers, words)
+    return TextRules(start, tuple(ends), breakers, words)
 
 
 def _check(name: str, tokens: Sequence[int], vocab_size: int) -> None:
