@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.kv.full import Entries, FullCache
+from tokenswift.kv.full import Entries, FullCache, Tail
 from tokenswift.kv.select import POLICIES, select
 from tokenswift.kv.sparse import SparseCache
 
@@ -197,3 +199,13 @@ def test_draft_rows_stay_behind_the_slots_until_they_settle() -> None:
     assert sparse.positions[0, 0].tolist() == [0, 1, 40, 41, 36, 37, 38, 39]
     assert sparse.data[0, 0, 2:4, 0].tolist() == [0.0, 1.0]
     assert torch.equal(full.data, before)
+
+
+def test_a_sparse_cache_lets_go_of_the_full_one() -> None:
+    """Also where it reads layers with windows there."""
+    full = FullCache(Entries(1, HEADS, WIDTH, 64, torch.float32, CPU), 40)
+    full.tail = Tail(Entries(1, HEADS, WIDTH, 64, torch.float32, CPU), (None, 4))
+    sparse, there = _sparse(full, budget=8, sinks=2), ref(full)
+    assert sparse.tail is full.tail and sparse.tail_length == 40
+    del full
+    assert there() is None

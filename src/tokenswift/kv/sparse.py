@@ -6,6 +6,8 @@ it (`kv.select`). It is never read by a verify pass.
 
 from __future__ import annotations
 
+from weakref import proxy
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -38,7 +40,8 @@ class SparseCache(KVCache):
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
-        self._full = None if like.tail is None else like  # else it may go
+        # of a text that has ended somebody may still have the drafts, but nobody needs the full cache
+        self._full: FullCache | None = None if like.tail is None else proxy(like)
         self.entries = like.entries.like(budget + scratch)
         self.data = self.entries.data.zero_()  # what nobody wrote are numbers, too
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
