@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +143,6 @@ POSITIONS: dict[str, dict[str, float]] = {
     "llama3": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     | {"original_max_position_embeddings": 8192},
 }
-
-
-def test_what_converters_say_of_olmo_3(tmp_path: Path) -> None:
-    """Which layers have windows, and YaRN's usual factor of attention."""
-    rope = {**POSITIONS["yarn"], "attention_factor": 0.1 * math.log(4) + 1, "rope_theta": 500000.0}
-    model = small("olmo3", **SWITCHED["olmo3"], rope_parameters={"rope_type": "yarn", **rope})
-    said = {"attention.sliding_window_pattern": [True, True, True, False], "rope.scaling.type": "yarn"}
-    said |= {"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": rope["attention_factor"]}
-    said |= {"rope.scaling.original_context_length": 64}
-    path = tmp_path / "model.gguf"
-    write(path, model, said={f"olmo2.{name}": value for name, value in said.items()})
-    assert far(lean_logits(opened(path)), logits(model)) < 1e-5
-    said["attention.sliding_window_pattern"] = [False, True, True, True]
-    write(path, model, said={f"olmo2.{name}": value for name, value in said.items()})
-    with pytest.raises(InputError, match="olmo2.attention.sliding_window_pattern is .*; valid: 4"):
-        opened(path)
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

@@ -274,6 +274,7 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {"attention.causal": (True,), "use_paralle
 UNKNOWN |= dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,))
 UNKNOWN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,))
 UNKNOWN |= dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1))
+UNKNOWN["rope.scaling.attn_factor"] = (0, 1)
 
 
 def called(file: GgufFile) -> dict[str, str]:
@@ -310,26 +311,15 @@ def architecture(file: GgufFile) -> str:
     return str(file.metadata.get("general.architecture"))
 
 
-def usual_factor(file: GgufFile) -> float:
-    """YaRN's usual factor of attention, which files of OLMo 3 say; others' mean one besides it."""
-    factor = file.metadata.get("olmo2.rope.scaling.factor")
-    return float(np.float32(0.1 * math.log(factor) + 1)) if isinstance(factor, float) and factor > 0 else 1
-
-
 def check_meant(file: GgufFile, hidden: int, width: int, family: Family) -> None:
     """Refuse what a file says besides that would make another model of it.
 
     Raises:
         InputError: naming the key, and what is valid.
     """
-    every = family.full_every
-    told = file.metadata.get(f"{architecture(file)}.attention.sliding_window_pattern")
-    layers = range(len(told) if isinstance(told, list) else 0)  # which of them have windows
-    slides = [not every or (n + 1) % every != 0 for n in layers]
     valid = {
         **{name: one for name, one in UNKNOWN.items() if name not in family.keys.values()},
-        "attention.sliding_window_pattern": (slides, every),
-        "rope.scaling.attn_factor": (0, usual_factor(file), 1),
+        "attention.sliding_window_pattern": (family.full_every,),
         "embedding_length": (hidden,),
         "attention.value_length": (width,),
         "rope.dimension_count": (width,),  # less: a part of each head is turned

@@ -47,7 +47,7 @@ def check_tensors(
     """
     needed = layout.shapes()
     for name in needed:
-        if name not in found and not name.endswith(".bias"):  # without one it is zero
+        if name not in found and not name.endswith("o_proj.bias"):  # without one it is zero
             raise InputError(f"{where} lacks {what} {called(name)}; valid: files where none is missing")
     for name, (shape, kind) in found.items():
         wanted = needed.get(name)
