@@ -243,6 +243,19 @@ def test_an_owner_does_not_wait_for_all_texts_of_another(llm: LLM) -> None:
     assert ended == ["a1", "b1", "a2", "a3"]
 
 
+def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
+    ended: list[str] = []
+    with Scheduler(llm, 2) as scheduler:
+        gate = Gate(scheduler)
+        tickets = []
+        for name, length in (("a1", 60), ("a2", 3), ("a3", 3), ("b1", 3), ("b2", 3)):
+            tickets.append(scheduler.submit(plain([4], length), owner=name[0]))
+            tickets[-1].on_event(lambda event, name=name: event is None and ended.append(name))
+        gate.opened.set()
+        over(gate.ticket, *tickets)
+    assert ended == ["b1", "b2", "a2", "a3", "a1"]
+
+
 # ---- failures -----------------------------------------------------------------------------------
 
 

@@ -361,13 +361,17 @@ class Scheduler:
         return not closed
 
     def _admit(self) -> None:
-        """Let texts have their turn while there is room: those of the owner served least recently first."""
-        while len(self._of("reading", "running")) < self.at_once:
+        """Let texts have their turn while there is room: those of the owner with the fewest texts under way
+        first, then of the one served least recently."""
+        while len(under_way := self._of("reading", "running")) < self.at_once:
+            held = Counter(one.sequence.owner for one in under_way)
             with self._wake:
                 waiting = self._of("waiting")
             if not waiting:
                 return
-            ticket = min(waiting, key=lambda one: self._turns.get(one.sequence.owner, 0))
+            owners = [one.sequence.owner for one in waiting]
+            ranks = [(held[owner], self._turns.get(owner, 0)) for owner in owners]
+            ticket = waiting[ranks.index(min(ranks))]
             try:
                 if not self._fits(ticket.sequence):
                     return
