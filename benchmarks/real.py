@@ -278,16 +278,18 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--peer", help="a Python interpreter that has llama_cpp")
     parser.add_argument("--only", nargs="*", help="tasks, or lengths of contexts")
+    parser.add_argument("--heads", default="auto", help="draft heads in place of the EAGLE-3 drafter")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     args = parser.parse_args()
     file = fetched(args.model) if args.model in FETCHED else Path(args.model)
-    llm = LLM(str(file))
+    llm = LLM(str(file)) if args.heads == "auto" else LLM(str(file), heads=args.heads, eagle="none")
     peer = Peer(args.peer, file, torch.get_num_threads()) if args.peer else None
     for name in args.only or [*TASKS, *map(str, CONTEXTS)]:
         what: Any = context(llm, int(name), peer, args.rounds) if name.isdigit() else None
         row = {"model": file.stem, "dtype": llm.dtype, **(what or task(llm, name, peer, args.rounds))}
-        row |= {"machine": machine("cpu"), "commit": commit()} | ({"peer": peer.version} if peer else {})
+        row |= {"heads": args.heads, "machine": machine("cpu"), "commit": commit()}
+        row |= {"peer": peer.version} if peer else {}
         print(json.dumps(row), flush=True)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:
