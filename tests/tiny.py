@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from tokenswift.tree import CandidateTree
 
 VOCAB = 97
 #: three layers, logits far enough apart for float32 comparisons
@@ -129,3 +132,10 @@ def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: 
 def byte_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A random model of a family with 260 tokens, 2 layers and 256 positions."""
     return build(family, BYTES, seed, **changes)
+
+
+def add_levels(tree: CandidateTree, levels: Sequence[Sequence[int]]) -> None:
+    """One level of candidates after another: every node of a level gets all of the next's."""
+    nodes = [0]
+    for candidates in levels:
+        nodes = [tree.add(node, token) for node in nodes for token in candidates]

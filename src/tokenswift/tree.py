@@ -69,16 +69,6 @@ class CandidateTree:
         """The node of ``token`` below ``parent``; None where there is none."""
         return self._below.get((parent, token))
 
-    def add_levels(self, levels: Sequence[Sequence[int]], nodes: Sequence[int] = (0,)) -> list[int]:
-        """Add one level of candidates after another below ``nodes``: every node of a level gets all of the
-        next's. An empty level ends the product. Returns the nodes of the last level."""
-        last = list(nodes)
-        for candidates in levels:
-            if not candidates:
-                break
-            last = list(dict.fromkeys(self.add(parent, token) for parent in last for token in candidates))
-        return last
-
     def add_path(self, tokens: Sequence[int], source: str = "ngram", parent: int = 0) -> int:
         """Add a path of tokens below ``parent`` (the root by default); return its last node."""
         for token in tokens:

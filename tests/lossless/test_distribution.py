@@ -24,6 +24,7 @@ from tests.lossless import enumeration
 from tests.lossless.enumeration import joint_distribution, processed
 from tests.lossless.toy import CASES
 from tests.stats import chi_square
+from tests.tiny import add_levels
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows
@@ -83,7 +84,7 @@ def arbitrary_draft(text: list[int], sampler: Sampler) -> DraftTree:
 def full_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """Every token to depth 2: nothing is ever missing."""
     builder = CandidateTree(text[-1])
-    builder.add_levels([list(range(VOCAB))] * 2)
+    add_levels(builder, [list(range(VOCAB))] * 2)
     return builder.build()
 
 
@@ -107,7 +108,7 @@ def wide_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """The shape of the paper's tree, from the target's probabilities (for the published rule)."""
     first = int(logits_after(tuple(text)).argmax())
     builder = CandidateTree(text[-1])
-    builder.add_levels([[first], [0, 2, 4], [1, 3, 5]])
+    add_levels(builder, [[first], [0, 2, 4], [1, 3, 5]])
     return builder.build()
 
 

@@ -12,7 +12,7 @@ from tests.families import families
 from tests.lossless import enumeration, toy
 from tests.planted import windowless
 from tests.stats import chi_square
-from tests.tiny import tiny_model
+from tests.tiny import add_levels, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.accept import accept_published
@@ -98,7 +98,7 @@ def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> No
 def branching_tree() -> DraftTree:
     """Tree paths and branches together; one branch repeats a path of the tree, one is a prefix of it."""
     builder = CandidateTree(0)
-    builder.add_levels([[1], [2, 0, 1]])
+    add_levels(builder, [[1], [2, 0, 1]])
     builder.add_path([1, 2])
     builder.add_path([1])
     builder.add_path([1, 3, 2])

@@ -9,7 +9,7 @@ import torch
 
 from tests.families import FAST, rare
 from tests.kernels.cuda.cases import standing
-from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tests.tiny import FAMILIES, VOCAB, add_levels, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cuda import check
@@ -75,7 +75,7 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, wa
     cache = target.new_cache(length + 60)
     target.prefill(text[:-1], cache)
     builder = CandidateTree(text[-1])
-    builder.add_levels([[5], [6, 7, 8], [9, 10]])
+    add_levels(builder, [[5], [6, 7, 8], [9, 10]])
     builder.add_path([5, 7, 30, 31])
     builder.add_path([40, 41])
     tree = builder.build()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny import add_levels
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.accept import accept_exact, accept_published
@@ -113,7 +114,7 @@ def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> N
 def test_published_paths_stand_in_the_published_order() -> None:
     """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
     builder = CandidateTree(9)
-    builder.add_levels([[1], [4, 2], [5, 3]])
+    add_levels(builder, [[1], [4, 2], [5, 3]])
     builder.add_path([1, 7, 8])
     builder.add_path([1, 4])
     builder.add_path([1, 2, 3])
