@@ -42,9 +42,9 @@ def tiny(seed: int = 0, width: int = D) -> Any:
     return tiny_model("llama", seed=seed, vocab_size=V, **shape)
 
 
-def random_heads(kind: str, inner: int = 0) -> Heads:
+def random_heads(kind: str, inner: int = 0, width: int = D) -> Heads:
     torch.manual_seed(1)
-    heads = Heads(HeadsConfig(kind=kind, count=3, hidden_size=D, vocab_size=V, inner=inner)).eval()
+    heads = Heads(HeadsConfig(kind=kind, count=3, hidden_size=width, vocab_size=V, inner=inner)).eval()
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return heads.requires_grad_(False)
@@ -88,7 +88,7 @@ def test_conditioned_heads_by_definition() -> None:
 @pytest.mark.parametrize("kind,inner", [("linear", 0), ("conditioned", 8), ("conditioned", 0), ("medusa", 2)])
 def test_file_round_trip(kind: str, inner: int, tmp_path: Path) -> None:
     model, heads = tiny(), random_heads(kind, inner)
-    save_heads(heads, tmp_path / "a.safetensors", base_of(model), torch.float32, {"steps": 5})
+    save_heads(heads, tmp_path / "a.safetensors", base_of(model), {"steps": 5})
     again, base, notes = read_heads(tmp_path / "a.safetensors")
     assert again.config == heads.config and notes == {"steps": 5} and base.hidden_size == D
     for name, tensor in heads.state_dict().items():
@@ -96,6 +96,28 @@ def test_file_round_trip(kind: str, inner: int, tmp_path: Path) -> None:
     loaded = resolve_heads(str(tmp_path / "a.safetensors"), host_of(model))
     assert loaded is not None and loaded.count == 3
     assert list(tmp_path.iterdir()) == [tmp_path / "a.safetensors"]
+
+
+def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> None:
+    """What they are read as is what their blocks hold; older files have bfloat16, and are read, too."""
+    path, host = tmp_path / "a.safetensors", host_of(tiny(width=64))
+    heads = random_heads("conditioned", 32, width=64)
+    save_heads(heads, path, base_of(tiny(width=64)))
+    found, again = load_file(path), load_heads(path, host).state_dict()
+    for name, tensor in heads.state_dict().items():
+        written = found[f"heads.{name}"]
+        if tensor.ndim == 1:
+            assert torch.equal(written, tensor) and torch.equal(again[name], tensor)
+            continue
+        assert written.dtype is torch.uint8 and written.shape[1] == tensor.shape[1] // 32 * 34
+        most = tensor.abs().unflatten(1, (-1, 32)).amax(-1, keepdim=True) / 127
+        assert bool(((again[name] - tensor).unflatten(1, (-1, 32)).abs() <= 0.57 * most).all())
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    short = {f"heads.{name}": tensor.bfloat16() for name, tensor in heads.state_dict().items()}
+    save_file(found | short, path, metadata=metadata)
+    for name, tensor in load_heads(path, host).state_dict().items():
+        assert torch.equal(tensor, heads.state_dict()[name].bfloat16().float())
 
 
 def test_wrong_base_is_refused(tmp_path: Path) -> None:
@@ -116,6 +138,14 @@ BAD: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "another shape": (
         lambda header, found: found.update({W: torch.zeros(D, D + 1)}),
         r"layers.1.linear.weight is \(16, 17\).*valid: \(16, 16\)",
+    ),
+    "blocks of another shape": (
+        lambda header, found: found.update({W: torch.zeros(D, 34, dtype=torch.uint8)}),
+        r"layers.1.linear.weight is \(16, 32\).*valid: \(16, 16\)",
+    ),
+    "bytes that are no blocks": (
+        lambda header, found: found.update({W: torch.zeros(D, D, dtype=torch.uint8)}),
+        r"layers.1.linear.weight is \(16, 16\) in U8",
     ),
     "not a number": (lambda header, found: found[W].fill_(torch.nan), "layers.1.linear.weight.*not finite"),
     "an infinite sample": (lambda header, found: found[S].fill_(torch.inf), "weights differ"),
@@ -138,7 +168,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
 def test_bad_files_are_one_line_errors(name: str, tmp_path: Path) -> None:
     change, words = BAD[name]
     path = tmp_path / "a.safetensors"
-    save_heads(random_heads("linear"), path, base_of(tiny()), torch.float32)
+    save_heads(random_heads("linear"), path, base_of(tiny()))
     with safe_open(path, framework="pt") as file:
         header = json.loads((file.metadata() or {})[METADATA_KEY])
     found = load_file(path)
@@ -165,16 +195,16 @@ def test_not_a_heads_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_not_written(tmp_path: Path, value: float) -> None:
     path, model = tmp_path / "a.safetensors", tiny()
-    save_heads(random_heads("linear"), path, base_of(model), torch.float32)
+    save_heads(random_heads("linear"), path, base_of(model))
     before = path.read_bytes()
     bad = random_heads("linear")
     bad.layers[1].linear.weight[2, 3] = value  # type: ignore[union-attr,index,operator]
     with pytest.raises(InputError, match=r"^[^\n]*layers.1.linear.weight.*a.safetensors$"):
-        save_heads(bad, path, base_of(model), torch.float32)
+        save_heads(bad, path, base_of(model))
     assert path.read_bytes() == before and names(tmp_path) == ["a.safetensors"]
     model.get_input_embeddings().weight.data[:] = value
     with pytest.raises(InputError, match=r"^[^\n]*base.sample.*a.safetensors$"):
-        save_heads(random_heads("linear"), path, base_of(model), torch.float32)
+        save_heads(random_heads("linear"), path, base_of(model))
 
 
 def test_headers_of_strangers_are_bounded(tmp_path: Path) -> None:

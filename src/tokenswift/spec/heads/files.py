@@ -1,7 +1,8 @@
 """Files of draft heads: our own, those inside published TokenSwift checkpoints, and which heads a name means.
 
 A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of the base
-model's weights as ``base.sample``, and a JSON object under ``tokenswift_heads`` in the header's metadata. The
+model's weights as ``base.sample``, and a JSON object under ``tokenswift_heads`` in the header's metadata. A
+matrix is of floats, or of bytes: rows of Q8_0 blocks as GGUF files hold them. The
 sample is the base's identity. It is compared with a tolerance, so that a base model cast to another type
 still matches, and a fine-tuned one does not.
 
@@ -27,10 +28,11 @@ from tokenswift.checks import shown
 from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
+from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.loader.default_model import weights, where
 from tokenswift.loader.find import HUB_ID, cached, fetch
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
-from tokenswift.loader.weights import open_weights
+from tokenswift.loader.weights import open_weights, unstored
 from tokenswift.spec.files import Entry, entries_of, read_tensors, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
@@ -94,25 +96,26 @@ def save_heads(
     heads: Heads,
     path: str | Path,
     base: BaseIdentity,
-    dtype: torch.dtype = torch.bfloat16,
     notes: dict[str, Any] | None = None,
 ) -> None:
-    """Write a heads file; a failure leaves no half-written file behind.
+    """Write a heads file, matrices of whole blocks in Q8_0 and all else in float32; a failure leaves no
+    half-written file behind.
 
     Args:
         heads: the heads.
         path: the file; by custom it ends in ``.heads.safetensors``.
         base: the identity of their base model, from `loader.identity.base_of`.
-        dtype: type of the stored weights.
         notes: JSON values kept in the header (how the heads were trained).
     Raises:
-        InputError: a weight is not finite in that type, or the file cannot be written.
+        InputError: a weight is not finite, or the file cannot be written.
     """
-    tensors = {OWN + k: v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
+    tensors = {OWN + k: v.detach().float().cpu().contiguous() for k, v in heads.state_dict().items()}
     tensors[SAMPLE] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"heads tensor {name} is not finite; nothing was written to {path}")
+        if tensor.ndim == 2 and tensor.shape[1] % Q8_0.block == 0:
+            tensors[name] = Q8_0.encode(tensor)
     if heads.frequent is not None:
         tensors[FREQUENT] = heads.frequent.to("cpu", torch.int32).contiguous()
     header = _Header(1, heads.config, base.name, notes or {}, heads.calibration)
@@ -137,7 +140,10 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     header, layers = _published(path, label) if folder else (_header(path), 0)
     prefix, found, rest = PUBLISHED if folder else OWN, dict[str, Entry](), dict[str, Entry]()
     for entry in (tensors_in if folder else entries_of)(path, label):
-        (found if entry.name.startswith(prefix) else rest)[entry.name.removeprefix(prefix)] = entry
+        if entry.name.startswith(prefix):
+            found[entry.name.removeprefix(prefix)] = entry if folder else _unpacked(entry)
+        else:
+            rest[entry.name] = entry
     config, name = header.heads, header.base[:MOST_NAME]
     heads = _built(config, found, label)
 
@@ -158,12 +164,20 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     return heads, base, heads.notes
 
 
+def _unpacked(entry: Entry) -> Entry:
+    """A matrix of Q8_0 blocks as what they hold; anything else as it is."""
+    if entry.kind != "U8" or len(entry.shape) != 2 or entry.shape[1] % Q8_0.nbytes:
+        return entry
+    shape = entry.shape[0], entry.shape[1] // Q8_0.nbytes * Q8_0.block
+    return Entry(entry.name, shape, "F32", lambda: Stored(Q8_0, entry.get()))
+
+
 def _built(config: HeadsConfig, found: Mapping[str, Entry], label: str) -> Heads:
     with torch.device("meta"):
         heads = Heads(config)  # without memory, and without the random numbers that modules begin with
     shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
     tensors = read_tensors(found, shapes, label)
-    floats = {name: value.to(torch.float32, copy=True) for name, value in tensors.items()}
+    floats = {name: unstored(value, torch.float32).clone() for name, value in tensors.items()}
     heads.load_state_dict(floats, assign=True)
     return heads.eval().requires_grad_(False)
 
