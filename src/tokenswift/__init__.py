@@ -23,8 +23,8 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
-    from tokenswift.chat.calls import Reply as Reply
-    from tokenswift.chat.calls import ToolCall as ToolCall
+    from tokenswift.chat import Reply as Reply
+    from tokenswift.chat import ToolCall as ToolCall
     from tokenswift.config import SamplingParams as SamplingParams
     from tokenswift.engine.journal import resume as resume
     from tokenswift.engine.llm import LLM as LLM
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tokenswift.types import Step as Step
 
 _MODULES = {
-    "chat.calls": "Reply ToolCall",
+    "chat": "Reply ToolCall",
     "config": "SamplingParams",
     "engine.journal": "resume",
     "engine.llm": "LLM",

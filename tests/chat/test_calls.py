@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 
 from tests.chats import THINKING, calling_tokenizer, marked_tokenizer, thinking_model, thinking_tokenizer
 from tokenswift import LLM, Grammar
-from tokenswift.chat.calls import Calls, Said, gathered
-from tokenswift.chat.parser import LONGEST, Delta, Parser
-from tokenswift.chat.tools import HERMES, LLAMA3, PLAIN, Family, thought_of, tools_of
+from tokenswift.chat import (
+    HERMES,
+    LLAMA3,
+    LONGEST,
+    PLAIN,
+    Calls,
+    Delta,
+    Family,
+    Parser,
+    Said,
+    gathered,
+    thought_of,
+    tools_of,
+)
 from tokenswift.sampling.masks import Grammars, special_tokens
 from tokenswift.sampling.ranking import allowed_tokens
 
@@ -31,6 +42,14 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
+def written(family: Family, calls: list[tuple[str, Any]]) -> str:
+    """Calls as an answer has them."""
+    return family.between.join(
+        f'{family.opening}{{"name": "{name}", "{family.key}": {json.dumps(given)}}}{family.closing}'
+        for name, given in calls
+    )
+
+
 def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> Said:
     """What a parser finds in a text that comes in pieces."""
     parser = Parser(family, NAMES, parallel)
@@ -41,10 +60,10 @@ def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> S
 
 @given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
 def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
-    said = read(family, family.written(calls), cuts)
+    said = read(family, written(family, calls), cuts)
     assert said.text == ""
     assert [(name, json.loads(arguments)) for name, arguments in said.calls] == calls
-    first = read(family, family.written(calls), cuts, parallel=False)
+    first = read(family, written(family, calls), cuts, parallel=False)
     assert first.calls == said.calls[:1]
 
 
@@ -125,7 +144,7 @@ def first_refused(family: Family, text: str, choice: Any = None, parallel: bool 
     return None
 
 
-CALL = {family: family.written([("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)}
+CALL = {family: written(family, [("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)}
 
 
 @pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
@@ -142,27 +161,21 @@ def test_forced_and_free_calls(family: Family) -> None:
     assert first_refused(family, call[:-1], "required") == call[:-1]  # it does not end in a call
 
 
-INDENTED = '{\n  "name": "fg",\n  "KEY": {\n    "a": 12,\n    "b": "}"\n  }\n}'
-
-
 @pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
-@pytest.mark.parametrize("fence", ["", "```json\n"])
-def test_an_answer_that_is_nothing_but_a_call(family: Family, fence: str) -> None:
-    """Bare or fenced, indented or not, in every family; its arguments are held to their schema."""
-    for call in (PLAIN.written([("fg", {"a": 12, "b": "}"})]).replace("arguments", "KEY"), INDENTED):
-        call = call.replace("KEY", family.key)
-        text = fence + call + ("\n```" if fence else "")
-        assert first_refused(family, text) is None
-        ((name, arguments),) = read(family, text, []).calls
+def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
+    """In every family; its arguments are held to their schema. Indented or fenced it is read, too."""
+    text = written(PLAIN, [("fg", {"a": 12, "b": "}"})]).replace("arguments", family.key)
+    for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
+        wrong = text.replace(old, new)
+        place = first_refused(family, wrong)
+        assert place is not None and wrong.startswith(place) and "{" in place, wrong
+    fenced = f"```json\n{json.dumps(json.loads(text), indent=2)}\n```"
+    for call in (text, fenced, f"{text}{family.between}{text}"):
+        assert first_refused(family, call) is None
+        name, arguments = read(family, call, []).calls[-1]
         assert (name, json.loads(arguments)) == ("fg", {"a": 12, "b": "}"})
-        for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
-            wrong = text.replace(old, new)
-            place = first_refused(family, wrong)
-            assert place is not None and wrong.startswith(place) and "{" in place, wrong
-        for free in (text.replace('"fg"', '"h"'), text.replace('"name"', '"tool"'), "So:" + text):
-            assert first_refused(family, free) is None and read(family, free, []).calls == ()
-        again = read(family, fence + f"{call}\n{call}", [])
-        assert len(again.calls) == 2 and first_refused(family, fence + f"{call}\n{call}") is None
+    for free in (text.replace('"fg"', '"h"'), text.replace('"name"', '"tool"'), "So:" + text):
+        assert first_refused(family, free) is None and read(family, free, []).calls == ()
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -178,19 +191,19 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     grammar = Calls(tools, family, tuple(special_tokens(tokenizer))).grammar()
     grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
-    ids = [*tokenizer(family.written([("f", {"a": 1})]))["input_ids"], end]
+    ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
     for seed in range(3 if tools.forced else 0):
-        masks, rnd, written = grammars.masks(Grammar.lark(grammar), 0), random.Random(seed), list[int]()
-        while end not in written:
-            words = masks.allowed(written, [])
+        masks, rnd, chosen = grammars.masks(Grammar.lark(grammar), 0), random.Random(seed), list[int]()
+        while end not in chosen:
+            words = masks.allowed(chosen, [])
             assert words is not None
             may = allowed_tokens(words[None], len(tokenizer))[0].nonzero().squeeze(1).tolist()
-            written.append(end if end in may else rnd.choice(may))
-        said = read(family, tokenizer.decode(written[:-1]), [])
+            chosen.append(end if end in may else rnd.choice(may))
+        said = read(family, tokenizer.decode(chosen[:-1]), [])
         assert [name for name, _ in said.calls] == ["f"]
         if family is HERMES:
-            assert tokenizer.convert_tokens_to_ids("<tool_call>") in written
+            assert tokenizer.convert_tokens_to_ids("<tool_call>") in chosen
 
 
 # ---- thoughts ----

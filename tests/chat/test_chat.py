@@ -13,7 +13,7 @@ from benchmarks.fetch import fetched
 from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
 from tokenswift import LLM, InputError, Reply, SamplingParams
-from tokenswift.chat.calls import ToolCall, conversation
+from tokenswift.chat import ToolCall, conversation
 
 WEATHER = {
     "type": "object",

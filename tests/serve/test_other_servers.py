@@ -73,7 +73,6 @@ def test_what_agents_send(server: Running, llm: LLM) -> None:
     )  # fmt: skip
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
     assert [tool.name for tool in found.tools] == ["shell"]
-    assert found.usage.input_tokens > len(llm.encode(messages)), "the function is told"
     alone = create(model="chatty", input=[said, asked], tools=hosted, max_output_tokens=8)
     assert alone.tools == [] and alone.usage.input_tokens == len(llm.encode(messages))
     with pytest.raises(openai.BadRequestError, match="tool_choice is 'required'; valid: none, auto"):

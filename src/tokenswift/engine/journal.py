@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from tokenswift.chat.tools import Tools
+from tokenswift.chat import Tools
 from tokenswift.checks import check_tokens
 from tokenswift.config import settings_of
 from tokenswift.engine.request import Request

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tokenswift import words
-from tokenswift.chat.calls import Calls, Reply, conversation
-from tokenswift.chat.tools import Tools, thought_of, tools_of
+from tokenswift.chat import Calls, Reply, Tools, conversation, thought_of, tools_of
 from tokenswift.config import CONTINUED, LoadConfig, SamplingParams
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.prefix_cache import Prefixes

@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.chat.calls import Calls, message_of
-from tokenswift.chat.tools import thought_of
+from tokenswift.chat import Calls, message_of, thought_of
 from tokenswift.checks import shown
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull

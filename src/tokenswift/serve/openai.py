@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.chat.calls import call_id
-from tokenswift.chat.parser import Delta
+from tokenswift.chat import Delta, call_id
 from tokenswift.serve.answers import Answer
 from tokenswift.serve.guard import error_body
 

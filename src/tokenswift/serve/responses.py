@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from tokenswift.chat.calls import call_id
-from tokenswift.chat.parser import Delta
-from tokenswift.chat.tools import CHOICES
+from tokenswift.chat import CHOICES, Delta, call_id
 from tokenswift.serve.answers import Answer
 from tokenswift.serve.openai import PING, data, details, own, usage
 
@@ -52,7 +50,7 @@ def asked(answer: Answer) -> dict[str, Any]:
     tools = answer.calls.tools
     if tools is None:
         return {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
-    known = [{"type": "function", "strict": True, **tool.form["function"]} for tool in tools.known]
+    known = [{"type": "function", "strict": True, **form["function"]} for form in tools.forms]
     choice = tools.choice if tools.choice in CHOICES else {"type": "function", "name": tools.choice}
     return {"parallel_tool_calls": tools.parallel, "tool_choice": choice, "tools": known}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
-from tokenswift.chat.tools import Tools, tools_of
+from tokenswift.chat import Tools, tools_of
 from tokenswift.checks import LARGEST, shown
 from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.request import Request

@@ -44,7 +44,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
         error: of a failed one.
         client: digest of the client's key, who alone may read it; "" where none was asked for.
         before: messages of earlier responses that it goes on from.
-        thought: where its thought begins, of `chat.tools.thought_of`.
+        thought: where its thought begins, of `chat.thought_of`.
     """
 
     id: str

@@ -1,1 +1,0 @@
-"""Tool calls: what may be called, how a family of models writes calls, and what was written."""
