@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import median, pass_times
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES
 from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
+from tokenswift.kv import Segment
 from tokenswift.loader.config import HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget

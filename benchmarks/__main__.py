@@ -15,8 +15,7 @@ from benchmarks.needs import FETCHED, missing
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
-from tokenswift.checks import check_choice
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError, RunError, check_choice
 
 GIVEN = ("model", "dtype", "device", "heads", "threads", "prompts")
 

@@ -16,8 +16,7 @@ from benchmarks.common import PLAIN, Trial
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.sequence import Prefilled, Stream
-from tokenswift.metrics import distinct
-from tokenswift.types import Step
+from tokenswift.types import Step, distinct
 
 TURNS = 128  # at most about so many turns a run
 LEAST = 16  # tokens of a turn

@@ -10,9 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer
 from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, settings_of, shown
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_choice, check_integer
 
 #: the paper's samplers: of its models (Table 10), and those that it compares (Tables 6 and 12)
 SAMPLERS: dict[str, dict[str, float]] = {

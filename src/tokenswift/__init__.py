@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tokenswift.chat import Reply as Reply
     from tokenswift.chat import ToolCall as ToolCall
     from tokenswift.config import SamplingParams as SamplingParams
-    from tokenswift.engine.journal import resume as resume
     from tokenswift.engine.llm import LLM as LLM
+    from tokenswift.engine.llm import resume as resume
     from tokenswift.engine.request import Request as Request
     from tokenswift.engine.scheduler import Scheduler as Scheduler
     from tokenswift.engine.scheduler import Ticket as Ticket
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "chat": "Reply ToolCall",
     "config": "SamplingParams",
-    "engine.journal": "resume",
-    "engine.llm": "LLM",
+    "engine.llm": "LLM resume",
     "engine.request": "Request",
     "engine.scheduler": "Scheduler Ticket",
     "engine.sequence": "Stream",

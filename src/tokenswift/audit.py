@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from tokenswift.checks import LARGEST
 from tokenswift.config import SamplingParams, names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
 from tokenswift.spec.methods import STRATEGIES
 from tokenswift.tree import CandidateTree
-from tokenswift.types import InputError, Step
-from tokenswift.words import counted
+from tokenswift.types import LARGEST, InputError, Step, counted
 
 BASELINE = "autoregressive"
 #: What is audited where no options are given: partial caches that are smaller than the text.

@@ -25,12 +25,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import regex
 
-from tokenswift.checks import check_flag, shown
 from tokenswift.config import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar, closed
 from tokenswift.loader import prompts
 from tokenswift.sampling.masks import faults, special_tokens
-from tokenswift.types import Generation, InputError
+from tokenswift.types import Generation, InputError, check_flag, shown
 
 logger = logging.getLogger("tokenswift")
 MOST = 128  # tools of a chat

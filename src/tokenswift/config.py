@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 import msgspec
 from msgspec import Meta
 
-from tokenswift import words
-from tokenswift.checks import (
+from tokenswift.grammar import Grammar
+from tokenswift.types import (
     LARGEST,
+    InputError,
     check_choice,
     check_flag,
     check_text,
@@ -29,10 +30,38 @@ from tokenswift.checks import (
     meant,
     shown,
 )
-from tokenswift.grammar import Grammar
-from tokenswift.types import InputError
 
 T = TypeVar("T")
+
+# ---- words that arguments take: editors complete them, and checks take the valid ones from them ----
+
+#: how to draft; it never changes the tokens
+Strategy: TypeAlias = Literal["auto", "autoregressive", "tokenswift", "medusa", "triforce", "magicdec"]
+
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+#: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
+Weights: TypeAlias = Literal["stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
+Activations: TypeAlias = Literal["float", "int8"]
+#: kernel backend: the kernels of the device where they work, those of one kind of device, or torch
+Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch"]
+CudaGraphs: TypeAlias = Literal["auto", "off"]
+
+#: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
+HeadKind: TypeAlias = Literal["linear", "conditioned", "medusa"]
+
+OnLoop: TypeAlias = Literal["report", "stop"]
+
+Cache: TypeAlias = Literal["full", "partial", "dynamic"]
+Candidates: TypeAlias = Literal["coupled", "probability"]
+Draft: TypeAlias = Literal["auto", "partial", "hidden"]
+Vocabulary: TypeAlias = Literal["frequent", "full"]
+Acceptance: TypeAlias = Literal["exact", "published"]
+Kv: TypeAlias = Literal["snapkv", "streaming"]
+
+# ---- numbers and texts ----
+
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
 Biases: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]  # by token id; kept as sorted pairs
 MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
@@ -362,15 +391,15 @@ class LoadConfig:
         InputError: naming the field, its value and what is valid.
     """
 
-    dtype: words.Dtype | str = "auto"
+    dtype: Dtype | str = "auto"
     device: str = "auto"
     rope_scaling: str | None = None
     threads: int | None = None
-    weights: words.Weights | str = "stored"
-    activations: words.Activations | str = "float"
-    kv_cache_dtype: words.KvCacheDtype | str = "auto"
-    backend: words.Backend | str = "auto"
-    cuda_graphs: words.CudaGraphs | str = "auto"
+    weights: Weights | str = "stored"
+    activations: Activations | str = "float"
+    kv_cache_dtype: KvCacheDtype | str = "auto"
+    backend: Backend | str = "auto"
+    cuda_graphs: CudaGraphs | str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):
@@ -378,7 +407,7 @@ class LoadConfig:
             if type(value).__module__ == "torch":  # one of its own types or devices
                 keep_field(self, name, str(value).removeprefix("torch."))
         check_fields(self)
-        devices = ", ".join(words.words(words.Device))
+        devices = ", ".join(get_args(Device))
         known = self.device in devices.split(", ") or re.fullmatch(r"cuda:\d+", str(self.device))
         refuse(not known, self, "device", f"; valid: {devices}")
         if self.device != "auto":
@@ -459,10 +488,10 @@ class AutoOptions(MethodOptions):
     ngrams: int | None = None
     budget: int | None = None
     sinks: int = 16
-    cache: words.Cache = "dynamic"
-    candidates: words.Candidates = "coupled"
-    draft: words.Draft = "auto"
-    vocabulary: words.Vocabulary = "frequent"
+    cache: Cache = "dynamic"
+    candidates: Candidates = "coupled"
+    draft: Draft = "auto"
+    vocabulary: Vocabulary = "frequent"
     draft_model: Any = None
 
 
@@ -475,11 +504,11 @@ class TokenSwiftOptions(MethodOptions):
     ngram_count: int = 1
     budget: int = 4096
     sinks: int = 16
-    cache: words.Cache = "dynamic"
-    candidates: words.Candidates = "coupled"
-    draft: words.Draft = "auto"
-    vocabulary: words.Vocabulary = "frequent"
-    acceptance: words.Acceptance = "exact"
+    cache: Cache = "dynamic"
+    candidates: Candidates = "coupled"
+    draft: Draft = "auto"
+    vocabulary: Vocabulary = "frequent"
+    acceptance: Acceptance = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,9 +516,9 @@ class MedusaOptions(MethodOptions):
     """Options of the ``medusa`` strategy. See `MethodOptions`."""
 
     tree: tuple[int, ...] = (1, 3, 3, 3)
-    candidates: words.Candidates = "coupled"
-    acceptance: words.Acceptance = "exact"
-    vocabulary: words.Vocabulary = "frequent"
+    candidates: Candidates = "coupled"
+    acceptance: Acceptance = "exact"
+    vocabulary: Vocabulary = "frequent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,11 +527,11 @@ class MagicDecOptions(MethodOptions):
     `MethodOptions`."""
 
     gamma: int = 3
-    kv: words.Kv = "snapkv"
+    kv: Kv = "snapkv"
     budget: int = 4096
     sinks: int = 16
     draft_model: Any = None
-    candidates: words.Candidates = "coupled"
+    candidates: Candidates = "coupled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,11 +546,11 @@ class TriForceOptions(MethodOptions):
     refresh: int = 64
     draft_model: Any = None
     draft_budget: int = 256
-    candidates: words.Candidates = "coupled"
+    candidates: Candidates = "coupled"
 
 
 #: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
-HEAD_KINDS = words.words(words.HeadKind)
+HEAD_KINDS = get_args(HeadKind)
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {
     "auto": AutoOptions,

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_integer
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.runs import folder as folders
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_integer
 
 __all__ = ["Generator", "pool"]
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90

@@ -16,8 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import depth_and_size, shown
-from tokenswift.types import InputError
+from tokenswift.types import InputError, depth_and_size, shown
 
 #: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights' index
 MOST_CONFIG, MOST_TOKENIZER, MOST_INDEX = 1 << 24, 1 << 26, 1 << 26

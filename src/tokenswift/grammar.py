@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.checks import check_choice, check_text, depth_and_size, shown
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_choice, check_text, depth_and_size, shown
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}

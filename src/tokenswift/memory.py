@@ -14,8 +14,7 @@ import psutil
 import torch
 
 from tokenswift.config import CONTINUED_LENGTH, shown
-from tokenswift.types import InputError
-from tokenswift.words import counted
+from tokenswift.types import InputError, counted
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ANSWER = 1024  # new tokens that an answer may have in any case

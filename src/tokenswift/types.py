@@ -1,4 +1,5 @@
-"""The nouns of the library, and the legend of shape letters.
+"""The nouns of the library, checks of single values (each error names the field and the value, and says what
+is valid), and the legend of shape letters.
 
 Shape letters used in signatures and comments everywhere:
 
@@ -16,8 +17,13 @@ W     width of the contextual-penalty window
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from numbers import Real
+from time import perf_counter
 from typing import Any
 
 
@@ -180,7 +186,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Figures of one generation (definitions: paper section 4; `metrics.py`).
+    """Figures of one generation (definitions: paper section 4; `Meter`).
 
     Attributes:
         steps: verify passes.
@@ -242,3 +248,258 @@ class Generation:
     draft_source: str = "none"
     token_sources: dict[str, int] = field(default_factory=dict)
     logprobs: list[Logprob] = field(default_factory=list)
+
+
+PREFILL = "prefill"
+
+
+def distinct(tokens: Sequence[int], n: int) -> float:
+    """Distinct-n (Li et al. 2016): unique n-grams ÷ all n-grams; 0 when there is none."""
+    total = len(tokens) - n + 1
+    if total < 1:
+        return 0.0
+    return len(set(zip(*(tokens[i : i + total] for i in range(n)), strict=True))) / total
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+class _Phase:
+    """A stopwatch that adds up; also of the time spent so far when the phase raises."""
+
+    __slots__ = ("seconds", "_since")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._since = perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += perf_counter() - self._since
+
+
+class Meter:
+    """Adds up steps and times of one generation.
+
+    Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β the same for
+    tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps, the target's own
+    included. A figure whose denominator is 0 is 0.
+
+    Times are wall-clock seconds of the calling thread. An accelerator that runs behind shows up in
+    the phase that waits for it (the choice of tokens), so only the sum is exact there.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.ngram_accepted = 0
+        self.gamma = 0
+        self._phases: dict[str, _Phase] = {}
+        self._lap: dict[str, float] = {}
+
+    def phase(self, name: str) -> _Phase:
+        """A context manager that adds its time to the phase; "prefill" is kept apart."""
+        phase = self._phases.get(name)
+        if phase is None:
+            phase = self._phases[name] = _Phase()
+        return phase
+
+    def add(self, step: Step) -> None:
+        """Count one verify pass."""
+        self.steps += 1
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self.ngram_accepted += step.ngram_accepted
+        self.gamma += step.gamma
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase so far, prefill included."""
+        return {name: phase.seconds for name, phase in self._phases.items()}
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last call (or the beginning); phases without time are left out."""
+        before, self._lap = self._lap, self.seconds
+        spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
+        return {name: seconds for name, seconds in spent.items() if seconds}
+
+    def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
+        """Count steps of an earlier part of the run, as journals have them (see `runs.state.Tokens`), and
+        the seconds by phase of all."""
+        for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
+            self.add(Step((), drafted, accepted, ngram_accepted, gamma))
+        for name, value in seconds.items():
+            self.phase(name).seconds += value
+
+    def finish(self, tokens: Sequence[int], draft_passes: int = 0, loop: Loop | None = None) -> Metrics:
+        """The figures of the run.
+
+        Args:
+            tokens: the new tokens, as handed to the user.
+            draft_passes: model passes made only to draft.
+            loop: where the text repeats itself.
+        """
+        phases = self.seconds
+        prefill = phases.pop(PREFILL, 0.0)
+        seconds = sum(phases.values())
+        return Metrics(
+            steps=self.steps,
+            draft_passes=draft_passes,
+            acceptance_rate=_ratio(self.accepted, self.gamma),
+            ngram_acceptance_rate=_ratio(self.ngram_accepted, self.gamma),
+            mean_acceptance_length=_ratio(len(tokens), self.steps),
+            node_acceptance_rate=_ratio(self.accepted, self.drafted),
+            tokens_per_second=_ratio(len(tokens), seconds),
+            seconds=seconds,
+            prefill_seconds=prefill,
+            distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
+            phases=phases,
+            loop=loop,
+        )
+
+
+def decoding(seconds: Mapping[str, float]) -> float:
+    """Of seconds by phase those of the steps."""
+    return sum(value for phase, value in seconds.items() if phase != PREFILL)
+
+
+# ---- checks of single values --------------------------------------------------------------------
+
+#: the greatest integer that a field takes: what a tensor's size and index can be
+LARGEST = 2**63 - 1
+_SHOWN = 80  # characters of a bad value in a message
+
+
+def shown(value: object) -> str:
+    """``repr`` of a bad value, cut to one short piece of a line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def check_number(name: str, value: object, valid: str, ok: bool) -> float:
+    """The number, numpy's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is a number that a float can hold and ``ok`` holds.
+    """
+    number = finite(value)
+    if not math.isfinite(number) or not ok:
+        raise InputError(f"{name} is {shown(value)}; valid: {valid}", name)
+    return value if isinstance(value, int | float) else number
+
+
+def check_integer(name: str, value: object, least: int, valid: str = "", most: int = LARGEST) -> int:
+    """The integer, numpy's and torch's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is an integer from ``least`` to ``most``.
+    """
+    number = integer_of(value)
+    if number is None or not least <= number <= most:
+        usual = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
+        raise InputError(f"{name} is {shown(value)}; valid: {valid or f'an integer {usual}'}", name)
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(
+            f"{name} is {shown(value)}; valid: {', '.join(choices)}{meant(value, choices)}", name
+        )
+
+
+def meant(given: object, words: Iterable[str]) -> str:
+    """What a refusal ends with: the word that was probably meant, if any."""
+    named = {word.lstrip("-"): word for word in words}
+    begun = given.lower().lstrip("-") if isinstance(given, str) else ""
+    found = [name for name in named if len(begun) > 2 and name.startswith(begun)]
+    found = found or get_close_matches(begun, named, n=1)
+    return f"; did you mean {named[found[0]]}?" if found and found[0] != begun else ""
+
+
+def check_tokens(tokens: Collection[int], count: int) -> None:
+    """Raise :class:`InputError` unless all token ids are below ``count`` and none is negative."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= count):
+        wrong = next(token for token in tokens if not 0 <= token < count)
+        raise InputError(f"token id is {wrong}; valid: 0 to {count - 1}, the model's vocabulary")
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The truth value, numpy's as Python's own; :class:`InputError` for anything else."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {shown(value)}; valid: True, False", name)
+    return bool(value)
+
+
+def check_callback(name: str, value: object) -> None:
+    """Refuse what cannot be called; None passes."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
+
+
+def integer_of(value: object) -> int | None:
+    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def finite(value: object) -> float:
+    """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return math.nan
+
+
+def check_text(name: str, text: str) -> str:
+    """The text.
+
+    Raises:
+        InputError: it holds a lone surrogate, half a character that no UTF-8 has.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(text[error.start])
+        raise InputError(
+            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole characters",
+            name,
+        ) from error
+    return text
+
+
+def depth_and_size(value: object, most: int) -> tuple[int, int]:
+    """How deep objects and lists of a JSON value lie in each other (counted to one more than ``most``), and
+    how many values it has down to there."""
+    level, depth, count = [value] if isinstance(value, dict | list) else [], 0, 1
+    while level and depth <= most:
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        count += sum(map(len, inner))
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        depth += 1
+    return depth, count
+
+
+def keep_field(options: object, name: str, value: object) -> None:
+    """Set a field of a frozen dataclass while it is made."""
+    object.__setattr__(options, name, value)
+
+
+def counted(number: int, word: str, several: str | None = None) -> str:
+    """A count in words: ``1 token``, ``2,000 tokens``.
+
+    Args:
+        word: of one.
+        several: of any other number; default: with an s.
+    """
+    return f"{number:,} {word if number == 1 else several or word + 's'}"

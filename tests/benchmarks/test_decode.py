@@ -7,7 +7,7 @@ import pytest
 from benchmarks.decode import figures, paired_run
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
-from tokenswift.metrics import distinct
+from tokenswift.types import distinct
 
 
 def test_a_race_writes_the_tokens_of_generate() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Call, interrupted
 from tokenswift.runs import folder as folders
-from tokenswift.runs.report import summary_of
+from tokenswift.runs.folder import summary_of
 
 LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
 

@@ -26,7 +26,7 @@ from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
 from tokenswift.memory import Memory
-from tokenswift.runs.writer import RunWriter
+from tokenswift.runs.folder import RunWriter
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods import Autoregressive
 from tokenswift.spec.strategy import TokenSequence

@@ -15,13 +15,13 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.source import FromFiles
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import WEIGHTS
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
+from tokenswift.spec.resources import FromFiles
 from tokenswift.types import InputError
 
 PROMPT = [5, 9, 200, 33, 5, 9, 200, 34, 71, 5, 9]

@@ -13,7 +13,7 @@ import pytest
 
 from tokenswift import LLM, SamplingParams
 from tokenswift.runs import folder as folders
-from tokenswift.runs.writer import SYNC_SECONDS
+from tokenswift.runs.folder import SYNC_SECONDS
 
 SLACK = 1.0  # seconds for a thread to wake and a disk to write, on a busy machine
 CHILD = """

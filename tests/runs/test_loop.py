@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
-from tokenswift.runs.loop import LoopGuard
+from tokenswift.engine.detokenize import LoopGuard
 from tokenswift.types import Loop
 
 SOUND = sorted((Path(__file__).parents[1] / "data" / "sound").iterdir())

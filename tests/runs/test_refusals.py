@@ -14,7 +14,8 @@ import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, HOT, begin, journal_tokens
 from tokenswift import LLM, InputError, RunError
-from tokenswift.runs import journal, writer
+from tokenswift.runs import folder as folders
+from tokenswift.runs import journal
 from tokenswift.runs.folder import is_locked
 
 
@@ -112,7 +113,7 @@ def test_a_folder_that_cannot_be_written(llm: LLM, tmp_path: Path) -> None:
 def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """The run ends with what was kept and how to go on; with room again it goes on to the same text."""
     folder = tmp_path / "run"
-    monkeypatch.setattr(writer, "SYNC_TOKENS", 4)
+    monkeypatch.setattr(folders, "SYNC_TOKENS", 4)
     real, left = journal.Appender.append, [room]
 
     def full(self: journal.Appender, *records: Any) -> None:

@@ -18,7 +18,6 @@ from tests.runs.common import CALL, Stop, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
-from tokenswift.runs import writer
 from tokenswift.runs.folder import is_locked
 
 
@@ -169,7 +168,7 @@ def test_tokens_do_not_wait_for_a_slow_step(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that never ends keeps no accepted token from the disk."""
-    monkeypatch.setattr(writer, "SYNC_SECONDS", 0.02)
+    monkeypatch.setattr(folders, "SYNC_SECONDS", 0.02)
     folder = tmp_path / "run"
 
     def on_step(step: Step) -> None:
@@ -204,7 +203,7 @@ def test_a_signal_before_the_journals_thread_starts(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "Thread", Late)
+        patched.setattr(folders, "Thread", Late)
         with pytest.raises(KeyboardInterrupt):
             llm.generate("hello", **CALL, run_dir=tmp_path / "run")
     expected = llm.generate("hello", **CALL)

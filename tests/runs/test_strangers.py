@@ -18,7 +18,7 @@ from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.report import summary_of
+from tokenswift.runs.folder import summary_of
 
 Records = list[dict[str, Any]]
 OPTIONS = {"tree": (2, 2), "ngrams": 2, "ngram_count": 1, "budget": 24, "sinks": 2, "draft": "partial"}

@@ -18,7 +18,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import LARGEST
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.generate import Text, stream
@@ -27,8 +26,7 @@ from tokenswift.cli.terminal import Interrupted, Signals, table
 from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.files import line_of
 from tokenswift.loader.prompts import check_template_options
-from tokenswift.types import InputError, RunError
-from tokenswift.words import counted
+from tokenswift.types import LARGEST, InputError, RunError, counted
 
 KEYS = "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps what there is."
 logger = logging.getLogger("tokenswift")

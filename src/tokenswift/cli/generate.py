@@ -20,8 +20,7 @@ from tokenswift.config import CONTINUED
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
-from tokenswift.types import Generation, InputError, RunError, Step
-from tokenswift.words import counted
+from tokenswift.types import Generation, InputError, RunError, Step, counted
 
 if TYPE_CHECKING:
     from tokenswift.runs.state import RunState

@@ -11,7 +11,6 @@ from importlib import resources
 from statistics import median
 from typing import Any
 
-from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
@@ -19,8 +18,7 @@ from tokenswift.cli.output import TextSink, check_record, give, write_json
 from tokenswift.cli.terminal import say, table
 from tokenswift.config import SamplingParams, settings_of
 from tokenswift.engine.request import record_of
-from tokenswift.types import InputError, RunError
-from tokenswift.words import counted
+from tokenswift.types import InputError, RunError, check_integer, counted
 
 STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}
 LETTERS = 16  # characters of a token at most: what of a text is tokenized

@@ -13,8 +13,7 @@ from typing import IO, Any
 from tokenswift.cli.declare import dashed
 from tokenswift.cli.terminal import say
 from tokenswift.files import line_of, replacing
-from tokenswift.types import Generation, InputError, RunError
-from tokenswift.words import counted
+from tokenswift.types import Generation, InputError, RunError, counted
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")

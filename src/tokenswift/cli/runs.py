@@ -65,7 +65,7 @@ def resume(args: argparse.Namespace) -> int:
     state = folders.load_whole(folder)
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
     with Stages(args.quiet, "loading") as stages:
-        from tokenswift.engine.journal import reload, request_of
+        from tokenswift.engine.llm import reload, request_of
 
         request = request_of(state, folder, args.max_new_tokens, args.on_loop)
         llm = reload(state, stages)
@@ -81,7 +81,7 @@ def list_runs(args: argparse.Namespace) -> int:
     """List the runs that were kept with generate --run-dir, with state and figures; or print the text of one
     (--text). No model is needed."""
     from tokenswift.runs import folder as folders
-    from tokenswift.runs.report import COLUMNS, cells, summaries
+    from tokenswift.runs.folder import COLUMNS, cells, summaries
 
     folder = Path(args.folder).expanduser()
     record, text = output.check_record(args.json), output.check_record(args.text, "--text")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.output import check_writable
@@ -16,7 +15,7 @@ from tokenswift.cli.terminal import Stages, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_choice
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own

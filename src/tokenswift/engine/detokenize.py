@@ -1,4 +1,5 @@
-"""Incremental detokenisation: from tokens, as they come, to text in complete characters.
+"""What watches new tokens as they come: they become text in complete characters, which may end by a stop
+string, and a text that repeats itself is noticed.
 
 The text of a token can depend on its left neighbours (a character's bytes may be split over tokens, and
 some tokenizers drop the first space), so a token is decoded together with the tokens before it that were
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tokenswift.types import InputError
+import numpy as np
+
+from tokenswift.types import InputError, Loop
 
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete character (yet)
 MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
+MOST, COPIES, TOKENS = 512, 3, 160  # tokens of a pattern at most; copies of it, and tokens that these make up
 
 
 class TextStream:
@@ -116,3 +120,45 @@ class TextStream:
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut]
+
+
+class LoopGuard:
+    """Notices that a text has begun to repeat itself, at a small and constant cost per token.
+
+    A *pattern* is what vLLM's ``repetition_detection`` calls by that name: the newest ``size · count`` tokens
+    are ``count`` copies of ``size`` tokens. For every size the guard keeps how many of the newest tokens
+    equal the one ``size`` places before; a few vector operations per token keep all of them. Short patterns
+    are common in sound text (dots, rules of tables, rows of zeros), so the copies must also make up
+    ``TOKENS`` tokens.
+
+    Attributes:
+        loop: the loop that the text is in, None while there is none.
+        first: the first loop ever seen.
+    """
+
+    def __init__(self) -> None:
+        sizes = np.arange(1, MOST + 1)
+        self._need = np.maximum(sizes * (COPIES - 1), TOKENS - sizes)
+        self._equal = np.zeros(MOST, dtype=np.int64)  # by size: newest tokens equal to those before
+        self._newest = np.full(MOST, -1, dtype=np.int64)  # the newest token first
+        self.count = 0
+        self.loop: Loop | None = None
+        self.first: Loop | None = None
+
+    def push(self, token: int) -> bool:
+        """Take a token; True when a loop becomes certain with it."""
+        self._equal += 1
+        self._equal *= self._newest == token
+        self._newest[1:] = self._newest[:-1]
+        self._newest[0] = token
+        self.count += 1
+        found = np.flatnonzero(self._equal >= self._need)
+        if not len(found):
+            self.loop = None
+            return False
+        size = int(found[0]) + 1
+        span = int(self._equal[found[0]]) + size
+        new = self.loop is None
+        self.loop = Loop(self.count - span, size, span)
+        self.first = self.first or self.loop
+        return new

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 
-from tokenswift import words
 from tokenswift.chat import Calls, Reply, Tools, conversation, thought_of, tools_of
-from tokenswift.config import CONTINUED, LoadConfig, SamplingParams
-from tokenswift.engine.journal import asked_of
+from tokenswift.config import (
+    CONTINUED,
+    Backend,
+    CudaGraphs,
+    Device,
+    Dtype,
+    HeadKind,
+    LoadConfig,
+    OnLoop,
+    SamplingParams,
+    Strategy,
+)
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
-from tokenswift.engine.sequence import Prefilled, Stream
+from tokenswift.engine.sequence import Prefilled, Stream, asked_of
 from tokenswift.engine.sequence import Sequence as TextSequence
-from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
+from tokenswift.runs.folder import load
+from tokenswift.runs.state import RunState
 from tokenswift.spec.eagle.files import EagleWeights
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.resources import Resources
-from tokenswift.types import Generation, InputError, OnProgress, Step
+from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
+from tokenswift.types import Generation, InputError, OnProgress, Step, check_callback
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -75,9 +86,9 @@ class LLM(AbstractContextManager["LLM"]):
     def __init__(
         self,
         model: str | os.PathLike[str],
-        dtype: words.Dtype | str | torch.dtype = "auto",
-        device: words.Device | str | torch.device = "auto",
-        heads: Literal["auto", "none"] | words.HeadKind | str | Path | Heads | None = "auto",
+        dtype: Dtype | str | torch.dtype = "auto",
+        device: Device | str | torch.device = "auto",
+        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         eagle: str | Path | EagleWeights | None = "auto",
         on_progress: OnProgress | None = None,
         **loading: Any,
@@ -97,10 +108,10 @@ class LLM(AbstractContextManager["LLM"]):
         cls,
         model: Any,
         tokenizer: Any = None,
-        heads: Literal["auto", "none"] | words.HeadKind | str | Path | Heads | None = "auto",
+        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
-        backend: words.Backend | str = "auto",
-        cuda_graphs: words.CudaGraphs | str = "auto",
+        backend: Backend | str = "auto",
+        cuda_graphs: CudaGraphs | str = "auto",
         eagle: str | Path | EagleWeights | None = "auto",
     ) -> LLM:
         """Wrap a loaded transformers model, whose layers may lie on several devices (its ``device_map``); the
@@ -210,7 +221,7 @@ class LLM(AbstractContextManager["LLM"]):
         self,
         prompt: Prompt,
         max_new_tokens: int | None = None,
-        strategy: words.Strategy | str = "auto",
+        strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         *,
@@ -387,3 +398,73 @@ class LLM(AbstractContextManager["LLM"]):
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
         return self.target.numerics()
+
+
+def resume(
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    llm: LLM | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_loop: OnLoop | str | None = None,
+) -> Generation:
+    """Go on with a run; a finished one is returned as it is, unless it may become longer.
+
+    Args:
+        run_dir: its folder, from ``LLM.generate(run_dir=…)`` or ``tokenswift generate --run-dir``.
+        max_new_tokens: of the whole run, counted from its prompt; None as before.
+        llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
+        on_step: called with each new step.
+        on_loop: "report" or "stop"; None as before.
+    Raises:
+        InputError: no run, a damaged one, another process writes it, or something that decides the tokens
+            is not what it was; the line names it.
+    """
+    _, state = load(Path(run_dir).expanduser())
+    request = request_of(state, run_dir, max_new_tokens, on_loop)
+    if llm is not None:
+        return llm.start(request).finish(on_step)
+    with reload(state) as loaded:
+        return loaded.start(request).finish(on_step)
+
+
+def request_of(
+    state: RunState, run_dir: str | Path, max_new_tokens: int | None = None, on_loop: str | None = None
+) -> Request:
+    """The request that continues a run. The arguments are those of
+    :func:`resume`.
+
+    Raises:
+        InputError: options that its strategy does not have, or another argument that is wrong.
+    """
+    identity, session = state.header.identity, state.session
+    return Request(
+        prompt=state.header.prompt,
+        max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        strategy=session.strategy,
+        strategy_options=session.options,
+        sampling=identity.params,
+        ignore_eos=session.ignore_eos,
+        stop=tuple(identity.stop),
+        on_loop=on_loop or session.on_loop,
+        run_dir=run_dir,
+    )
+
+
+def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
+    """The ``LLM`` of a run, loaded as it was.
+
+    Args:
+        on_progress: as of ``LLM``.
+    Raises:
+        InputError: it was made from a model object, or cannot be loaded any more.
+    """
+    if state.header.model is None:
+        raise InputError(
+            f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
+            f"resume(run_dir, llm=LLM.from_model(…))"
+        )
+    loading = msgspec.structs.asdict(state.header.model)
+    with suppress(InputError):
+        return LLM(**loading, on_progress=on_progress)
+    # what drafted may be gone: that makes it slower, and other faults are told again
+    return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)

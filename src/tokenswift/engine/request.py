@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift import words
-from tokenswift.checks import keep_field, meant
 from tokenswift.config import (
     OPTIONS,
+    OnLoop,
     SamplingParams,
+    Strategy,
     build_options,
     check_fields,
     check_texts,
@@ -24,7 +24,7 @@ from tokenswift.config import (
 )
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
-from tokenswift.types import Generation, InputError, OnProgress
+from tokenswift.types import Generation, InputError, OnProgress, check_callback, keep_field, meant
 
 EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -48,12 +48,12 @@ class Request:
 
     prompt: Prompt
     max_new_tokens: int | None = None  # None: as `memory.default_length` has it
-    strategy: words.Strategy | str = "auto"
+    strategy: Strategy | str = "auto"
     strategy_options: Mapping[str, Any] | None = None
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
-    on_loop: words.OnLoop | str = "report"
+    on_loop: OnLoop | str = "report"
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: int | None = None
@@ -132,12 +132,6 @@ class Request:
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         return dict(self.strategy_options or {})
-
-
-def check_callback(name: str, value: object) -> None:
-    """Refuse what cannot be called; None passes."""
-    if value is not None and not callable(value):
-        raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
 
 
 # ---- as JSON --------------------------------------------------------------------------------------

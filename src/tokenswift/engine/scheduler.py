@@ -22,14 +22,12 @@ from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 from typing import Any, Literal, TypeAlias
 
-from tokenswift.checks import check_integer
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
-from tokenswift.interfaces import FeatureStore
-from tokenswift.types import Generation, InputError, Step, Stopped
-from tokenswift.words import counted
+from tokenswift.kv import FeatureStore
+from tokenswift.types import Generation, InputError, Step, Stopped, check_callback, check_integer, counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
 DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait

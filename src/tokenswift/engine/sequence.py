@@ -7,32 +7,45 @@ Whoever wants it alone iterates it; the scheduler makes the same calls for sever
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from tokenswift.config import SamplingParams
-from tokenswift.engine.detokenize import TextStream
-from tokenswift.engine.journal import kept_prompt, open_journal
+from tokenswift.chat import Tools
+from tokenswift.config import SamplingParams, settings_of
+from tokenswift.engine.detokenize import LoopGuard, TextStream
 from tokenswift.engine.prefix_cache import Prefixes
-from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.request import Request
 from tokenswift.engine.step import decode, prefill
 from tokenswift.kv.full import FullCache
+from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import check_run, default_length, needs_of
-from tokenswift.metrics import PREFILL
-from tokenswift.runs.loop import LoopGuard
-from tokenswift.runs.state import End, RunState
+from tokenswift.runs.folder import RunWriter, load
+from tokenswift.runs.state import End, Header, Identity, Loading, RunState, Session
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.drafters.base import MARKS
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.types import Generation, InputError, Logprob, RunError, Step
+from tokenswift.types import (
+    PREFILL,
+    Generation,
+    InputError,
+    Logprob,
+    RunError,
+    Step,
+    check_callback,
+    check_tokens,
+    counted,
+)
 
 logger = logging.getLogger("tokenswift")
 
@@ -145,7 +158,16 @@ class Sequence(TokenSequence):
             self.journal.begin(self._end())
 
     def restore(self, state: RunState) -> None:
-        """Go on where a run's journal ends."""
+        """Go on where a run's journal ends.
+
+        Raises:
+            InputError: it is longer than the text may become, or holds ids that the model has not.
+        """
+        most, made = self.max_new_tokens, len(state.tokens)
+        if most < made:
+            had = f"the run has {counted(made, 'token')} already"
+            raise InputError(f"max_new_tokens is {most}; {had}; valid: at least as many")
+        check_tokens(state.tokens, self.model.vocab_size)
         self.tokens += state.tokens
         for token in state.tokens:  # what ends a text now may not have ended it then
             self.finish_reason = None
@@ -388,3 +410,87 @@ class Prefilled(Prefixes):
     def stream(self, *args: Any, **options: Any) -> Stream:
         """``LLM.stream`` without its prompt, from a fork."""
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
+
+
+# ---- the journal ----------------------------------------------------------------------------------
+
+PLAIN = str | int | float | tuple | None  # options that a journal can hold: no model objects
+
+
+def asked_of(
+    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
+) -> str | None:
+    """What stands for a conversation, its tools and its template's options in `Request.asked`; None: the
+    prompt is none."""
+    asked = [prompt, tools and tools.forms, *([options] if options else [])]
+    return digest_of(asked, default=str) if is_chat(prompt) else None
+
+
+def _asked(request: Request) -> str | None:
+    return request.asked or asked_of(request.prompt, None, request.template_options)
+
+
+def kept_prompt(request: Request) -> list[int] | None:
+    """The prompt's ids in a run's folder whose run was asked for by the very messages: templates may write
+    today's date. None: there is no such run."""
+    asked = _asked(request)
+    if asked is not None and request.run_dir is not None:
+        with suppress(InputError):  # no run; or taking the folder says what is wrong with it
+            header = load(Path(request.run_dir).expanduser())[1].header
+            return header.prompt if header.asked == asked else None
+    return None
+
+
+def open_journal(sequence: Sequence) -> RunWriter:
+    """Take the folder of a text's run; the text goes on with the run that is there already.
+
+    Raises:
+        InputError: the folder cannot be written, holds another run, or one that is longer.
+    """
+    request, llm = sequence.request, sequence.llm
+    identity = Identity(
+        **llm.resources.identity(),
+        sampling=settings_of(request.sampling),
+        eos=sorted(sequence.eos),
+        stop=[text if isinstance(text, str) else list(text) for text in request.stop],
+        acceptance=sequence.strategy.acceptance,
+    )
+    loading = None if llm.loading is None else Loading(**llm.loading)
+    header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _asked(request))
+    checked = ((name, getattr(request.options, name)) for name in request.given)
+    options: dict[str, Any] = {name: value for name, value in checked if isinstance(value, PLAIN)}
+    session = Session(
+        time=time.time(),
+        pid=os.getpid(),
+        max_new_tokens=request.max_new_tokens,
+        strategy=request.strategy,
+        options=options,
+        on_loop=request.on_loop,
+        ignore_eos=request.ignore_eos,
+        numerics=llm.numerics(),
+        threads=torch.get_num_threads(),
+        versions=versions(),
+    )
+    writer = RunWriter(Path(request.run_dir), header, session)
+    if writer.state is not None:
+        try:
+            sequence.restore(writer.state)
+        except BaseException:
+            writer.close()
+            raise
+        if sequence.finish_reason is None:
+            _warn(writer.state.session, session, identity.acceptance)
+    return writer
+
+
+def _warn(then: Session, now: Session, acceptance: str) -> None:
+    """Say in one line why the text may differ from the uninterrupted run's."""
+    old, new = ({**one.versions, **one.numerics} for one in (then, now))
+    keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
+    why = [f"{key} is {new.get(key)}, was {old.get(key)}" for key in keys if old.get(key) != new.get(key)]
+    if acceptance != "exact":
+        why = ["the published rule draws by what was drafted"]
+    elif not why and not new["equal_bits"]:
+        why = [f"prefill and decoding may round differently ({new['how']}, {new['device']})"]
+    if why:
+        logger.warning("%s: the text may differ from the uninterrupted run's", "; ".join(why))

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import Pass, Segment
+from tokenswift.kv import Pass, Segment
 from tokenswift.kv.full import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.spec.accept import accept_exact, accept_published

@@ -21,14 +21,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
-from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.weights import STORED_IN, LayerWeights, Packed, Shape
+from tokenswift.kv import KVCache, Pass, Segment
 from tokenswift.kv.full import Arena, Entries, FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.ranking import Ranker
+from tokenswift.types import check_tokens
 
 
 @dataclass(slots=True, eq=False)

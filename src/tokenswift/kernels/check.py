@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv import Segment
 from tokenswift.kv.full import FullCache
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache
 from tokenswift.kernels.base import Backend, Batch, Body, Taps
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv import KVCache
 from tokenswift.tree import ancestor_mask
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache
+from tokenswift.kv import KVCache
 
 #: positions at whose multiples the kernels' chunks of attention end
 CHUNK = 256

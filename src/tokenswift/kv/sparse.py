@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache
+from tokenswift.kv import KVCache
 from tokenswift.kv.full import FullCache, Tail, to_device
 
 

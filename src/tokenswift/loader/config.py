@@ -19,11 +19,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tokenswift.checks import shown
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
 from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
 from tokenswift.loader.rope import check_stated_once
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 #: what is valid where there is an adapter

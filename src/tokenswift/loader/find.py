@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tokenswift.files import line_of
 from tokenswift.loader import default_model
-from tokenswift.types import InputError, RunError
-from tokenswift.words import counted
+from tokenswift.types import InputError, RunError, counted
 
 
 def gguf_in(path: Path) -> Path | None:

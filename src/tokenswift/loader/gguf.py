@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenswift.checks import shown
 from tokenswift.kernels.formats import BY_CODE, Stored
 from tokenswift.loader.config import (
     EMBEDDING,
@@ -42,7 +41,7 @@ from tokenswift.loader.config import (
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
 from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import StoredWeights, check_tensors, unstored
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:

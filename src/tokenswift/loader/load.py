@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from logging import CRITICAL
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from tokenswift.checks import check_choice, shown
-from tokenswift.config import LoadConfig, check_backend
+from tokenswift.config import Dtype, LoadConfig, Weights, check_backend
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader import default_model
 from tokenswift.loader.config import (
@@ -54,13 +53,12 @@ from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
 from tokenswift.loader.weights import INDEX, FileWeights, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
-from tokenswift.types import InputError, RunError
-from tokenswift.words import Dtype, Weights, words
+from tokenswift.types import InputError, RunError, check_choice, shown
 
 _one_at_a_time = threading.RLock()
-DTYPES = words(Dtype)
+DTYPES = get_args(Dtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
-WEIGHTS = words(Weights)
+WEIGHTS = get_args(Weights)
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
 SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"

@@ -22,11 +22,10 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from tokenswift.checks import check_text, shown
 from tokenswift.config import integer_of
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.template import rendered
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError, RunError, check_text, shown
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None

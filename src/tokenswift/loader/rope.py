@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.checks import shown
 from tokenswift.config import STATED_POSITIONS, RopeScaling
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 if TYPE_CHECKING:  # the command line reads wishes from here, without torch
     import torch

@@ -24,8 +24,7 @@ import msgspec
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.config import converted, refusal
 from tokenswift.loader.find import refused_as
-from tokenswift.types import InputError
-from tokenswift.words import counted
+from tokenswift.types import InputError, counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

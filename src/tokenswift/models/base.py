@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.interfaces import FeatureStore, KVCache, Pass, Segment
 from tokenswift.kernels.base import Backend
+from tokenswift.kv import FeatureStore, KVCache, Pass, Segment
 from tokenswift.kv.full import FullCache, Tail, tail_room
 from tokenswift.kv.select import OBSERVED
 from tokenswift.loader.config import Layout, head_width
@@ -161,7 +161,7 @@ class BaseTarget(ABC):
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
-        """Run n tokens over ``cache`` (see `interfaces.Segment`); their entries go to its scratch."""
+        """Run n tokens over ``cache`` (see `kv.Segment`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @torch.inference_mode()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config import LoadConfig
-from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv import Pass, Segment
 from tokenswift.kv.full import Arena
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
 from tokenswift.loader.families import FAMILIES, GELU

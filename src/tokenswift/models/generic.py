@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from tokenswift.config import LoadConfig
-from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.kv import Pass, Segment
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary

@@ -43,7 +43,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto", graphs
     """The backend of a device; made, and its kernels checked, once a process.
 
     Args:
-        wanted: one of `words.Backend`. "auto": on the CPU compiled kernels, on CUDA Triton's; or torch where
+        wanted: one of `Backend`. "auto": on the CPU compiled kernels, on CUDA Triton's; or torch where
             there are none or they break the rule that a row's bits are their own affair, as one line says.
         graphs: whether a card's passes may be captured as graphs.
     Raises:

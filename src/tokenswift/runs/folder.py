@@ -1,4 +1,4 @@
-"""A run's folder: its lock, its journal and its text file.
+"""A run's folder: its lock, its journal, its text file, and the thread that writes them; and what lists say.
 
 =============  ===========================================================================
 ``journal``    everything, see `runs.journal`
@@ -8,6 +8,9 @@
 =============  ===========================================================================
 
 A folder may come from anybody: of these files, links and what is no regular file are refused.
+
+A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step that
+takes long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
 """
 
 from __future__ import annotations
@@ -16,18 +19,39 @@ import fcntl
 import os
 import re
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event, Thread
+from threading import Lock as Mutex
+from typing import Any
 
 from tokenswift.config import shown
+from tokenswift.files import line_of
 from tokenswift.runs import journal
 from tokenswift.runs.journal import check_regular, open_regular, read_regular, write_whole
-from tokenswift.runs.state import Record, RunState, replay
-from tokenswift.types import InputError
-from tokenswift.words import counted
+from tokenswift.runs.state import (
+    End,
+    Header,
+    Record,
+    RunState,
+    Session,
+    Tokens,
+    check_same,
+    replay,
+    sources_of,
+)
+from tokenswift.types import PREFILL, InputError, RunError, Step, counted, decoding
 
 JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
+SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
+BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
+LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
+#: columns of a list of runs, see :func:`cells`
+COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "sessions", "loop from", "model", "strategy")
+COLUMNS += ("last written",)
 
 
 class Busy(InputError):
@@ -151,3 +175,227 @@ def write_text(folder: Path, text: str) -> None:
         if not data.startswith(read_regular(path)):
             os.replace(path, folder / OLD)
     write_whole(path, data)
+
+
+class RunWriter:
+    """The one writer of a run's folder: takes a new one, or one with a run of the same identity.
+
+    Args:
+        folder: the folder; made when it is not there.
+        header: the first record of a new journal.
+        session: the record of this process.
+
+    Attributes:
+        folder: the run's folder.
+        state: the run as it was found; None for a new one.
+    Raises:
+        InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
+            one of another version, files that are no run's, or links.
+    """
+
+    def __init__(self, folder: Path, header: Header, session: Session) -> None:
+        self.folder = folder.expanduser()
+        self.state: RunState | None = None
+        with ExitStack() as held:
+            try:
+                check_new(self.folder)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = Lock(self.folder)
+                held.callback(self._lock.release)
+                if has_run(self.folder):
+                    self.state = load_whole(self.folder)
+                    check_same(str(self.folder), self.state.header, header)
+            except OSError as error:
+                line = f"run_dir {self.folder} cannot be written ({error.strerror or error})"
+                raise InputError(f"{line}; valid: a writable folder") from error
+            held.pop_all()
+        self._first = (header, session)
+        self._appender: journal.Appender | None = None
+        self._thread: Thread | None = None
+        self._wake, self._writing = Event(), Mutex()
+        self._pending: deque[tuple[Step, dict[str, Any]]] = deque()
+        self._text = [] if self.state is None else [self.state.text]
+        self._kept = self._taken = 0 if self.state is None else len(self.state.tokens)
+        self._closed = False
+        self._error: Exception | None = None
+
+    def begin(self, end: End | None) -> None:
+        """Make or go on with the journal, unless it has its end already; called right before the prefill.
+
+        Args:
+            end: how the text ended already; None: it goes on.
+        Raises:
+            RunError: the disk says no.
+        """
+        path, state = self.folder / JOURNAL, self.state
+        try:
+            if state is not None and end is not None and end == state.end:
+                if has_text(self.folder, state.text + end.tail):
+                    return
+            if state is None:
+                journal.create(path, self._first)
+            self._appender = journal.Appender(path, journal.read(path))
+            if state is not None:
+                self._appender.append(self._first[1])
+                if end != state.end and end is not None:
+                    ended = Tokens([], "", [], "", [], state.seconds, state.passes, state.loop, end)
+                    self._appender.append(ended)
+        except OSError as error:
+            self.close()
+            raise self._failed(error) from error
+        self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
+        self._thread.start()
+
+    def add(self, step: Step, newest: dict[str, Any]) -> None:
+        """Take a step.
+
+        Args:
+            step: its tokens, their text and figures.
+            newest: of the run after it, the other fields of `runs.state.Tokens`.
+        Raises:
+            RunError: a write failed; everything up to then is kept.
+        """
+        self._pending.append((step, newest))
+        self._taken += len(step.token_ids)
+        if self._taken - self._kept >= SYNC_TOKENS:
+            self._wake.set()
+        if self._taken - self._kept >= BEHIND:
+            self._flush()
+        self._check()
+
+    def _flush(self) -> None:
+        """Bring everything that was taken to the disk."""
+        with self._writing:
+            pending = [self._pending.popleft() for _ in range(len(self._pending))]
+            if not pending or self._error is not None or self._appender is None:
+                return
+            try:
+                record = _record([step for step, _ in pending], pending[-1][1])
+                self._appender.append(record)
+            except Exception as error:  # whatever it is: nothing may be written behind what is missing
+                self._error = error
+                return
+            self._kept += len(record.ids)
+            self._text.append(record.text)
+
+    def _watch(self) -> None:
+        while not self._closed:
+            self._wake.wait(SYNC_SECONDS)
+            self._wake.clear()
+            self._flush()
+
+    def finish(self, tail: str) -> None:
+        """Write what is left, and the text file.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        self._flush()
+        self._check()
+        if self._appender is not None:
+            try:
+                write_text(self.folder, "".join([*self._text, tail]))
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Sync what can be synced and let go of the folder; never raises."""
+        self._closed = True
+        self._wake.set()
+        self._flush()
+        if self._thread is not None and self._thread.is_alive():  # a signal may have come before its start
+            self._thread.join()
+        if self._appender is not None:
+            self._appender.close()
+        self._lock.release()
+        self._thread = self._appender = None
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._failed(self._error) from self._error
+
+    def _failed(self, error: Exception) -> RunError:
+        """How many tokens are safe and how to go on, in words."""
+        kept, line = counted(self._kept, "token is", "tokens are"), f"writing in {self.folder} failed"
+        more = f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
+        return RunError(f"{line} ({line_of(error)}); {more}")
+
+
+def _record(steps: Sequence[Step], newest: dict[str, Any]) -> Tokens:
+    """Steps as one record."""
+    return Tokens(
+        ids=[token for step in steps for token in step.token_ids],
+        sources="".join(map(sources_of, steps)),
+        chars=[count for step in steps for count in step.chars],
+        text="".join(step.text for step in steps),
+        steps=[
+            (len(s.token_ids), s.drafted, s.accepted, s.ngram_accepted, s.gamma, round(1000 * s.seconds))
+            for s in steps
+        ],
+        **newest,
+    )
+
+
+def summaries(folder: Path) -> list[dict[str, Any]]:
+    """The figures of a run, or of all runs in a folder by name.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise InputError(f"folder is {str(folder)!r}: no such folder; valid: one with runs in it")
+    found = [folder, *sorted(folder.iterdir())]
+    runs = [path for path in found if os.path.lexists(path / JOURNAL)]
+    return [summary_of(path) for path in (runs[:1] if runs[:1] == [folder] else runs)]
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """State and figures of a run; JSON values. An unreadable journal has only ``run`` and ``state``."""
+    try:
+        contents, state = load(folder)
+    except InputError as error:
+        return {"run": str(folder), "state": f"unreadable: {error}"}
+    spent, tokens = decoding(state.seconds), len(state.tokens)
+    written = time.localtime(min(max(0.0, os.lstat(folder / JOURNAL).st_mtime), LATEST))
+    word = f"finished ({state.end.reason})" if state.end else "interrupted"
+    damaged = f"damaged at byte {contents.good}" if contents.damaged else ""
+    return {
+        "run": str(folder),
+        "state": "running" if is_locked(folder) else damaged or word,
+        "finished": state.end is not None,
+        "tokens": tokens,
+        "max_new_tokens": state.session.max_new_tokens,
+        "prompt_tokens": len(state.header.prompt),
+        "sessions": len(state.sessions),
+        "tokens_per_second": tokens / spent if spent else 0.0,
+        "tokens_a_pass": tokens / max(1, len(state.steps)),
+        "seconds": spent,
+        "prefill_seconds": state.seconds.get(PREFILL, 0.0),
+        "loop_start": state.loop.start if state.loop else None,
+        "model": state.header.name,
+        "dtype": state.header.identity.dtype,
+        "strategy": state.session.strategy,
+        "seed": state.header.identity.sampling["seed"],
+        "written": time.strftime("%Y-%m-%d %H:%M:%S", written),
+    }
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a run (see :func:`summary_of`) as tables show them, by column; of an unreadable one
+    name and state alone."""
+    if "tokens" not in row:
+        return {"run": row["run"], "state": row["state"]}
+    loop = row["loop_start"]
+    return {
+        "run": row["run"],
+        "state": row["state"],
+        "tokens": f"{row['tokens']:,}",
+        "of": f"{row['max_new_tokens']:,}",
+        "tokens/s": f"{row['tokens_per_second']:,.1f}",
+        "a pass": f"{row['tokens_a_pass']:.2f}",
+        "sessions": str(row["sessions"]),
+        "loop from": "" if loop is None else f"{loop:,}",
+        "model": f"{row['model']} ({row['dtype']})",
+        "strategy": row["strategy"],
+        "last written": row["written"],
+    }

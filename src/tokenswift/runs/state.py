@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from tokenswift.checks import check_choice
 from tokenswift.config import ADJUSTING, OPTIONS, SamplingParams, shown
 from tokenswift.spec.drafters.base import MARKS
-from tokenswift.types import InputError, Loop, Step
+from tokenswift.types import InputError, Loop, Step, check_choice
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]

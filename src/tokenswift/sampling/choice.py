@@ -21,13 +21,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.penalties import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker, window_ids
-from tokenswift.types import Logprob, RunError
+from tokenswift.types import Logprob, RunError, check_tokens
 
 _TOGETHER = 16  # rows that an accelerator processes at a time
 

@@ -26,10 +26,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenswift.checks import check_tokens, shown
 from tokenswift.config import SamplingParams, Texts
 from tokenswift.sampling.ranking import LogitRows
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_tokens, shown
 
 _MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
 _LARGEST = 3e38  # float32 holds it

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tokenswift.checks import check_tokens
+from tokenswift.types import check_tokens
 
 
 class Ranked(NamedTuple):

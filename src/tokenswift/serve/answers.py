@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from tokenswift.chat import Calls, message_of, thought_of
-from tokenswift.checks import shown
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState, sources_of
@@ -31,8 +30,7 @@ from tokenswift.serve.guard import Refused
 from tokenswift.serve.schemas import Body, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.store import Record, Store
-from tokenswift.types import InputError, RunError, Step
-from tokenswift.words import counted
+from tokenswift.types import InputError, RunError, Step, counted, shown
 
 logger = logging.getLogger("tokenswift")
 KEPT = 64  # responses in memory besides those under way

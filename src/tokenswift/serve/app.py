@@ -21,7 +21,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.serve import openai as wire
 from tokenswift.serve import responses as of_responses
@@ -30,7 +29,7 @@ from tokenswift.serve.guard import Guard, Refused, error_body, wrong_fields
 from tokenswift.serve.schemas import Body, Chat, Completion, Responses
 from tokenswift.serve.settings import Settings, bound
 from tokenswift.serve.store import Store
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")

@@ -15,9 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenswift.checks import shown
 from tokenswift.serve.settings import Settings
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 PATIENCE = 60.0  # seconds that a client may take to send a body
 logger = logging.getLogger("tokenswift")

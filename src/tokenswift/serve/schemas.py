@@ -14,13 +14,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
 from tokenswift.chat import Tools, tools_of
-from tokenswift.checks import LARGEST, shown
 from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.serve.settings import Settings
-from tokenswift.types import InputError
+from tokenswift.types import LARGEST, InputError, shown
 
 LIST = 4096  # messages of a conversation
 ITEMS = 32  # of an object of settings

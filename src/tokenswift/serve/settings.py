@@ -12,9 +12,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tokenswift.checks import check_integer, check_number, shown
 from tokenswift.config import API_KEY, environment_key
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_integer, check_number, shown
 
 KEY = 16  # characters of a key at least
 

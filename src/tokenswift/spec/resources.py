@@ -1,8 +1,17 @@
-"""What strategies are made from: a model, and whatever can draft for it."""
+"""What stands behind an ``LLM``: a model, from its files or from transformers, and whatever can draft for it.
+
+A model folder or GGUF file of a native family is read without transformers, whose own model and tokenizer
+are loaded when something asks for them. Everything else (other families, devices without kernels, models from
+a program) goes through transformers.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -10,19 +19,292 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.config import LoadConfig
-from tokenswift.loader.prompts import unnamed_rows
+from tokenswift.config import (
+    ANSWERS,
+    NEUTRAL,
+    LoadConfig,
+    RopeScaling,
+    SamplingParams,
+    check_backend,
+    shown,
+)
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.formats import FORMATS
+from tokenswift.loader.config import named_sampling
+from tokenswift.loader.find import locate
+from tokenswift.loader.gguf import GgufWeights, formats
+from tokenswift.loader.identity import (
+    base_of_weights,
+    digest_of,
+    file_digest,
+    identity_of,
+    tokenizer_digest,
+)
+from tokenswift.loader.load import (
+    DTYPES,
+    WEIGHTS,
+    Opened,
+    check_memory,
+    check_place,
+    fitting,
+    load_located,
+    load_tokenizer,
+    model_of,
+    open_files,
+)
+from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends, unnamed_rows
+from tokenswift.loader.template import prepare
+from tokenswift.loader.weights import Recoded, StoredWeights
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.draft_models import DraftModels
-from tokenswift.models.target import Target
+from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.control import Learnt
 from tokenswift.spec.eagle.files import EagleWeights, trained_for
 from tokenswift.spec.eagle.model import Features, eagle_of
-from tokenswift.spec.heads.files import resolve_heads, shipped_heads, shipped_kinds
+from tokenswift.spec.heads.files import (
+    HeadsHost,
+    holds_heads,
+    host_of,
+    resolve_heads,
+    shipped_heads,
+    shipped_kinds,
+)
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.types import OnProgress
+from tokenswift.types import InputError, OnProgress, check_callback
 
 logger = logging.getLogger("tokenswift")
+
+
+class Source:
+    """What a model was made from: a loaded transformers model; `FromFiles` is the other kind.
+
+    Args:
+        model: a causal LM.
+        tokenizer: its tokenizer, or None.
+        scaling: a wish for YaRN.
+        backend: what computes.
+
+    Attributes:
+        name: as it was asked for.
+        model, tokenizer: transformers' own.
+        codec: what makes ids of texts and texts of ids.
+        host: what heads must fit.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend) -> None:
+        check_model(model)
+        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
+        self.name: str = getattr(model, "name_or_path", "")
+        self.host: HeadsHost = host_of(model)
+        self.scaling, self.backend = scaling, backend
+
+    def identity(self) -> dict[str, Any]:
+        """What of the model decides the tokens."""
+        rope = str(self.scaling or "none")
+        return {**self._identity, "tokenizer": self._tokenizer_digest, "rope": rope}
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.model)
+
+    @cached_property
+    def _tokenizer_digest(self) -> str | None:
+        return tokenizer_digest(self.codec)
+
+    def end_tokens(self) -> set[int]:
+        """End-of-text ids; those that the model cannot give end no text."""
+        found, rows = self._ends()
+        return {token for token in found | self._turn_ends if 0 <= token < rows}
+
+    def _ends(self) -> tuple[set[int], int]:
+        """End-of-text ids that the model names, and how many ids it has."""
+        return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
+
+    @cached_property
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self.codec)
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        return named_sampling(getattr(self.model, "generation_config", None))
+
+    @cached_property
+    def answers(self) -> SamplingParams:
+        """The sampling of answers: as the model itself names it, `config.ANSWERS` where it names none that
+        can be used."""
+        try:
+            named = self.named_sampling()
+            return SamplingParams(**{**NEUTRAL, **named}) if named else ANSWERS
+        except InputError as error:
+            logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
+            return ANSWERS
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return attrgetter(name)(self.model)
+
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """The target, made now.
+
+        Raises:
+            RunError: the device has no room for it.
+        """
+        with fitting(self.name, self.host.device):
+            return self._made(on_progress)
+
+    def _made(self, on_progress: OnProgress | None) -> Target:
+        return make_target(self.model, self.scaling, on_progress, self.backend)
+
+
+class FromFiles(Source):
+    """A model that is read from its files.
+
+    Args:
+        files: of the model.
+        how: it is to be loaded.
+        backend: what computes.
+    Raises:
+        InputError: the tokenizer cannot be loaded, or the weights do not fit into memory.
+    """
+
+    def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
+        self._files, self._how = files, how
+        self.name, self.scaling, self.backend = files.name, how.scaling, backend
+        stored = how.weights == WEIGHTS[0]
+        self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
+        self.codec: Any = files.tokenizer
+        if self.codec is None:
+            self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
+        prepare()  # the first text asks its template where turns end
+        layers = files.weights.layout.num_hidden_layers
+        base = base_of_weights(files.weights.get, layers, files.folder.name)
+        self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
+        check_memory(files.name, self._needed(), str(backend.device))
+        if how.weights in FORMATS:
+            line = "model %s is quantized to %s, which makes it another model; exactness is relative to that"
+            logger.warning(line, files.name, how.weights)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' own tokenizer, loaded now.
+
+        Raises:
+            InputError: the files have changed.
+        """
+        self._files.check_unchanged()
+        return load_tokenizer(self._files.name, self._files.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        """transformers' own model, loaded now: from then on the weights take twice the memory.
+
+        Raises:
+            InputError: the files have changed.
+        """
+        files, place = self._files, str(self.backend.device)
+        files.check_unchanged()
+        if self._how.weights == WEIGHTS[0]:
+            return load_located(files.name, files.folder, self._how, place).model
+        made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
+        made.name_or_path = files.name
+        return made.to(place)
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return self._weights.get(name)
+
+    def _made(self, on_progress: OnProgress | None) -> Target:
+        weights, files = self._weights, self._files
+        if on_progress is not None:
+            for done in (0, len(weights.names())):  # nothing is read before it is packed
+                on_progress("load", done, len(weights.names()))
+        rotary = files.rotary.to(self.backend.device)
+        return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
+
+    def _needed(self) -> int:
+        """Bytes of the weights as they will be stored."""
+        kind, own = self._how.weights, self._files.weights
+        if isinstance(own, GgufWeights) and kind == WEIGHTS[0]:
+            return sum(entry.nbytes for entry in own.file.tensors.values())
+        numbers = sum(math.prod(shape) for shape in own.layout.shapes().values())
+        if kind in FORMATS and self.backend.keeps(kind, own.dtype):
+            return numbers // FORMATS[kind].block * FORMATS[kind].nbytes
+        return numbers * (getattr(torch, kind) if kind in DTYPES else own.dtype).itemsize
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        files, kind = self._files, self._how.weights
+        dtype = str(files.weights.dtype).removeprefix("torch.")
+        found = {"dtype": dtype, **files.digests(), "adapter": None}
+        if isinstance(files.weights, GgufWeights):
+            found["stored"] = f"{formats(files.weights.file)} {file_digest(files.weights.file.path)}"
+        if kind not in (WEIGHTS[0], "float32", dtype):
+            found["weights"] = digest_of([found["weights"], kind], 32)
+        if kind != WEIGHTS[0]:
+            found["stored"] = f"{kind} of {found.get('stored', 'floats')}"
+        return found
+
+    def _ends(self) -> tuple[set[int], int]:
+        if "model" in self.__dict__:  # somebody has it, and may have set others
+            return super()._ends()
+        return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        return super().named_sampling() if "model" in self.__dict__ else dict(self._files.sampling)
+
+
+def open_model(
+    model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
+) -> Source:
+    """A model by its name.
+
+    Args:
+        model: the name, as of `loader.load.load`.
+        on_progress: told of the stage "load".
+    Raises:
+        InputError, RunError: as of `loader.load.load`.
+    """
+    if not isinstance(model, str | os.PathLike):
+        valid = "alias, folder or hub id (LLM.from_model takes a loaded model)"
+        raise InputError(f"model is of type {type(model).__name__}; valid: {valid}")
+    check_callback("on_progress", on_progress)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    name, place = str(model), check_place(how)
+    folder = locate(name)
+    backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
+    if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
+        files = open_files(name, folder, how, backend.kind)
+        if files is not None:
+            return FromFiles(files, how, backend)
+    if how.weights != WEIGHTS[0]:
+        wrong = f"weights is {how.weights!r}, but model {name} runs through transformers' own model here"
+        raise InputError(f"{wrong}; valid: stored", "weights")
+    loaded = load_located(name, folder, how, place)
+    return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
+
+
+def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
+    """A loaded transformers model, which stays as it is.
+
+    Raises:
+        InputError: it is no such model, its tokenizer is none, or it does not run here as is asked for.
+    """
+    if isinstance(model, str | os.PathLike):
+        raise InputError(f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)")
+    check_model(model)
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
+    if getattr(model, "_tp_size", None):
+        raise InputError("the model is spread over ranks; valid: a model of one process, with a device_map")
+    from tokenswift.models.generic import device_of
+
+    device = device_of(model.lm_head)
+    check_backend(how.backend, str(device))
+    computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
+    return Source(model, tokenizer, how.scaling, computes)
 
 
 class Resources:
@@ -30,7 +312,7 @@ class Resources:
     Threads may share it.
 
     Args:
-        source: what the model is made from now (see `engine.source`).
+        source: what the model is made from.
         name: of the model.
         heads: as of ``LLM``.
         how: what is computed in.
@@ -48,11 +330,9 @@ class Resources:
         InputError: heads or a drafter that are none of this model, or it cannot be computed so.
     """
 
-    target: Target
-
     def __init__(
         self,
-        source: Any,
+        source: Source,
         name: str,
         heads: str | Path | Heads | None,
         how: LoadConfig,
@@ -107,3 +387,6 @@ class Resources:
     def learnt(self) -> Learnt:
         """What runs of this model with as many threads have learnt (see `spec.control`)."""
         return self._learnt.setdefault(torch.get_num_threads(), Learnt())
+
+
+logger = logging.getLogger("tokenswift")

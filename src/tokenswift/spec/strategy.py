@@ -8,13 +8,12 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from tokenswift.interfaces import Pass
+from tokenswift.kv import Pass
 from tokenswift.kv.full import FullCache
-from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.eagle.model import Features
-from tokenswift.types import Stopped
+from tokenswift.types import Meter, Stopped
 
 
 @dataclass(frozen=True, slots=True)

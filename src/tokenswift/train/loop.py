@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, default_collate
 from transformers import get_cosine_schedule_with_warmup
 
-from tokenswift.checks import shown
 from tokenswift.config import settings_of
 from tokenswift.files import line_of, replacing
 from tokenswift.kernels.torch import TorchBackend
@@ -36,7 +35,7 @@ from tokenswift.train.data import fingerprint
 from tokenswift.train.loss import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import HiddenStore, Windows, collect, counts, frequent, held_out, other_training
-from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.types import InputError, OnProgress, RunError, shown
 
 Report = Callable[[str], None]
 VERSION = 5  # raised whenever the same options make other states

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_integer, check_number
 from tokenswift.config import SamplingParams
-from tokenswift.types import InputError
+from tokenswift.types import InputError, check_integer, check_number
 
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
 from tokenswift.kernels.cuda.products import Product
 from tokenswift.kernels.torch import TorchBackend, turned
 from tokenswift.kernels.weights import LayerWeights, Shape
+from tokenswift.kv import Segment
 from tokenswift.kv.full import Entries, FullCache
 
 CPU = torch.device("cpu")

@@ -22,9 +22,9 @@ from tests.spec.eagle.reference import EagleCache, EagleReference
 from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kv import Segment
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget

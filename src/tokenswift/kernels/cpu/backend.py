@@ -15,9 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend, Batch, Taps, capacity_of
 from tokenswift.kernels.check import Case, keeps_bits
@@ -50,7 +48,9 @@ from tokenswift.kernels.cpu.structs import (
 from tokenswift.kernels.formats import FORMATS, PANEL, Q4_1, Q8_0, Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
+from tokenswift.kv import KVCache
 from tokenswift.kv.full import FullCache
+from tokenswift.types import check_tokens
 
 
 @dataclass(slots=True)

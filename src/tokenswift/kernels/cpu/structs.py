@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache
 from tokenswift.kernels.base import capacity_of, check_rows
 from tokenswift.kernels.formats import PANEL
 from tokenswift.kernels.weights import PRODUCTS, Packed, Part, Shape
+from tokenswift.kv import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 KEYS = {**TYPES, torch.int8: 3}  # of keys and values

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Body, Taps
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
@@ -27,6 +26,7 @@ from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import TorchBackend, capped
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kv import Segment
 from tokenswift.kv.full import Arena, to_device
 
 logger = logging.getLogger("tokenswift")

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Batch, check_rows
 from tokenswift.kernels.torch import row_paths
+from tokenswift.kv import Segment
 
 CHUNK, NEAR, FAR = 256, 64, 1024
 TILE = 64  # positions that a program multiplies at a time

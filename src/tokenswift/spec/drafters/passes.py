@@ -13,7 +13,7 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache
+from tokenswift.kv import KVCache
 from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.checks import integer_of
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import check_numbers, positions_said, refusal
@@ -28,7 +27,7 @@ from tokenswift.loader.gguf import CALLED, GgufFile, architecture, number_of, po
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.spec.files import Entry, read_tensors, tensors_in
-from tokenswift.types import InputError
+from tokenswift.types import InputError, integer_of
 
 #: layers of the target that features are taken of
 FEATURES = 3

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv import KVCache, Segment
 from tokenswift.kv.full import Arena, FullCache
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
@@ -42,7 +42,7 @@ def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tenso
 
 
 class Features:
-    """A `interfaces.FeatureStore` of committed tokens that a drafter has not read yet.
+    """A `kv.FeatureStore` of committed tokens that a drafter has not read yet.
 
     Args:
         most: tokens that are worth keeping, the newest; up to a pass more are kept.
@@ -57,7 +57,7 @@ class Features:
         return self._end - self._at
 
     def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
-        """See `interfaces.FeatureStore.take`; what lies before a gap is dropped."""
+        """See `kv.FeatureStore.take`; what lies before a gap is dropped."""
         if at != self._end:
             self._parts, self._at = [], at
         self._parts.append(features)

@@ -24,7 +24,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.checks import shown
 from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
@@ -35,7 +34,7 @@ from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of
 from tokenswift.loader.weights import open_weights, unstored
 from tokenswift.spec.files import Entry, entries_of, read_tensors, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 METADATA_KEY = "tokenswift_heads"
 OWN, PUBLISHED = "heads.", "model.medusa_"  # what tensors' names begin with
