@@ -48,10 +48,9 @@ texts() { # our own of 1,000 tokens, or novels
 
 facts() { run "$PYTHON" bench/card.py --results "$RESULTS" --seconds $((LIMIT[facts] - 10)); }
 tests() { run "$PYTHON" -m pytest -q -s -m gpu -p no:cacheprovider tests/gpu tests/sampling/test_noise.py; }
-small() { # the default model: the same text from every strategy, recorded and not, and its speed
+small() { # the default model: the same text from every strategy, and its speed
     local on="--results $RESULTS --device cuda --dtype bfloat16"
     run "$PYTHON" -m benchmarks run speed --preset smoke $on
-    run "$PYTHON" -m benchmarks run speed --preset smoke --set cuda_graphs=off $on
     run "$PYTHON" -m benchmarks run speed --preset cpu $(texts) $on
 }
 table() { run "$PYTHON" -m benchmarks run table3 --preset cpu $(texts) --set points=400 --results "$RESULTS/paper" --device cuda; }

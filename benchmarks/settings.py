@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = FILE["defaults"]
 OWN: dict[str, dict[str, Any]] = FILE["kinds"]
 KINDS = tuple(OWN)
 #: settings that rows name where they are not the usual ones
-LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
+LATER = ("weights", "kv_cache_dtype", "backend")
 #: strategy → names of its options
 TAKEN = {name: tuple(field.name for field in fields(kind)) for name, kind in OPTIONS.items()}
 _ALL = [*DEFAULTS, *FIELDS, *sum(TAKEN.values(), ()), *(name for own in OWN.values() for name in own)]

@@ -43,10 +43,8 @@ KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 Weights: TypeAlias = Literal["stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
-Activations: TypeAlias = Literal["float", "int8"]
 #: kernel backend: the kernels of the device where they work, those of one kind of device, or torch
 Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch"]
-CudaGraphs: TypeAlias = Literal["auto", "off"]
 
 #: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
 HeadKind: TypeAlias = Literal["linear", "conditioned", "medusa"]
@@ -380,12 +378,9 @@ class LoadConfig:
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
             quantized at loading, which makes another model: q8_0, q4_0, q4_1
-        activations: what quantized weights are multiplied with: float, or int8 (dtype int8 also has keys and
-            values in int8)
         kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
             memory of bfloat16
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
-        cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
 
     Raises:
         InputError: naming the field, its value and what is valid.
@@ -396,10 +391,8 @@ class LoadConfig:
     rope_scaling: str | None = None
     threads: int | None = None
     weights: Weights | str = "stored"
-    activations: Activations | str = "float"
     kv_cache_dtype: KvCacheDtype | str = "auto"
     backend: Backend | str = "auto"
-    cuda_graphs: CudaGraphs | str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):
@@ -426,11 +419,6 @@ class LoadConfig:
 
         name = "float32" if self.dtype == "int8" else self.dtype
         return None if name == "auto" else getattr(torch, name)
-
-    @property
-    def int8(self) -> str | None:
-        """The field that asks for products in int8; None: neither does."""
-        return "dtype" if self.dtype == "int8" else "activations" if self.activations == "int8" else None
 
     @property
     def keys(self) -> Any:

@@ -145,7 +145,6 @@ class Step:
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         chars: how many characters of ``text`` each new token released; what is more, the end did.
-        begins: where in the whole text each new token begins, in characters.
         logprobs: of each new token, where they were asked for.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
@@ -159,7 +158,6 @@ class Step:
     sources: tuple[str, ...] = ()
     text: str = ""
     chars: tuple[int, ...] = ()
-    begins: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 

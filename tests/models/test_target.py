@@ -116,7 +116,7 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
+    monkeypatch.setattr(check, "started", lambda device: "no driver")
     monkeypatch.setattr(cpu, "library", lambda folder: "no compiler")
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
@@ -129,7 +129,7 @@ def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch
     assert backend_for("cuda").name == backend_for("cpu").name == "torch"
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")  # what "auto" means, and no more
-    monkeypatch.setattr(check, "started", lambda device, graphs: standing())
+    monkeypatch.setattr(check, "started", lambda device: standing())
     assert backend_for("cuda").name == "torch" and backend_for("cuda", "cuda").name == "cuda"
 
 

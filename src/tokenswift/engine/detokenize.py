@@ -33,7 +33,6 @@ class TextStream:
         stop: the stop strings.
         may_stop: whether a stop string that is completed now ends the text.
         stopped: True once a stop string was completed.
-        seen: characters so far, with those that are held back.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
@@ -47,7 +46,6 @@ class TextStream:
         self._held = ""  # text that may begin a stop string
         self.may_stop = True
         self.stopped = False
-        self.seen = 0
 
     def push(self, token: int) -> str:
         """Take a token; the text that is certain by now (complete characters, no stop string). Nothing comes
@@ -79,7 +77,6 @@ class TextStream:
         if text.endswith(REPLACEMENT):  # only the last character can still change
             sure = text[:-1] if self._waiting > MAX_WAIT else ""
         new = sure[len(self._shown) :]
-        self.seen += len(new)
         if new:
             self._shown = sure
         if sure == text:

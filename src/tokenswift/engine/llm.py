@@ -15,8 +15,6 @@ import torch
 from tokenswift.chat import Calls, Reply, Tools, conversation, thought_of, tools_of
 from tokenswift.config import (
     CONTINUED,
-    Backend,
-    CudaGraphs,
     Device,
     Dtype,
     HeadKind,
@@ -66,12 +64,10 @@ class LLM(AbstractContextManager["LLM"]):
             leaves them.
         weights (str): what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
             quantized at loading: "q8_0", "q4_0", "q4_1".
-        activations (str): "float", or "int8": products alone in int8, keys and values in floats.
         kv_cache_dtype (str): of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half
             the memory of bfloat16, for long texts).
         backend (str): what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
             "cuda" (those kernels, or an error), or "torch", for diagnosis.
-        cuda_graphs (str): "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
@@ -111,7 +107,6 @@ class LLM(AbstractContextManager["LLM"]):
         heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
         backend: Backend | str = "auto",
-        cuda_graphs: CudaGraphs | str = "auto",
         eagle: str | Path | EagleWeights | None = "auto",
     ) -> LLM:
         """Wrap a loaded transformers model, whose layers may lie on several devices (its ``device_map``); the
@@ -123,12 +118,9 @@ class LLM(AbstractContextManager["LLM"]):
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling: as for ``LLM``.
-            backend: as for ``LLM``.
-            cuda_graphs: as for ``LLM``.
-            eagle: as for ``LLM``.
+            rope_scaling, backend, eagle: as for ``LLM``.
         """
-        how = LoadConfig(rope_scaling=rope_scaling, backend=backend, cuda_graphs=cuda_graphs)
+        how = LoadConfig(rope_scaling=rope_scaling, backend=backend)
         source, llm = wrap_model(model, tokenizer, how), cls.__new__(cls)
         llm.name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         llm._resources = Resources(source, llm.name, heads, how, eagle=eagle)

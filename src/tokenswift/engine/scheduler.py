@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from queue import SimpleQueue
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
@@ -30,7 +29,6 @@ from tokenswift.kv import FeatureStore
 from tokenswift.types import Generation, InputError, Step, Stopped, check_callback, check_integer, counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
-DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
 READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
 PART = 0.5  # seconds that it takes where none does: whoever comes, or cancels, does not wait long
 FEWEST = 4  # rows of a part
@@ -221,7 +219,6 @@ class Scheduler:
         self._figures = Figures()
         self._turn = 0
         self._seconds = self._speed = 0.0  # running means: of a step, and of rows that are read in a second
-        self._pass = 0.0  # seconds of the last verify pass
         self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
@@ -256,8 +253,6 @@ class Scheduler:
             sequence.open()
             ticket = Ticket(sequence)
             sequence.wanted = partial(self._wants, ticket)
-            if sequence.strategy.acceptance == "exact":  # others' drafts change tokens
-                sequence.patience = self._patience
             if sequence.finish_reason is not None:  # by its journal it has ended already
                 self._leave(ticket)
                 return ticket
@@ -316,12 +311,6 @@ class Scheduler:
     def _wants(self, ticket: Ticket) -> bool:
         """Whether a text is to go on."""
         return not (self._is_closed or ticket.is_cancelled)
-
-    def _patience(self) -> float:
-        """Seconds that a text may draft for: one that drafts for long does not keep the others waiting."""
-        if len(self._tickets) < 2:
-            return inf
-        return max(DRAFT, self._pass) / max(1, len(self._of("running")))
 
     def _of(self, *states: str) -> list[Ticket]:
         return [ticket for ticket in self._tickets if ticket.state in states]
@@ -438,7 +427,6 @@ class Scheduler:
             if isinstance(made, Exception):
                 raise made
             made = sequence.take(made)
-            self._pass = made.times.get("verify", 0.0)
             self._count(steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted)
             ticket.tell(made)
         except BaseException as error:

@@ -211,9 +211,7 @@ class Sequence(TokenSequence):
     def take(self, step: Step) -> Step:
         """Take in a step; returns it up to the end of the text, with what it released."""
         pieces: list[str] = []
-        begins: list[int] = []
         for token in step.token_ids:
-            begins.append(self.detokenizer.seen)
             pieces.append(self._piece(token))
             if self.finish_reason is not None:
                 break
@@ -225,7 +223,6 @@ class Sequence(TokenSequence):
             logprobs=step.logprobs[:count],
             text="".join(pieces),
             chars=tuple(map(len, pieces)),
-            begins=tuple(begins),
         )
         self.sources.update(step.sources)
         self.logprobs += step.logprobs

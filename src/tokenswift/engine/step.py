@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -73,7 +72,7 @@ def _propose(sequences: Sequence[TokenSequence]) -> list[DraftTree | Exception]:
     for one in sequences:
         rows -= one.rows  # those before it have drafted, the others' are those of their last steps
         rest = (rows, tokens - one.mean_tokens, ms - one.mean_ms)
-        one.load, one.begun = ALONE if alone else BatchLoad(*rest), perf_counter()
+        one.load = ALONE if alone else BatchLoad(*rest)
         trees.append(_tried(_draft, one))
         rows += one.rows
     return trees

@@ -226,36 +226,33 @@ class NativeTarget(BaseTarget):
         """See :meth:`BaseTarget.compute_as`; nothing asked for, in int8 where the weights are quantized and
         the backend is best at it. Keys with a bias have channels of very large values, which one scale for a
         narrow head loses (perplexity of Qwen 2.5 0.5B: 5% more): there they keep the dtype, unless asked."""
-        usual = how.dtype == "auto" and how.int8 is None
-        whole = how.int8 == "dtype" or (usual and self.has_int8 and self.backend.prefers_int8)
-        if whole or how.int8 is not None:
-            self.take_int8("dtype" if whole else "activations")
+        asked = how.dtype == "int8"
+        whole = asked or (how.dtype == "auto" and self.has_int8 and self.backend.prefers_int8)
+        if whole:
+            self.take_int8()
         if how.keys is not None:
             self.take_keys(how.keys, "kv_cache_dtype")
-        elif whole and (how.int8 or self.head_dim >= 128 or self.body.weights[0].qkv_bias is None):
+        elif whole and (asked or self.head_dim >= 128 or self.body.weights[0].qkv_bias is None):
             self.take_keys(torch.int8, "dtype")
 
-    def take_int8(self, option: str) -> None:
+    def take_int8(self) -> None:
         """Compute all products in int8 from now on: another model, and a faster one.
 
-        Args:
-            option: that asks for it, for the message.
         Raises:
             InputError: a weight is not quantized, or the backend has no such products.
         """
-        floats = "float" if option == "activations" else "auto, float32, bfloat16"
         if not self.backend.formats:
             raise InputError(
-                f"{option} is 'int8', but the {self.backend.name} backend multiplies floats alone; "
-                f"valid: {floats}",
-                option,
+                f"dtype is 'int8', but the {self.backend.name} backend multiplies floats alone; "
+                "valid: auto, float32, bfloat16",
+                "dtype",
             )
         if not all(weight.stored for weight in self.multiplied()):
             raise InputError(
-                f"{option} is 'int8', but not all of the model's weights are quantized in a format that the "
-                f"{self.backend.name} backend multiplies; valid: {floats}, or int8 with weights q8_0, q4_1 "
-                "or q4_0 (quantized while loading), or with a GGUF file of such",
-                option,
+                "dtype is 'int8', but not all of the model's weights are quantized in a format that the "
+                f"{self.backend.name} backend multiplies; valid: auto, float32, bfloat16, or int8 with "
+                "weights q8_0, q4_1 or q4_0 (quantized while loading), or with a GGUF file of such",
+                "dtype",
             )
         self._run_as(active=torch.int8)
         self.whole = True

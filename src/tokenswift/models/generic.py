@@ -189,8 +189,7 @@ class GenericTarget(BaseTarget):
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`: transformers' own model computes in floats alone."""
         for option, asks, valid in (
-            ("dtype", how.int8 == "dtype", "auto, float32, bfloat16, float16"),
-            ("activations", how.int8 == "activations", "float"),
+            ("dtype", how.dtype == "int8", "auto, float32, bfloat16, float16"),
             ("kv_cache_dtype", how.keys is not None, "auto"),
         ):
             if asks:

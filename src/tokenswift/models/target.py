@@ -39,23 +39,21 @@ logger = logging.getLogger("tokenswift")
 _backends: dict[str, Backend] = {}
 
 
-def backend_for(device: torch.device | str = "cpu", wanted: str = "auto", graphs: bool = True) -> Backend:
+def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Backend:
     """The backend of a device; made, and its kernels checked, once a process.
 
     Args:
         wanted: one of `Backend`. "auto": on the CPU compiled kernels, on CUDA Triton's; or torch where
             there are none or they break the rule that a row's bits are their own affair, as one line says.
-        graphs: whether a card's passes may be captured as graphs.
     Raises:
         InputError: the kernels that are asked for do not work here.
     """
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    usual = wanted == "auto" and (graphs or device.type != "cuda")
-    key = str(device) if usual else f"{device} {wanted} {graphs}"
+    key = f"{device} {wanted}"
     if key not in _backends:
-        made = _made(device, wanted, graphs)
+        made = _made(device, wanted)
         if isinstance(made, str):
             if wanted != "auto":
                 raise InputError(f"backend is {wanted!r}, but {made}; valid: auto, torch")
@@ -65,7 +63,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto", graphs
     return _backends[key]
 
 
-def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
+def _made(device: torch.device, wanted: str) -> Backend | str:
     """A backend; or why its kernels do not work."""
     if device.type == "cpu":
         if torch.get_num_threads() > usable():  # of processors that a control group allows only in part
@@ -77,7 +75,7 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
     if device.type == "cuda":
         from tokenswift.kernels.cuda.check import started
 
-        found = started(device, graphs)
+        found = started(device)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
     return cpu.started(cache_dir() / "kernels")
 

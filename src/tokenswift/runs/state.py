@@ -70,10 +70,8 @@ class Loading(Strict):
     heads: Word | None
     rope_scaling: Word | None
     weights: Word
-    activations: Word
     kv_cache_dtype: Word
     backend: Word
-    cuda_graphs: Word
     eagle: Word | None
 
 

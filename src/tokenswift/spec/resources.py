@@ -274,7 +274,7 @@ def open_model(
         torch.set_num_threads(how.threads)
     name, place = str(model), check_place(how)
     folder = locate(name)
-    backend = backend_for(place, how.backend, how.cuda_graphs == "auto")
+    backend = backend_for(place, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, backend.kind)
         if files is not None:
@@ -303,7 +303,7 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
 
     device = device_of(model.lm_head)
     check_backend(how.backend, str(device))
-    computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
+    computes = backend_for(device, how.backend)
     return Source(model, tokenizer, how.scaling, computes)
 
 

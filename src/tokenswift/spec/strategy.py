@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from math import inf
-from time import perf_counter
 from typing import Any
 
 from tokenswift.kv import Pass
@@ -52,12 +50,10 @@ class TokenSequence:
         features: takes those of every committed token; None where nothing drafts from them.
         draft_passes: extra passes that the strategy made (it counts them itself).
         load: what the step under way holds besides.
-        begun: when the step under way began to draft (`time.perf_counter`).
         rows: of its newest pass.
         mean_tokens, mean_ms: running means of a step: new tokens, and milliseconds outside of the pass.
         owner: whose it is: only texts of one owner have beginnings copied from each other.
         wanted: whether somebody still wants the text; asked between the passes that draft.
-        patience: seconds that a step may draft for now; asked there too.
         top_logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
         meter: collects counts and the seconds of each phase.
@@ -77,13 +73,11 @@ class TokenSequence:
     features: Features | None = None
     draft_passes: int = 0
     load: BatchLoad = ALONE
-    begun: float = 0.0
     rows: int = 1
     mean_tokens: float = 1.0
     mean_ms: float = 0.0
     owner: str = ""
     wanted: Callable[[], bool] = lambda: True
-    patience: Callable[[], float] = lambda: inf
     top_logprobs: int | None = None
     meter: Meter = field(default_factory=Meter)
 
@@ -91,12 +85,6 @@ class TokenSequence:
     def is_done(self) -> bool:
         """Whether no further token may come."""
         return self.ended or self.left == 0
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether the step has drafted for as long as it may: what drafts makes no further pass then. May be
-        asked after the first pass only, so that every draft gets on."""
-        return perf_counter() - self.begun > self.patience()
 
     def check(self) -> None:
         """Called between passes that draft.

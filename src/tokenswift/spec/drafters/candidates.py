@@ -244,8 +244,6 @@ class Candidates:
         for level in range(self.most if most is None else min(most, self.most)):
             if self.drafter.refusals.dropped:
                 return []
-            if level and self.sequence.has_enough:
-                break
             self.sequence.check()
             self.passes += 1
             below = self.rank(nodes[:1], run(self.path(nodes[0])), level, subset, kind)[0]
@@ -273,8 +271,6 @@ class Candidates:
         """
         nodes, left = [0], most
         for level in range(self.most):
-            if level and self.sequence.has_enough:
-                return
             self.sequence.check()
             self.passes += 1
             below = self.rank(nodes, run(nodes), level, subset, kind)

@@ -426,8 +426,6 @@ class CheckedDrafter(Drafter):
             if not part:
                 break
             chain += part
-            if sequence.has_enough:
-                break
         node = 0
         for token in chain[:room]:
             node = candidates.add(node, token)
