@@ -51,7 +51,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    key = f"{device} {wanted}"
+    key = str(device) if wanted == "auto" else f"{device} {wanted}"
     if key not in _backends:
         made = _made(device, wanted)
         if isinstance(made, str):
