@@ -28,10 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import median, pass_times
-from tokenswift.kernels.cuda.backend import CudaBackend
+from benchmarks.common import fill, median, pass_times
+from tokenswift.kernels.cuda.backend import CudaBackend, cublas, padded, settle, sizes_that_keep
 from tokenswift.kernels.cuda.plan import SIZES
-from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
 from tokenswift.kv import Segment
 from tokenswift.loader.config import HEAD, Layout
 from tokenswift.loader.rope import Rotary
@@ -154,7 +153,7 @@ def versions(rows: Rows, device: torch.device) -> None:
             found["properties"] = str(torch.cuda.get_device_properties(device))
     if device.type == "cpu":
         return
-    from tokenswift.kernels.cuda.check import started
+    from tokenswift.kernels.cuda.backend import started
 
     with rows.one(what="check at loading") as found:
         begun = time.monotonic()
@@ -203,7 +202,7 @@ def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: i
     """Bytes a second of keys and values, of passes of few rows over a context."""
     shape, device = target.body.shape, target.device
     cache = target.backend.new_cache(4, shape.kv_heads, shape.width, context + 64, shape.keys)
-    cache.fill_random(context)
+    fill(cache, context)
     size = 2 * context * shape.kv_heads * shape.width * shape.keys.itemsize
     for count in ROWS:
         with rows.one(what="attention", context=context, rows=count) as found:
@@ -234,7 +233,7 @@ def passes(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int,
             backend.records = True
     with rows.one(what="bits", context=context) as found:
         cache = target.new_cache(context + 64)
-        cache.fill_random(context)
+        fill(cache, context)
         tokens = torch.randint(target.vocab_size, (16,), generator=torch.Generator().manual_seed(1))
 
         def hidden(parents: list[int], ids: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from statistics import median as middle
@@ -104,6 +105,19 @@ def median(values: Iterable[float]) -> float:
     return round(middle(values), 4)
 
 
+def fill(cache: Any, length: int) -> None:
+    """Random entries in a cache's slots, as of a text of a length: what keys hold costs nothing."""
+    for entries in (cache.entries, *([] if cache.tail is None else [cache.tail.entries])):
+        if entries.data.dtype == torch.uint8:
+            entries.data.random_(1, 255)
+            entries.scales.copy_(torch.tensor([0.02, math.log2(0.02), 50.0])[:, None])
+        else:
+            entries.data.normal_()
+    cache.commit(tuple(range(length)))
+    if cache.tail is not None:
+        cache.tail.dropped = cache.tail.first(length)
+
+
 def pass_times(target: Any, context: int, rows: int, runs: int) -> list[float]:
     """Milliseconds of a pass of some rows (a chain of drafts) with its logits, behind a context.
 
@@ -111,7 +125,7 @@ def pass_times(target: Any, context: int, rows: int, runs: int) -> list[float]:
         target: a loaded model (`models.target.Target`).
     """
     cache = target.new_cache(context + rows)
-    cache.fill_random(context)  # what keys hold costs nothing
+    fill(cache, context)
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(context, context + rows, device=target.device)
     parents = None if rows == 1 else list(range(-1, rows - 1))

@@ -24,7 +24,7 @@ from tests.cli.conftest import Call, Outcome, chatty_model, interrupted
 from tokenswift import config
 from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.runs import folder as folders
 
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"

@@ -12,12 +12,19 @@ pytest.importorskip("triton")
 
 from tests.kernels.cuda.cases import batch_of, random, segment, shape_of, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
-from tokenswift.kernels.cuda.backend import CudaBackend  # noqa: E402
-from tokenswift.kernels.cuda.check import fault, kinds, started, unrecorded  # noqa: E402
-from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
+from tokenswift.kernels.base import Backend  # noqa: E402
+from tokenswift.kernels.cuda.backend import (  # noqa: E402  # noqa: E402
+    CudaBackend,  # noqa: E402
+    cublas,
+    fault,
+    kinds,
+    settle,
+    sizes_that_keep,
+    started,
+    unrecorded,
+)
+from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR  # noqa: E402
-from tokenswift.kernels.cuda.products import cublas, settle, sizes_that_keep  # noqa: E402
-from tokenswift.kernels.torch import TorchBackend  # noqa: E402
 from tokenswift.kv import Segment  # noqa: E402
 from tokenswift.loader.rope import rotary_of  # noqa: E402
 from tokenswift.models.decoder import NativeTarget  # noqa: E402
@@ -73,7 +80,7 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int) ->
         parents = None if reach is None else tree(rows, reach)
         text = segment(before, rows, parents, kv_heads, width, dtype)
         query = random(rows, heads, width, seed=1, dtype=dtype)
-        expected = TorchBackend().attend(query.transpose(0, 1), 0, text.cache, parents, shape.scale, window)
+        expected = Backend().attend(query.transpose(0, 1), 0, text.cache, parents, shape.scale, window)
         on_card(text)
         found = Kernels(CUDA).attend(batch_of([text], shape, CUDA), query.to(CUDA), 0, shape, window)
         torch.testing.assert_close(
@@ -129,7 +136,7 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
     model = tiny_model("llama", max_position_embeddings=1 << 18, **sizes).to(CUDA, torch.bfloat16)
     target = NativeTarget(model, backend, rotary_of(model))
     cache = target.new_cache(147_456)
-    cache.fill_random(0)
+    cache.data.normal_()
     parents = [-1, 0, 0, 1, 3]
     for length in (5, 4000, 4097, 20_000, 140_000, 144_000):
         cache.commit(tuple(range(length - cache.length)))
@@ -142,4 +149,4 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
             backend.records = True
             assert torch.equal(recorded.hidden, eager.hidden)
             assert torch.equal(torch.as_tensor(recorded.queries), torch.as_tensor(eager.queries))
-    assert len(target.body.graphs._kept) <= 6
+    assert len(target.body.native._kept) <= 6

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.int8_cache import Pages
+from tokenswift.kernels.cpu.backend import CpuBackend, Pages
 from tokenswift.kernels.cpu.structs import SCALES
-from tokenswift.kernels.formats import FORMATS, Format, Stored
-from tokenswift.kernels.weights import Packed
-from tokenswift.kv.full import FullCache
+from tokenswift.kernels.weights import FORMATS, Format, Packed, Stored
+from tokenswift.kv import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -123,7 +121,8 @@ def random_pages(cache: FullCache, noise: torch.Generator) -> None:
     """Keys and values in int8, with scales."""
     pages: Any = cache.entries
     shape = pages.scales[..., 0, :].shape
-    pages.put_scales(*(0.001 + 0.02 * torch.rand((2, *shape), generator=noise)))
+    keys, values = 0.001 + 0.02 * torch.rand((2, *shape), generator=noise)
+    pages.scales.copy_(torch.stack([keys, values.log2(), 1 / values], -2))
     numbers = cache.data[..., SCALES:]
     whole = torch.randint(-127, 128, numbers.shape, generator=noise)
     whole[..., : 16 * pages.width] += 128

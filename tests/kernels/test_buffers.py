@@ -12,14 +12,13 @@ import torch
 
 from tokenswift.config import SamplingParams
 from tokenswift.kernels import base
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.check import Case
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
-from tokenswift.kernels.formats import Q8_0, Stored
-from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kernels.weights import Packed
-from tokenswift.kv.full import Entries, FullCache
+from tokenswift.kernels.weights import Q8_0, Packed, Stored
+from tokenswift.kv import Entries, FullCache
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows
 
@@ -47,7 +46,7 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     states = random(5, 64)
     for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64)):
         made += [kernels.linear(states, weight, random(70)), kernels.take(weight, torch.tensor([69, 0, 3]))]
-    for backend in (kernels, TorchBackend()):
+    for backend in (kernels, Backend()):
         made.append(backend.norm(states, random(64), 1e-5, torch.bfloat16))
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             made.append(backend.attend(random(4, 3, 8), 0, cache(kind), [-1, 0, 0], 0.3, window=9))

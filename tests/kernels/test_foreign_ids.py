@@ -12,8 +12,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.weights import Q4_1, Q8_0, Stored
 from tokenswift.models.target import make_target
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows, Subset
@@ -34,7 +33,7 @@ def random(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("panels", [True, False])
 def test_rows_of_a_weight(kernels: CpuBackend, panels: bool) -> None:
-    backend: Backend = kernels if panels else TorchBackend()
+    backend: Backend = kernels if panels else Backend()
     low: list[Any] = [Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))]
     for given in (random(ROWS, 64), random(ROWS, 64).bfloat16(), low[0], low[1:]):
         weight = backend.pack(given)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests.kernels.rows import random_weight
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.formats import BY_CODE, FORMATS, Q4_1, Q8_0, Format, Stored
-from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.weights import BY_CODE, FORMATS, Q4_1, Q8_0, Format, Packed, Stored
 
 ALL = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 WRITTEN = {"q8_0": 0.01, "q4_1": 0.1, "q4_0": 0.12}  # and how far off weights may be
@@ -62,7 +61,7 @@ def quantized(states: torch.Tensor) -> torch.Tensor:
 def test_whole_numbers_give_the_references_products(kernels: CpuBackend, form: Format) -> None:
     stored, states = random_weight(form, 70, 512, 3), torch.randn(29, 512)  # tiles of 12 rows and of 5
     found = kernels.linear(states, kernels.pack(stored), None, torch.int8)
-    expected = TorchBackend().linear(quantized(states), Packed(stored))
+    expected = Backend().linear(quantized(states), Packed(stored))
     size = (quantized(states).abs() @ stored.decode().abs().T).clamp_min(1e-9)
     assert ((found - expected).abs() / size).max() < 1e-6
     assert not torch.equal(found, kernels.linear(states, kernels.pack(stored)))  # another model

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.kernels.rows import random_pages
 from tests.tiny import tiny_model
-from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.int8_cache import Pages
+from tokenswift.config import LoadConfig
+from tokenswift.kernels.cpu.backend import CpuBackend, Pages
 from tokenswift.kernels.cpu.structs import SCALES
-from tokenswift.kv.full import FullCache
+from tokenswift.kv import FullCache
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
@@ -111,7 +111,7 @@ def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
     tokens = torch.arange(2, 42)
     floats = target.new_cache(64)
     target.forward(tokens, torch.arange(40), floats)
-    target.take_keys(torch.int8, "kv_cache_dtype")
+    target.compute_as(LoadConfig(kv_cache_dtype="int8"), "tiny")
     whole = target.new_cache(64)
     assert isinstance(whole.entries, Pages)
     target.forward(tokens, torch.arange(40), whole)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.rows import CHUNK, fuzz
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kv.full import Entries, FullCache
+from tokenswift.kv import Entries, FullCache
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import cos_sin
 from tokenswift.models import target as targets
@@ -56,7 +56,7 @@ def test_packing_is_reversible_and_products_equal_linear(
 @pytest.mark.parametrize("width", [8, 48, 576])
 def test_norm(kernels: CpuBackend, width: int) -> None:
     states, weight = 3 * _random(19, width), _random(width, seed=1)
-    expected = TorchBackend().norm(states, weight, 1e-5, torch.float32)
+    expected = Backend().norm(states, weight, 1e-5, torch.float32)
     found = kernels.norm(states, weight, 1e-5, torch.float32)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(kernels.norm(states, weight, 1e-5, torch.bfloat16), found.bfloat16())
@@ -82,7 +82,7 @@ def test_attention_equals_the_torch_path(
         cache = _cache(kv_heads, width, before, rows, dtype)
         query, parents = _random(heads, rows, width, seed=1), _tree(rows) if tree else None
         found = kernels.attend(query, 0, cache, parents, width**-0.5, window)
-        expected = TorchBackend().attend(query, 0, cache, parents, width**-0.5, window)
+        expected = Backend().attend(query, 0, cache, parents, width**-0.5, window)
         near = 1e-2 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
@@ -112,7 +112,7 @@ def test_the_torch_path_is_softmax_over_what_a_row_sees() -> None:
             every = torch.cat([scores.masked_fill(~seen, -torch.inf), own.expand(rows, 6).T[..., None]], -1)
             expected = every.softmax(-1)[..., :-1] @ values
             given = parents if tree else None
-            found = TorchBackend().attend(query, 0, cache, given, 0.25, window, softcap, sinks)
+            found = Backend().attend(query, 0, cache, given, 0.25, window, softcap, sinks)
             torch.testing.assert_close(found, expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -125,8 +125,11 @@ def test_rows_have_their_own_bits(kernels: CpuBackend) -> None:
 #: a multiply-add that it may contract
 BUILDS = [(name, library.own_sets()[name].flags) for name in library.fitting(library.processor())]
 V3, V4 = "-march=x86-64-v3", "-march=x86-64-v4"
-TUNED = [("avx2", (V3, "-mtune=znver2")), ("avx2", (V3, "-mtune=znver3")), ("avx512", (V4, "-mtune=znver2"))]
-TUNED += [("avx512", (V4, "--param=avoid-fma-max-bits=512")), ("avx512", (V4, "-O2"))]
+TUNED = [("avx2", (V3, "-mtune=znver2")), ("avx2", (V3, "-mtune=znver3"))]
+TUNED += [
+    ("avx512-vnni", (V4, "-mavx512vnni", more))
+    for more in ("-mtune=znver2", "--param=avoid-fma-max-bits=512", "-O2")
+]
 
 
 @pytest.mark.slow
@@ -215,7 +218,7 @@ def test_without_a_working_compiler_one_line_says_so(
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setattr(targets, "cache_dir", lambda: tmp_path)
-    assert isinstance(targets.backend_for(), TorchBackend)
+    assert targets.backend_for().name == "torch"
     assert [record.message for record in caplog.records] == [
         "CPU kernels are not available (there is no C compiler (cc, gcc or clang)); "
         "the slower torch path is used"

@@ -23,7 +23,7 @@ def test_the_best_set_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch)
         ("AMD64", AVX2, "avx2"),
         ("x86_64", f"{AVX2} avx512f avx512cd", "avx2"),  # Xeon Phi
         ("x86_64", f"{AVX512} avx512_vnni avx512_bf16 avx_vnni", "avx512-bf16"),
-        ("arm64", "asimddp i8mm", "neon-i8mm"),
+        ("arm64", "asimddp i8mm", "neon-dotprod"),
         ("riscv64", "asimddp avx2", None),
     ):
         monkeypatch.setattr(library.platform, "machine", lambda machine=machine: machine)

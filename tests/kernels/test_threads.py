@@ -17,15 +17,10 @@ from tokenswift.kernels.cpu.library import quota
 
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("0::/a/b\n")
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    assert quota(tmp_path, own) == quota(tmp_path, tmp_path / "none") == math.inf
-    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    for said, count in (("max 100000\n", 1.5), ("nonsense", 1.5), ("50000 100000\n", 0.5)):
-        (inner / "cpu.max").write_text(said)
-        assert quota(tmp_path, own) == count
+    assert quota(tmp_path) == math.inf
+    for said, count in (("max 100000\n", math.inf), ("nonsense", math.inf), ("150000 100000\n", 1.5)):
+        (tmp_path / "cpu.max").write_text(said)
+        assert quota(tmp_path) == count
 
 
 @pytest.mark.parametrize("count", [2, 7])

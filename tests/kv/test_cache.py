@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.kv.full import Entries, FullCache, Tail
-from tokenswift.kv.select import POLICIES, select
-from tokenswift.kv.sparse import SparseCache
+from tokenswift.kv import POLICIES, Entries, FullCache, SparseCache, Tail, select
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, WIDTH = 2, 2, 4

@@ -15,7 +15,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tokenswift import LLM, SamplingParams
-from tokenswift.kernels.formats import FORMATS
+from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.load import WEIGHTS
@@ -412,6 +412,6 @@ def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     if kind not in FORMATS:
         return weight.to(getattr(torch, kind)).float()
-    from tokenswift.kernels.formats import Stored
+    from tokenswift.kernels.weights import Stored
 
     return Stored(FORMATS[kind], FORMATS[kind].encode(weight)).decode()

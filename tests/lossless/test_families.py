@@ -13,15 +13,14 @@ from tests.families import rare
 from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
 from tests.lossless.test_tokens import random_heads, same
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
-from tokenswift import LLM, SamplingParams, resume
+from tokenswift import LLM, SamplingParams, kv, resume
+from tokenswift.config import LoadConfig
 from tokenswift.engine import source
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kv import full
+from tokenswift.kernels.base import Backend
 from tokenswift.models import target
-from tokenswift.models.base import BaseTarget
-from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.decoder import BaseTarget, NativeTarget
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}
@@ -71,20 +70,20 @@ LONG = torch.randint(2, VOCAB, (700,), generator=torch.Generator().manual_seed(9
 
 
 @pytest.fixture
-def caches(monkeypatch: pytest.MonkeyPatch) -> list[full.FullCache]:
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[kv.FullCache]:
     """The targets' caches as they are made; layers with windows keep little beside them."""
-    made: list[full.FullCache] = []
+    made: list[kv.FullCache] = []
     real = BaseTarget.new_cache
-    monkeypatch.setattr(full, "BACK", 64)
+    monkeypatch.setattr(kv, "BACK", 64)
     monkeypatch.setattr(BaseTarget, "new_cache", lambda *a, **how: made.append(real(*a, **how)) or made[-1])
     return made
 
 
-def most_of(cache: full.FullCache) -> int:
+def most_of(cache: kv.FullCache) -> int:
     """Bytes that a cache may take: of layers with windows a window, rows, and what ends before a chunk."""
     assert cache.tail is not None
     each = cache.tail.entries.data.nbytes // cache.tail.entries.capacity
-    return cache.data.nbytes + each * (cache.tail.reach + 64 + full.CHUNK + 512)
+    return cache.data.nbytes + each * (cache.tail.reach + 64 + kv.CHUNK + 512)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +92,19 @@ def most_of(cache: full.FullCache) -> int:
     + [rare(kernels, family) for kernels in ("native", "int8", "torch") for family in WINDOWED],
 )
 def test_layers_with_windows_keep_what_they_see(
-    kernels: str, family: str, caches: list[full.FullCache], monkeypatch: pytest.MonkeyPatch
+    kernels: str, family: str, caches: list[kv.FullCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts of which most was dropped are those of layers that keep all of it."""
     if kernels == "torch":
         for where in (target, source):
-            monkeypatch.setattr(where, "backend_for", lambda *_: TorchBackend())
+            monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     model = tiny_model(family, max_position_embeddings=2048)
     draft = draft_for(family)
     llm, whole = (LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB)) for _ in range(2))
     monkeypatch.setattr(whole.target, "new_cache", partial(whole.target.new_cache, whole=True))
     for one in (llm, whole) if kernels == "int8" else ():
         assert isinstance(one.target, NativeTarget)
-        one.target.take_keys(torch.int8, "kv_cache_dtype")
+        one.target.compute_as(LoadConfig(kv_cache_dtype="int8"), "tiny")
     assert llm.target.windows == whole.target.windows  # both are made
     for tokens in (16, 160, 1600):
         spare = llm.target.new_cache(tokens).nbytes - llm.target.cache_bytes(tokens)
@@ -120,7 +119,7 @@ def test_layers_with_windows_keep_what_they_see(
             assert own.tail is not None and own.tail.dropped >= 512 and own.nbytes <= most_of(own)
 
 
-def test_beginnings_are_shared_where_windows_are_held(caches: list[full.FullCache]) -> None:
+def test_beginnings_are_shared_where_windows_are_held(caches: list[kv.FullCache]) -> None:
     """A text that goes on where another ended begins from it; one that leaves it long before is read."""
     llm = LLM.from_model(tiny_model("gemma3", max_position_embeddings=2048), heads="none")
     first = llm.generate(LONG, 100, "autoregressive", **HOW).token_ids

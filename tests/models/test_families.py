@@ -10,7 +10,7 @@ import torch
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import source
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.base import Backend
 from tokenswift.models import target
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
@@ -67,14 +67,14 @@ def test_what_does_not_fit_is_refused_in_a_line(family: str) -> None:
 
 def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cap of the scores that the attention function does not know of."""
-    real = TorchBackend.attend
+    real = Backend.attend
 
     def uncapped(self: Any, *args: Any, softcap: Any = None, **kwargs: Any) -> Any:
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(TorchBackend, "attend", uncapped)
+    monkeypatch.setattr(Backend, "attend", uncapped)
     for where in (target, source):
-        monkeypatch.setattr(where, "backend_for", lambda *_: TorchBackend())
+        monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
     with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):

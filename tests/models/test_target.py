@@ -11,9 +11,9 @@ from tests.families import FAST, rare
 from tests.kernels.cuda.cases import standing
 from tests.tiny import FAMILIES, VOCAB, add_levels, tiny_model
 from tokenswift import LLM, InputError
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
-from tokenswift.kernels.cuda import check
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.cuda import backend as check
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
@@ -28,7 +28,7 @@ WAYS = ("native", "native without compiled kernels", "generic")
 def _target(way: str, model: Any) -> Any:
     if way == "generic":
         return GenericTarget(model, backend_for(), rotary_of(model))
-    return NativeTarget(model, backend_for() if way == "native" else TorchBackend(), rotary_of(model))
+    return NativeTarget(model, backend_for() if way == "native" else Backend(), rotary_of(model))
 
 
 def _text(length: int, seed: int = 1) -> list[int]:

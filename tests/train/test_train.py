@@ -15,7 +15,6 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.models.generic import final_norm
 from tokenswift.sampling.choice import processed
 from tokenswift.spec.heads.files import host_of, load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -273,7 +272,7 @@ def test_the_teacher_is_the_models_processed_distribution(sampling: SamplingPara
     base, hidden = frozen(model), torch.randn(1, 40, D)
     shares, places = base.teacher(hidden, sampling)
     teacher = torch.zeros(40, V).scatter_(1, places[0], shares[0])
-    want = processed(model.lm_head(final_norm(model)(hidden[0])), sampling).softmax(-1)
+    want = processed(model.lm_head(model.model.norm(hidden[0])), sampling).softmax(-1)
     if sampling.greedy:
         want = torch.nn.functional.one_hot(want.argmax(-1), V).float()
     torch.testing.assert_close(teacher, want, rtol=1e-4, atol=1e-5)

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenswift.kv.full import FullCache
-from tokenswift.kv.select import OBSERVED
+from tokenswift.kv import OBSERVED, FullCache
 from tokenswift.memory import Sized
 from tokenswift.spec.strategy import TokenSequence
 

@@ -236,8 +236,8 @@ class Scheduler:
 
         Args:
             owner: whose it is: what texts of one owner begin with is read once.
-            features: takes those of its tokens (see `models.base.BaseTarget.tap`), from the first one on that
-                no other text began with.
+            features: takes those of its tokens (see `BaseTarget.tap`), from the first one on that no other
+                text began with.
             prefixes: texts whose beginnings need not be read; None: the scheduler's own.
         Raises:
             InputError: the request is wrong, or cannot fit the memory.

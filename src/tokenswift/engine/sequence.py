@@ -25,7 +25,7 @@ from tokenswift.engine.detokenize import LoopGuard, TextStream
 from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import decode, prefill
-from tokenswift.kv.full import FullCache
+from tokenswift.kv import FullCache
 from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import check_run, default_length, needs_of

@@ -16,9 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tokenswift.kv import Pass, Segment
-from tokenswift.kv.full import to_device
-from tokenswift.kv.select import OBSERVED
+from tokenswift.kv import OBSERVED, Pass, Segment, to_device
 from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.spec.strategy import ALONE, BatchLoad, TokenSequence
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step

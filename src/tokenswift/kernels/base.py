@@ -1,47 +1,48 @@
-"""What computes the passes of models on a device: the protocol that models, drafters and caches rely on.
+"""What computes the passes of models on a device, in plain torch; compiled kernels replace it.
 
 A backend packs weights, owns the memory of caches, runs a decoder's layers over a *batch* of segments (rows
 of one or several texts, each over its own cache with its own tree), multiplies with the LM head and ranks
 tokens. A pass goes down only: the model asks for a batch, embeds its tokens, hands their states to the layers
-and takes logits of what they give. `kernels.torch` is the reference; `kernels.cpu` has the compiled kernels,
-by the specification of docs/exactness.md. Which device it is, and what follows from that, is asked here and
-nowhere else.
+and takes logits of what they give. `kernels.cpu` has compiled kernels, by the specification of
+docs/exactness.md, `kernels.cuda` those of a card. Which device it is, and what follows from that, is asked
+here and nowhere else. Torch's own operations are the reference, and run where nothing can be compiled: they
+add up in their own order, and a row's bits may depend on the other rows.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.formats import Q8_0, Stored
-from tokenswift.kernels.weights import STORED_IN, LayerWeights, Packed, Shape
-from tokenswift.kv import KVCache, Pass, Segment
-from tokenswift.kv.full import Arena, Entries, FullCache
-from tokenswift.kv.sparse import SparseCache
+from tokenswift.kernels.weights import Q8_0, STORED_IN, LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kv import Arena, Entries, FullCache, KVCache, Segment
 from tokenswift.sampling.ranking import Ranker
+from tokenswift.tree import ancestor_mask
 from tokenswift.types import check_tokens
 
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """A decoder's layers, ready to run; a backend adds what it needs.
+    """A decoder's layers, ready to run.
 
     Attributes:
         shape: the layers' sizes and types.
         weights: of each layer.
+        native: what the backend keeps beside them.
     """
 
     shape: Shape
     weights: list[LayerWeights]
+    native: Any = None
 
 
 @dataclass(slots=True)
@@ -83,22 +84,9 @@ class Batch:
         ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
 
-    def passes(
-        self, states: Float[Tensor, "n D"], queries: Any, features: Float[Tensor, "k n D"] | None = None
-    ) -> list[Pass]:
-        """Each segment's part of what a pass gives: states, what :meth:`Backend.layers` returned, and what
-        was tapped."""
-        pairs = zip(self.rows(), queries, strict=True)
-        return [Pass(states[rows], own, part_of(features, rows)) for rows, own in pairs]
 
-
-def part_of(features: Float[Tensor, "k n D"] | None, rows: slice) -> Tensor | None:
-    """Some rows' features."""
-    return None if features is None else features[:, rows]
-
-
-class Backend(ABC):
-    """Computes on one device. It keeps nothing of a pass, so threads may share it.
+class Backend:
+    """Computes on one device, by torch's own operations. It keeps nothing of a pass, so threads may share it.
 
     Args:
         device: where tensors are.
@@ -115,26 +103,23 @@ class Backend(ABC):
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
-        prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
         kind: of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, where looking at one waits for nobody, so that rows
             are chosen one by one; otherwise for all at once.
     """
 
-    name: str
+    name = "torch"
     build: str | None = None
     equal_bits = False
     prefill_keeps_bits = True
-    decodes = True
     fused = False
     formats: tuple[str, ...] = ()
-    prefers_int8 = False
     fill: Any = None
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.kind = self.device.type
-        self.on_host = self.kind == "cpu"
+        self.on_host = self.decodes = self.kind == "cpu"
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -186,10 +171,6 @@ class Backend(ABC):
         """Whether keys and values of heads of a width may be int8."""
         return False
 
-    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
-        """An empty cache that holds a part of a full one; see `kv.sparse.SparseCache`."""
-        return SparseCache(full, budget, sinks, scratch)
-
     def memory(self) -> memory.Memory | None:
         """Memory of the device; None where the system does not tell."""
         return memory.memory_of(self.device)
@@ -208,9 +189,9 @@ class Backend(ABC):
 
     # ---- passes ---------------------------------------------------------------------------------
 
-    @abstractmethod
-    def body(self, shape: Shape, weights: list[LayerWeights]) -> Any:
-        """The layers in the form that :meth:`layers` takes, a :class:`Body`."""
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
+        """The layers in the form that :meth:`layers` takes."""
+        return Body(shape, weights)
 
     def batch(self, segments: Sequence[Segment], shape: Shape) -> Batch:
         """The rows of a pass through layers of a shape, as :meth:`layers` takes them.
@@ -225,18 +206,17 @@ class Backend(ABC):
         positions = torch.cat([segment.positions.to(self.device) for segment in segments])
         return Batch(segments, tokens, positions)
 
-    @abstractmethod
     def layers(
         self,
-        body: Any,
+        body: Body,
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "*sets n half"],
         sin: Float[Tensor, "*sets n half"],
-        batch: Any,
+        batch: Batch,
         keep: bool = True,
         taps: Taps | None = None,
         beside: Float[Tensor, "n D"] | None = None,
-    ) -> Any:
+    ) -> list[Float[Tensor, "L H m d"]]:
         """Run a pass through all layers: the ``states`` of a batch's rows (float32) from embeddings to before
         the final norm, in place. Keys and values go behind each cache's own.
 
@@ -249,8 +229,78 @@ class Backend(ABC):
         Raises:
             ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
         """
+        shape, count, places = body.shape, len(states), batch.rows()
+        kept: list[list[Tensor]] = [[] for _ in places]
+        notes: list[dict[Any, Any]] = [{} for _ in places]
+        active = shape.active
+        for number, layer in enumerate(body.weights):
+            if shape.parallel:
+                states -= states.mean(-1, keepdim=True)
+            if taps is not None:
+                taps.fill(number, states)
+            normed = self._normed(states, layer.norm, shape, active)
+            qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
+            if layer.beside is not None and layer.beside_norm is not None and beside is not None:
+                normed = self.norm(beside, layer.beside_norm, shape.eps, active)
+                qkv += self.linear(normed, layer.beside)
+            query, key, value = self._heads(qkv, layer, shape, cos, sin)
+            mixed: list[Tensor] = []
+            for segment, rows, own, noted in zip(batch.segments, places, kept, notes, strict=True):
+                cache = segment.cache
+                data, place, before, ordered = cache.of_layer(number)
+                into = slice(before, before + len(segment.tokens))
+                data[2 * place, :, into] = key[:, rows].to(shape.keys)
+                data[2 * place + 1, :, into] = value[:, rows].to(shape.keys)
+                window = layer.window if ordered else 0
+                own.append(query[:, rows])
+                how = (cache, segment.parents, shape.scale, window, shape.cap or None)
+                mixed.append(self.attend(own[-1], number, *how, notes=noted))
+            mixes = torch.cat(mixed).reshape(count, -1).to(active)
+            made = self.linear(mixes, layer.out, layer.out_bias)
+            states += self._normed(made, layer.out_norm, shape) * shape.residual
+            if not shape.parallel:
+                normed = self._normed(states, layer.mlp_norm, shape, active)
+            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
+            made = self.linear((gated * up).to(active), layer.down, layer.down_bias)
+            states += self._normed(made, layer.down_norm, shape) * shape.residual
+        if shape.parallel:
+            states -= states.mean(-1, keepdim=True)
+        if taps is not None:
+            taps.fill(len(body.weights), states)
+        return [torch.stack(own if keep else own[-1:]) for own in kept]
 
-    @abstractmethod
+    def _normed(
+        self,
+        states: Float[Tensor, "*m D"],
+        weight: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype = torch.float32,
+    ) -> Float[Tensor, "*m D"]:
+        """The norm of states, or where there is none the states."""
+        return states.to(dtype) if weight is None else self.norm(states, weight, shape.eps, dtype)
+
+    def _heads(
+        self,
+        qkv: Float[Tensor, "n N"],
+        layer: LayerWeights,
+        shape: Shape,
+        cos: Float[Tensor, "*sets n half"],
+        sin: Float[Tensor, "*sets n half"],
+    ) -> list[Float[Tensor, "h n d"]]:
+        """Queries and keys, with their norms and turned, and values."""
+        width, made = shape.width, list[Tensor]()
+        own = [shape.heads * width, *[shape.kv_heads * width] * 2]
+        for part, norm in zip(qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True):
+            if norm is not None:  # over all heads together, or each by itself
+                part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
+            made.append(part.unflatten(-1, (-1, width)).transpose(0, 1))
+        query, key, value = made
+        if layer.rope >= 0:
+            angles = [part.view(-1, *part.shape[-2:])[layer.rope] for part in (cos, sin)]
+            query, key = turned(query, *angles), turned(key, *angles)
+        return [query.to(shape.queries), key, value]
+
     def attend(
         self,
         query: Float[Tensor, "H n d"],
@@ -271,8 +321,28 @@ class Backend(ABC):
             sinks: a score per head that takes part in the softmax and has no value (gpt-oss).
             notes: kept by who calls from one layer of a pass to the next: what is worked out once a pass.
         """
+        heads, rows, width = query.shape
+        data, place, before, _ = cache.of_layer(layer)
+        end = before + rows
+        key, value = (data[2 * place + part, None, :, :end] for part in (0, 1))
+        kind = key.dtype
+        if self.on_host and kind != torch.float64:
+            kind, key, value = active_type(kind), key.float(), value.float()
+        groups = heads // key.shape[1]
+        packed = query.to(kind).to(key.dtype).reshape(1, -1, groups * rows, width)
+        window, bias = window if window < end else 0, None
+        if rows > 1 or window:
+            notes = {} if notes is None else notes
+            key_of = (before, window, groups)
+            if key_of not in notes:
+                notes[key_of] = _bias(before, rows, parents, window, packed).repeat(groups, 1)
+            bias = notes[key_of]
+        if softcap is None and sinks is None:
+            out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
+        else:
+            out = capped(packed, key, value, bias, scale, softcap, sinks)
+        return out.reshape(heads, rows, width).transpose(0, 1).to(kind)
 
-    @abstractmethod
     def linear(
         self,
         states: Float[Tensor, "*m K"],
@@ -284,12 +354,16 @@ class Backend(ABC):
 
         ``active``: int8 to multiply integers, with a weight that is stored quantized.
         """
+        active = active_type(weight.dtype)
+        out = F.linear(states.to(active), weight.unpack().to(active)).float()
+        return out if bias is None else out + bias
 
-    @abstractmethod
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Float[Tensor, "*m D"]:
         """RMS norm of float32 states, as ``dtype``."""
+        states = states.float()
+        return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
     def ranker(self, params: SamplingParams) -> Ranker | None:
         """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
@@ -330,3 +404,56 @@ def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> Non
         len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
     ):
         raise ValueError(f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row")
+
+
+def capped(
+    query: Float[Tensor, "1 K m d"],
+    key: Float[Tensor, "1 K L d"],
+    value: Float[Tensor, "1 K L d"],
+    bias: Float[Tensor, "m L"] | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " H"] | None,
+) -> Float[Tensor, "1 K m d"]:
+    """Attention with a cap of the scores or with sinks, which torch's own lacks; in float32 at least."""
+    kind = torch.promote_types(key.dtype, torch.float32)
+    scores = query.to(kind) @ key.to(kind).mT * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores if bias is None else scores + bias
+    if sinks is not None:
+        kv_heads, rows = query.shape[1:3]
+        own = sinks.to(scores.dtype).view(kv_heads, -1, 1).expand(-1, -1, rows * kv_heads // len(sinks))
+        scores = torch.cat([scores, own.reshape(1, kv_heads, rows, 1)], -1)
+    return scores.softmax(-1)[..., : key.shape[2]] @ value.to(kind)
+
+
+def _bias(
+    before: int, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
+) -> Float[Tensor, "n L"]:
+    """What is added to scores: -inf where a row does not see a key."""
+    device = like.device
+    mask = ancestor_mask(range(-1, rows - 1) if parents is None else parents, device)
+    visible = torch.cat([mask.new_ones(rows, before), mask], dim=1)
+    if window:
+        here = before + mask.sum(1) - 1
+        places = torch.cat([torch.arange(before, device=device), here])
+        visible &= places[None, :] > here[:, None] - window
+    bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
+    return bias.masked_fill_(~visible, -torch.inf)
+
+
+def turned(
+    states: Float[Tensor, "*h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
+) -> Float[Tensor, "*h n d"]:
+    """Rotary embedding: pairs (j, j + d/2) turned by the angles of each row's position."""
+    first, second = states.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def row_paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
+    """For each row of a pass, the rows on its path (itself last), which follow the committed keys."""
+    paths: list[list[int]] = []
+    for row, parent in enumerate(range(-1, count - 1) if parents is None else parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), row])
+    return paths

@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats import Format, Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv import Segment
-from tokenswift.kv.full import FullCache
+from tokenswift.kernels.weights import Format, LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kv import FullCache, Segment
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk

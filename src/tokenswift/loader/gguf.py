@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.formats import BY_CODE, Stored
+from tokenswift.kernels.weights import BY_CODE, Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     HEAD,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the command line is there before torch is
     import torch
     from torch import Tensor
 
-    from tokenswift.kernels.formats import Stored
+    from tokenswift.kernels.weights import Stored
 
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002

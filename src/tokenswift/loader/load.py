@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import Dtype, LoadConfig, Weights, check_backend
-from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import Stored
 from tokenswift.loader import default_model
 from tokenswift.loader.config import (
     CAUSAL,

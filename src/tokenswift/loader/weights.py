@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tokenswift.files import weight_map
-from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.weights import FORMATS, Stored
 from tokenswift.loader.config import EMBEDDING, HEAD, Layout
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError

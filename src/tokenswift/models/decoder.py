@@ -1,4 +1,5 @@
-"""The native decoder: our own forward for the families of `loader.families`, over weights by name.
+"""What all targets share (sizes, caches, the prompt's way in), and the native decoder: our own forward for
+the families of `loader.families`, over weights by name.
 
 transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
 embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
@@ -9,27 +10,29 @@ weights' type where they enter a product. Nothing is kept between passes: thread
 from __future__ import annotations
 
 import ctypes
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenswift.config import LoadConfig
+from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
-from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv import Pass, Segment
-from tokenswift.kv.full import Arena
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kv import OBSERVED, Arena, FeatureStore, FullCache, KVCache, Pass, Segment, Tail, tail_room
 from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
 from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.gguf import straight
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
-from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
 
 #: projections of the same input, which are one product, by their names in a layer
@@ -42,6 +45,251 @@ LINEARS = {
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 #: bytes of packed weights after which memory is given back: the pages come again at a price
 RELEASED = 1 << 25
+
+
+class BaseTarget(ABC):
+    """A model ready for tree passes: what native decoders and transformers' own models share.
+
+    Args:
+        config: the transformers config.
+        head: the LM head's weight, (V, D): sizes, type and device are its.
+        rotary: the model's positions.
+        backend: what computes.
+        kv_heads: heads of keys and values computed here; None: all of the config's.
+
+    Attributes:
+        keys: type of keys and values.
+        layout: what the native decoder knows of the model; None where transformers' own forward runs.
+        windows: sliding window of each layer in tokens, None where it sees everything.
+        taps: layers whose entering states a pass gives as features (their number: what leaves the last one),
+            for a drafter that reads them; none at first.
+        weight_bytes: bytes of weights that one pass reads.
+        copied_bytes: bytes that copies of weights take beside the model's own.
+        kv_bytes: bytes of keys and values per cached token, but for those in a tail.
+        tail_bytes: of layers in a tail (`kv.Tail`), which holds `kv.tail_room` tokens.
+        unnamed: rows of the LM head that no token names, (m,): padding, which is never chosen; None: none is.
+        whole: whether products take activations as int8.
+    """
+
+    prefill_chunk: int  # rows of a prefill pass
+    whole = False
+    layout: Layout | None = None
+    taps: tuple[int, ...] = ()
+    unnamed: Tensor | None = None
+
+    def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
+        self.config, self.rotary, self.backend = config, rotary, backend
+        self.device, self.dtype = head.device, head.dtype
+        self.keys = head.dtype
+        self.vocab_size, self.hidden_size = head.shape
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim = head_width(config)
+        self.weight_bytes = self.copied_bytes = 0
+        self.windows: list[int | None] = [None] * self.layers
+        self._count_entries()
+        self._rows: tuple[Tensor, Any] | None = None
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Have passes give the states that enter these layers from now on; see :attr:`taps`.
+
+        Raises:
+            InputError: the model's forward does not give them.
+        """
+        self.taps = layers
+
+    def leave_out(self, rows: Sequence[int]) -> None:
+        """Have these rows of the LM head never be chosen; see :attr:`unnamed`."""
+        self.unnamed = torch.tensor(rows, device=self.device) if rows else None
+
+    @abstractmethod
+    def compute_as(self, how: LoadConfig, name: str) -> None:
+        """Compute in int8, and keep keys and values, as is asked for; called once, before the first pass
+        whose outcome counts.
+
+        Args:
+            name: of the model, for messages.
+        Raises:
+            InputError: the model or its backend cannot.
+        """
+
+    @property
+    def computes(self) -> str:
+        """What is computed in, e.g. "float32"; "int8" where products and attention are."""
+        whole = self.whole and self.keys == torch.int8
+        return "int8" if whole else str(self.dtype).removeprefix("torch.")
+
+    def identity(self) -> dict[str, str]:
+        """What of the arithmetic decides the tokens, where it is not that of the weights' type."""
+        if self.computes == "int8":
+            return {"dtype": "int8"}
+        made = {"activations": "int8"} if self.whole else {}
+        kept = {"kv_cache_dtype": str(self.keys).removeprefix("torch.")}
+        return made if self.keys == self.dtype else made | kept
+
+    def _count_entries(self) -> None:
+        made, page = self.new_cache(16), 16
+        self.kv_bytes = made.data.nbytes // page
+        self.tail_bytes = made.nbytes // page - self.kv_bytes
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of a text."""
+        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
+
+    @property
+    def equal_bits(self) -> bool:
+        """Whether a row's bits depend on its own context alone, not on the other rows of a pass."""
+        return self.layout is not None and self.backend.equal_bits
+
+    @property
+    def prefill_keeps_bits(self) -> bool:
+        """Whether a prompt's rows have them, too, in whatever passes it is read."""
+        return self.equal_bits and self.backend.prefill_keeps_bits
+
+    @property
+    def rotary_frequencies(self) -> Tensor:
+        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        return self.rotary.single()
+
+    def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
+        """The choice rule for one generation with this model; ``rules`` of its text."""
+        ranker = self.backend.ranker(params)
+        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
+
+    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included; ``whole``: all entries
+        of layers with windows are kept, too."""
+        keeps = whole or self.layout is None or not self.backend.on_host
+        apart = 0 if keeps else self.layers - self.windows.count(None)
+        sizes = (self.kv_heads, self.head_dim)
+        cache = self.backend.new_cache(self.layers - apart, *sizes, capacity, self.keys)
+        if apart:
+            room = tail_room(self.windows, capacity)
+            cache.tail = Tail(self.backend.new_cache(apart, *sizes, room, self.keys).entries, self.windows)
+        return cache
+
+    def check_room(self, tokens: int) -> None:
+        """See that so many positions are within the model's.
+
+        Raises:
+            InputError: they are not.
+        """
+        limit = self.rotary.limit
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"or more with rope_scaling yarn"
+            )
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
+    ) -> Pass:
+        """Run n tokens over ``cache`` (see `kv.Segment`); their entries go to its scratch."""
+        return self._run([Segment(tokens, positions, cache, parents)])[0]
+
+    @torch.inference_mode()
+    def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
+        """Run rows of several texts in one pass: each text's part is what
+        :meth:`forward` alone gives, bit for bit where `equal_bits` holds."""
+        return self._run(segments)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        tokens: list[int],
+        cache: FullCache,
+        on_progress: OnProgress | None = None,
+        ends: bool = True,
+        features: FeatureStore | None = None,
+    ) -> Pass:
+        """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
+
+        The result holds queries and hidden states of the last `kv.OBSERVED` tokens, or of all; they
+        are a chunk of their own, since the queries of a long one take more memory than its keys.
+
+        Args:
+            on_progress: told of the stage "prompt", in tokens, before the first chunk and after each.
+            ends: the prompt ends with these tokens; otherwise no queries are kept.
+            features: takes those of all rows.
+
+        Raises:
+            ValueError: no tokens.
+        """
+        if not tokens:
+            raise ValueError("nothing to prefill")
+        report, length = on_progress or (lambda *_: None), len(tokens)
+        kept = max(0, length - OBSERVED) if ends else length  # the first token whose queries are wanted
+        report("prompt", 0, length)
+        for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
+            if start == end:
+                continue
+            rows = torch.tensor(tokens[start:end])
+            positions = torch.arange(cache.length, cache.length + len(rows))
+            result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
+            if features is not None and result.features is not None:
+                features.take(cache.length, result.features)
+            cache.commit(tuple(range(len(rows))))
+            report("prompt", end, length)
+        return result
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (n, D) → (n, V), float32."""
+        return self.project(self.norm(hidden))
+
+    def head_rows(self, ids: Tensor) -> Any:
+        """The LM head's rows of some tokens: a smaller head for drafting, in the form that :meth:`project`
+        takes. The most rows asked for are kept: asking again for the same ones costs nothing."""
+        kept = self._rows
+        if kept is not None and torch.equal(kept[0], ids):
+            return kept[1]
+        rows = self._gather(ids)
+        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others
+            self._rows = (ids, rows)
+        return rows
+
+    def numerics(self) -> dict[str, Any]:
+        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
+        backend, native = self.backend, self.layout is not None
+        how = "torch" if backend.build is None else "compiled kernels"
+        made = {} if backend.build is None else {"compiler": backend.build}
+        return {
+            "equal_bits": self.equal_bits,
+            "how": how if native else f"transformers' own forward, attention by {how}",
+            "device": self.backend.kind,
+            "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
+            **made,
+        }
+
+    @abstractmethod
+    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
+        """One pass; ``keep``: its queries are wanted."""
+
+    @abstractmethod
+    def _gather(self, ids: Tensor) -> Any:
+        """Rows of the LM head."""
+
+    @abstractmethod
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: (n, D) → (n, D)."""
+
+    @torch.inference_mode()
+    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
+        """The LM head alone: (n, D) → (n, V), float32, -inf for :attr:`unnamed` tokens; only its ``rows`` →
+        (n, m) when given."""
+        logits = self._project(normed, rows)
+        if rows is None and self.unnamed is not None:
+            logits.index_fill_(1, self.unnamed, -torch.inf)
+        return logits
+
+    @abstractmethod
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+        """The LM head's product."""
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings: (n,) → (n, D)."""
 
 
 def fits(model: Any) -> bool:
@@ -102,7 +350,7 @@ class NativeTarget(BaseTarget):
         super().__init__(layout if files else source.config, sizes, rotary, backend)
         self._arena, self._unreleased = Arena(), 0
         self.head = self._packed([HEAD])
-        self.head_bias = self._vector("lm_head.bias")
+        self.head_bias = self._vector(self._given("lm_head.bias"))
         self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
@@ -155,18 +403,15 @@ class NativeTarget(BaseTarget):
         """A norm's weight as the kernels read it, None where the family has none."""
         if name is None:
             return None
-        made = self._copied(self._weight(name))
+        made = self._vector(self._weight(name))
         return made + 1 if self.layout.family.plus_one else made
 
-    def _copied(self, weight: Tensor | Stored) -> Tensor:
-        """A vector as the kernels read it, in memory of its own."""
-        made = unstored(weight, torch.float32).detach()
+    def _vector(self, found: Tensor | Stored | None) -> Any:
+        """A vector as the kernels read it, in memory of its own; None where there is none."""
+        if found is None:
+            return None
+        made = unstored(found, torch.float32).detach()
         return made.to(self.device, torch.float32, copy=True).contiguous()
-
-    def _vector(self, name: str) -> Tensor | None:
-        """A bias as the kernels read it, if there is one."""
-        found = self._given(name)
-        return None if found is None else self._copied(found)
 
     def _packed(self, names: list[str]) -> Packed:
         """Weights with the same input as the kernels read them, one below the other; counts what they take
@@ -202,82 +447,41 @@ class NativeTarget(BaseTarget):
     def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
         """One packed weight (and bias) for projections of the same input."""
         weights, bias = [f"{name}.weight" for name in linears], None
-        found = [self._vector(f"{name}.bias") for name in linears]
+        found = [self._vector(self._given(f"{name}.bias")) for name in linears]
         if any(part is not None for part in found):
-            pairs = zip(found, weights, strict=True)
-            bias = torch.cat([self._zeros(name) if part is None else part for part, name in pairs])
+            sizes = [len(self._weight(name)) for name in weights]
+            pairs = zip(found, sizes, strict=True)  # those that have none beside one that has
+            bias = torch.cat([self._norm.new_zeros(size) if part is None else part for part, size in pairs])
         return self._packed(weights), bias
-
-    def _zeros(self, name: str) -> Tensor:
-        """The bias of a projection that has none, beside one that has."""
-        return torch.zeros(len(self._weight(name)), dtype=torch.float32, device=self.device)
-
-    @property
-    def has_int8(self) -> bool:
-        """Whether all products, and keys and values, can be computed in int8."""
-        stored = all(weight.stored for weight in self.multiplied())
-        return stored and bool(self.backend.formats) and self.backend.has_int8_keys(self.head_dim)
-
-    def multiplied(self) -> list[Packed]:
-        """The weights that products are with."""
-        return [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`; nothing asked for, in int8 where the weights are quantized and
-        the backend is best at it. Keys with a bias have channels of very large values, which one scale for a
+        the backend reads them so. Keys with a bias have channels of very large values, which one scale for a
         narrow head loses (perplexity of Qwen 2.5 0.5B: 5% more): there they keep the dtype, unless asked."""
-        asked = how.dtype == "int8"
-        whole = asked or (how.dtype == "auto" and self.has_int8 and self.backend.prefers_int8)
-        if whole:
-            self.take_int8()
-        if how.keys is not None:
-            self.take_keys(how.keys, "kv_cache_dtype")
-        elif whole and (asked or self.head_dim >= 128 or self.body.weights[0].qkv_bias is None):
-            self.take_keys(torch.int8, "dtype")
-
-    def take_int8(self) -> None:
-        """Compute all products in int8 from now on: another model, and a faster one.
-
-        Raises:
-            InputError: a weight is not quantized, or the backend has no such products.
-        """
-        if not self.backend.formats:
-            raise InputError(
-                f"dtype is 'int8', but the {self.backend.name} backend multiplies floats alone; "
-                "valid: auto, float32, bfloat16",
-                "dtype",
-            )
-        if not all(weight.stored for weight in self.multiplied()):
+        weights, backend, asked = self.body.weights, self.backend, how.dtype == "int8"
+        stored = all(each.stored for each in (self.head, *(w for layer in weights for w in layer.packed())))
+        has_keys = backend.has_int8_keys(self.head_dim)
+        self.whole = asked or (how.dtype == "auto" and stored and has_keys)
+        if asked and not stored:
             raise InputError(
                 "dtype is 'int8', but not all of the model's weights are quantized in a format that the "
-                f"{self.backend.name} backend multiplies; valid: auto, float32, bfloat16, or int8 with "
+                f"{backend.name} backend multiplies; valid: auto, float32, bfloat16, or on a CPU int8 with "
                 "weights q8_0, q4_1 or q4_0 (quantized while loading), or with a GGUF file of such",
                 "dtype",
             )
-        self._run_as(active=torch.int8)
-        self.whole = True
-
-    def take_keys(self, dtype: torch.dtype, option: str) -> None:
-        """Keep keys and values as ``dtype`` from now on.
-
-        Args:
-            option: that asks for it, for the message.
-        Raises:
-            InputError: the kernels do not have it for this model.
-        """
-        if dtype == torch.int8 and not self.backend.has_int8_keys(self.head_dim):
+        precise = not asked and self.head_dim < 128 and weights[0].qkv_bias is not None
+        self.keys = how.keys or (torch.int8 if self.whole and not precise else self.keys)
+        if self.keys == torch.int8 and not has_keys:
+            option = "kv_cache_dtype" if how.keys else "dtype"
             raise InputError(
-                f"{option} is 'int8', but the {self.backend.name} backend keeps no keys of heads of width "
+                f"{option} is 'int8', but the {backend.name} backend keeps no keys of heads of width "
                 f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width is a "
                 "multiple of 4 with compiled kernels on a CPU",
                 option,
             )
-        self.keys = dtype
+        active = torch.int8 if self.whole else self.body.shape.active
+        self.body = backend.body(replace(self.body.shape, keys=self.keys, active=active), weights)
         self._count_entries()
-        self._run_as(keys=dtype)
-
-    def _run_as(self, **types: torch.dtype) -> None:
-        self.body = self.backend.body(replace(self.body.shape, **types), self.body.weights)
 
     # ---- passes ---------------------------------------------------------------------------------
 
@@ -292,7 +496,8 @@ class NativeTarget(BaseTarget):
         states = self.embed(batch.tokens).float()
         tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
         queries = self.backend.layers(body, states, *self._angles.at(batch.positions), batch, keep, tapped)
-        return batch.passes(states, queries, None if tapped is None else tapped.states)
+        found = zip(batch.rows(), queries, strict=True)
+        return [Pass(states[rows], own, tapped and tapped.states[:, rows]) for rows, own in found]
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from tokenswift.kv import Pass, Segment
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.types import InputError
 
 NAME = "tokenswift"
@@ -128,23 +128,6 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     return copied.eval()
 
 
-def final_norm_name(model: Any) -> str:
-    """What a causal LM's body calls its final norm.
-
-    Raises:
-        InputError: it has none under a name that is known.
-    """
-    name = next((name for name in NORMS if hasattr(model.model, name)), None)
-    if name is None:
-        raise InputError(f"model type is {model.config.model_type!r}; valid: with a final norm in its body")
-    return name
-
-
-def final_norm(model: Any) -> nn.Module:
-    """A causal LM's final norm."""
-    return getattr(model.model, final_norm_name(model))
-
-
 def shaped_logits(logits: Tensor, config: Any) -> Tensor:
     """What some families do to the LM head's products."""
     if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
@@ -172,7 +155,10 @@ class GenericTarget(BaseTarget):
     prefill_chunk = 256
 
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
-        norm = final_norm_name(model)
+        norm = next((name for name in NORMS if hasattr(model.model, name)), None)
+        if norm is None:
+            kind = model.config.model_type
+            raise InputError(f"model type is {kind!r}; valid: with a final norm in its body")
         copied = shared_copy(model, rotary)
         super().__init__(copied.config, copied.lm_head.weight, rotary, backend)
         self.device = device_of(copied.lm_head)
@@ -188,16 +174,13 @@ class GenericTarget(BaseTarget):
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`: transformers' own model computes in floats alone."""
-        for option, asks, valid in (
-            ("dtype", how.dtype == "int8", "auto, float32, bfloat16, float16"),
-            ("kv_cache_dtype", how.keys is not None, "auto"),
-        ):
-            if asks:
-                raise InputError(
-                    f"{option} is {getattr(how, option)!r}, but {name} runs through transformers' own model; "
-                    f"valid: {valid}",
-                    option,
-                )
+        option = "dtype" if how.dtype == "int8" else "kv_cache_dtype" if how.keys else None
+        if option:
+            raise InputError(
+                f"{option} is {getattr(how, option)!r}, but {name} runs through transformers' own model, in "
+                "floats alone; valid: auto, or floats",
+                option,
+            )
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """See :meth:`BaseTarget.tap`; tried out on one row."""

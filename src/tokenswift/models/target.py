@@ -1,4 +1,5 @@
-"""From a loaded transformers model to a target: the native decoder where it fits, else its own forward.
+"""From a loaded transformers model to a target: the native decoder where it fits, else its own forward; and
+the draft models of a target.
 
 Either is checked when it is made, against the model's own forward: a prefill in two chunks and a tree pass
 over a few dozen tokens must give its logits. What fails the check is not used. Models that the native
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,8 +21,9 @@ from tokenswift.config import RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.default_model import DRAFT
 from tokenswift.loader.find import cache_dir, refused_as
+from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.types import InputError, OnProgress
@@ -58,7 +62,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
             if wanted != "auto":
                 raise InputError(f"backend is {wanted!r}, but {made}; valid: auto, torch")
             logger.warning("%s; the slower torch path is used", made)
-            made = TorchBackend(device)
+            made = Backend(device)
         _backends[key] = made
     return _backends[key]
 
@@ -71,9 +75,9 @@ def _made(device: torch.device, wanted: str) -> Backend | str:
         # a forked child has the memory of torch's threads and of ours, but not the threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in ("cpu", "cuda"):
-        return TorchBackend(device)
+        return Backend(device)
     if device.type == "cuda":
-        from tokenswift.kernels.cuda.check import started
+        from tokenswift.kernels.cuda.backend import started
 
         found = started(device)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
@@ -173,3 +177,72 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     expected = expected.to(device)
     return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+
+
+class DraftModels:
+    """The draft models of a target, loaded when they are first asked for.
+
+    Args:
+        target: the model that they draft for.
+        tokenizer: its tokenizer, or None.
+        is_default: whether it is the default model, for which a draft model is shipped.
+    """
+
+    def __init__(self, target: Target, tokenizer: Any, is_default: bool) -> None:
+        self._target, self._tokenizer, self._is_default = target, tokenizer, is_default
+        self._made: dict[
+            str | int, tuple[Target, Any]
+        ] = {}  # kept with a lent model: no other has its id then
+        self._lock = Lock()
+
+    def name(self, wanted: Any) -> str:
+        """The name of a draft model, for records."""
+        return DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
+
+    def get(self, wanted: Any) -> Target:
+        """A draft model, loaded once.
+
+        Args:
+            wanted: alias, folder, hub id or a loaded transformers model; None takes the one that is
+                shipped for the default model.
+        Raises:
+            InputError: there is none, it cannot be loaded, or its vocabulary is another one.
+        """
+        if wanted is None and not self._is_default:
+            raise InputError(
+                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a smaller "
+                "one of its family"
+            )
+        key = self.name(wanted) if wanted is None or _is_name(wanted) else id(wanted)
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._load(wanted, self.name(wanted)), wanted
+            return self._made[key][0]
+
+    def _load(self, wanted: Any, name: str) -> Target:
+        target, model, tokenizer = self._target, wanted, None
+        own = str(target.dtype).removeprefix("torch.")
+        try:
+            if wanted is None or _is_name(wanted):
+                loaded = load(name, dtype=own, device=str(target.device))
+                model, tokenizer = loaded.model, loaded.tokenizer
+            made = make_target(model, backend=target.backend)
+        except InputError as error:
+            raise InputError(f"draft_model {name} cannot be used: {error}") from error
+        if (made.device, made.dtype) != (target.device, target.dtype):
+            valid = f"as the target, {target.dtype} on {target.device}"
+            raise InputError(f"draft_model is {made.dtype} on {made.device}; valid: {valid}")
+        given = [one.get_vocab() for one in (tokenizer, self._tokenizer) if one is not None]
+        same = given[0] == given[1] if len(given) == 2 else made.vocab_size == target.vocab_size
+        if not same:
+            raise InputError(
+                f"draft_model {name} has a vocabulary of {made.vocab_size} tokens, the target one of "
+                f"{target.vocab_size}, or its tokens are others; valid: a model with the target's tokenizer"
+            )
+        if target.unnamed is not None:
+            made.unnamed = target.unnamed[target.unnamed < made.vocab_size]
+        return made
+
+
+def _is_name(wanted: Any) -> bool:
+    return isinstance(wanted, str | Path)

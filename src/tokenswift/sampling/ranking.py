@@ -119,7 +119,7 @@ def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "
 
 
 class Ranker(Protocol):
-    """Temperature, filters, noise and the best in one call; see `kernels.cpu.ranker`."""
+    """Temperature, filters, noise and the best in one call; see `kernels.cpu.backend`."""
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.files import line_of
-from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import Stored
 from tokenswift.loader.weights import open_weights, weight_files
 from tokenswift.types import InputError
 

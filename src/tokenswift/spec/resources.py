@@ -29,7 +29,7 @@ from tokenswift.config import (
     shown,
 )
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats import FORMATS
+from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import GgufWeights, formats
@@ -56,8 +56,7 @@ from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends, unnamed_ro
 from tokenswift.loader.template import prepare
 from tokenswift.loader.weights import Recoded, StoredWeights
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.draft_models import DraftModels
-from tokenswift.models.target import Target, backend_for, check_model, make_target
+from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.control import Learnt
 from tokenswift.spec.eagle.files import EagleWeights, trained_for
@@ -323,7 +322,7 @@ class Resources:
         target: the model.
         heads: its draft heads, where it has some.
         eagle: its EAGLE-3 drafter, where it has one.
-        draft_models: see `models.draft_models`.
+        draft_models: see `models.target`.
         grammars: those that texts of the model were held to.
         lock: of what is made when first asked for.
     Raises:

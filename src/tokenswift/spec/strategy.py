@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenswift.kv import Pass
-from tokenswift.kv.full import FullCache
-from tokenswift.models.base import BaseTarget
+from tokenswift.kv import FullCache, Pass
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.eagle.model import Features
 from tokenswift.types import Meter, Stopped

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import line_of, replacing
-from tokenswift.kernels.torch import turned
+from tokenswift.kernels.base import turned
 from tokenswift.loader.gguf import straight
 from tokenswift.loader.identity import file_digest
 from tokenswift.loader.weights import unstored

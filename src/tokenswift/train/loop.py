@@ -29,7 +29,7 @@ from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.config import settings_of
 from tokenswift.files import line_of, replacing
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.base import Backend
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, digest_of
 from tokenswift.train.data import fingerprint
 from tokenswift.train.loss import Distillation, FrozenBase, Student
@@ -212,7 +212,7 @@ class Training:
         options = recipe.job.training
         self.recipe, self.options = recipe, options
         self.data, self.held_out = data, held_out
-        self.device, self.kind = recipe.frozen.device, TorchBackend(recipe.frozen.device).kind
+        self.device, self.kind = recipe.frozen.device, Backend(recipe.frozen.device).kind
         self.checkpoint, self.log = recipe.job.work / "checkpoint.pt", recipe.job.work / "log.csv"
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         groups = [

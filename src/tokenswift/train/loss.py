@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import HEAD
 from tokenswift.models.generic import shaped_logits
 from tokenswift.sampling.choice import processed

@@ -9,16 +9,14 @@ from torch import Tensor
 from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
-from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.base import Backend, turned
+from tokenswift.kernels.cuda.backend import CudaBackend, Product
 from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
-from tokenswift.kernels.cuda.products import Product
-from tokenswift.kernels.torch import TorchBackend, turned
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv import Segment
-from tokenswift.kv.full import Entries, FullCache
+from tokenswift.kv import Entries, FullCache, Segment
 
 CPU = torch.device("cpu")
-TORCH = TorchBackend()
+TORCH = Backend()
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,7 +20,7 @@ from tests.kernels.cuda.cases import CPU, TORCH, batch_of, by_torch, random, seg
 from tests.kernels.cuda.cases import product as library
 from tokenswift.kernels.base import Taps
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kernels.cuda.launch import Kernels
+from tokenswift.kernels.cuda.kernels import Kernels
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR
 from tokenswift.kernels.weights import LayerWeights, Packed
 
@@ -154,4 +154,4 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
         for one, same, other in zip(*found, strict=True):
             assert torch.equal(one, same)
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert len(bodies[0].graphs._kept) == 1
+    assert len(bodies[0].native._kept) == 1

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from tests.kernels.cuda.cases import batch_of, segment, shape_of, tree  # noqa: E402
-from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
+from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
 from tokenswift.kernels.weights import LayerWeights, Packed  # noqa: E402
 
 ROOM = {80: 163, 90: 227, 120: 99}  # KiB of shared memory that a program may have, by a card's capability

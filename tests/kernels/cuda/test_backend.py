@@ -19,9 +19,9 @@ from tokenswift import LLM, SamplingParams, resume
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import decode, prefill
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kernels.torch import TorchBackend
-from tokenswift.kv.select import OBSERVED
+from tokenswift.kv import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods import Autoregressive
@@ -35,7 +35,7 @@ LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6
 def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -> None:
     """A prompt that is read at once, a few rows, and a tree; windows included."""
     model = tiny_model(family)
-    ours, torchs = (NativeTarget(model, each, rotary_of(model)) for each in (backend, TorchBackend()))
+    ours, torchs = (NativeTarget(model, each, rotary_of(model)) for each in (backend, Backend()))
     found = []
     for target in (ours, torchs):
         cache, states = target.new_cache(320), []

@@ -22,8 +22,8 @@ from tests.spec.eagle.reference import EagleCache, EagleReference
 from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
-from tokenswift.kernels.formats import Q8_0, Stored
-from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.weights import Q8_0, Stored
 from tokenswift.kv import Segment
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored
@@ -159,7 +159,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     if kind == "transformers":
         target: Any = GenericTarget(model, backend_for(), rotary_of(model))
     else:
-        backend = {"kernels": backend_for(), "torch": TorchBackend(), "cuda": standing()}[kind]
+        backend = {"kernels": backend_for(), "torch": Backend(), "cuda": standing()}[kind]
         target = NativeTarget(model, backend, rotary_of(model))
     cache, other = target.new_cache(80), target.new_cache(80)
     assert target.prefill(TEXT[:7], other).features is None

@@ -15,7 +15,6 @@ from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
@@ -59,7 +58,7 @@ def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
 
 def backends() -> list[Backend]:
     """The kernels, the reference in torch, and the CUDA backend with its kernels' work by torch."""
-    return [backend_for(), TorchBackend(), standing()]
+    return [backend_for(), Backend(), standing()]
 
 
 @pytest.mark.parametrize("form", FORMS)

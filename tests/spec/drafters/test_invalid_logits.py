@@ -13,7 +13,7 @@ from tests.spec.drafters.prices import always, fix_prices
 from tests.spec.drafters.scripted import prompt, scripted_heads, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
 from tokenswift import LLM, InputError, RunError, SamplingParams
-from tokenswift.kv.sparse import SparseCache
+from tokenswift.kv import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.heads import HIDDEN

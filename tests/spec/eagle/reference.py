@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenswift.kernels.torch import turned
+from tokenswift.kernels.base import turned
 from tokenswift.loader.weights import unstored
 from tokenswift.spec.eagle.files import EagleWeights
 

@@ -115,14 +115,12 @@ static void panel_of(int type, const char *k, long width, int count, char *panel
 static void along(int type, float *acc, const float *e, const char *v, const int32_t *slots, long count, long from,
                   long width) {
     for (long c = from; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        V x = part ? load_part(F32, (char *)(acc + c), part) : load(F32, (char *)(acc + c));
+        V x = load_left(F32, (char *)(acc + c), width - c);
         for (long j = 0; j < count; j++) {
             const char *row = v + ((slots ? slots[j] : j) * width + c) * bytes_of(type);
-            x = fused(splat(e[j]), part ? load_part(type, row, part) : load(type, row), x);
+            x = fused(splat(e[j]), load_left(type, row, width - c), x);
         }
-        if (part) store_part(F32, (char *)(acc + c), x, part);
-        else *(Vm *)(acc + c) = x;
+        store_left(F32, (char *)(acc + c), x, width - c);
     }
 }
 

@@ -8,7 +8,7 @@
 #include "cpu_low.h"
 
 /* whether products take numbers of 8 bits with their sign; otherwise they keep the offset of 128 */
-#if (W == 16 && !defined(__AVX512VNNI__)) || (W == 8 && !defined(__AVXVNNI__))
+#if W == 8 && !defined(__AVXVNNI__)
 #define DOT_16_BITS 1 /* products of two bytes are summed in 16 bits first */
 #else
 #define DOT_16_BITS 0
@@ -156,10 +156,8 @@ static void quantize(Group *out, long step, const float *x, long K) {
 
 /* sum + products of u, four bytes below 128 without sign, and x with sign. */
 INLINE I dot_few(I sum, U u, U x) {
-#if W == 16 && !DOT_16_BITS
+#if W == 16
     return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, (__m512i)x);
-#elif W == 16
-    return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)u, (__m512i)x), _mm512_set1_epi16(1)));
 #elif W == 8 && !DOT_16_BITS
     return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)u, (__m256i)x);
 #elif W == 8
@@ -175,14 +173,10 @@ INLINE I dot_few(I sum, U u, U x) {
 
 /* The same for u of 8 bits, numbers with an offset of 128; with SIGNED_DOT the offset is taken off. x is above -128. */
 INLINE I dot_all(I sum, U u, U x) {
-#if SIGNED_DOT && W == 16
-    const __m512i w = _mm512_xor_si512((__m512i)u, _mm512_set1_epi8(-128));
-    const __m512i y = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), (__m512i)x);
-    return dot_few(sum, (U)_mm512_abs_epi8(w), (U)y); /* 128 times 127, twice, is still below 2^15 */
-#elif NEON
+#if NEON
     return dot_few(sum, u ^ 0x80808080u, x); /* both sides have signs */
 #elif SIGNED_DOT
-    const __m256i w = _mm256_xor_si256((__m256i)u, _mm256_set1_epi8(-128));
+    const __m256i w = _mm256_xor_si256((__m256i)u, _mm256_set1_epi8(-128)); /* 128 times 127, twice, is below 2^15 */
     return dot_few(sum, (U)_mm256_abs_epi8(w), (U)_mm256_sign_epi8((__m256i)x, w));
 #else
     return dot_few(sum, u, x);
@@ -222,20 +216,8 @@ INLINE float lead_of(const Low m, const Group *x, int s) {
 }
 
 #if DOT_16_BITS
-INLINE Lanes plus_pairs(Lanes sum, U u, U x) {
-#if W == 16
-    return sum + (Lanes)_mm512_maddubs_epi16((__m512i)u, (__m512i)x);
-#else
-    return sum + (Lanes)_mm256_maddubs_epi16((__m256i)u, (__m256i)x);
-#endif
-}
-INLINE I plus_both(I sum, Lanes pairs) {
-#if W == 16
-    return sum + (I)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
-#else
-    return sum + (I)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
-#endif
-}
+INLINE Lanes plus_pairs(Lanes sum, U u, U x) { return sum + (Lanes)_mm256_maddubs_epi16((__m256i)u, (__m256i)x); }
+INLINE I plus_both(I sum, Lanes pairs) { return sum + (I)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
 /* The compiler may not reorder a chain of sums: it would run out of registers. */
 #define KEEP(v) __asm__("" : "+v"(v))
 #else
@@ -253,50 +235,6 @@ INLINE void prefetch_part(Soon soon, const int four) {
         __builtin_prefetch(soon.at + at, 0, 2);
 }
 
-#if NEON && defined(__ARM_FEATURE_MATMUL_INT8)
-#define INT_PAIRS 1
-
-/* Pairs of rows → their first and their second halves of vectors; twice is nothing. */
-INLINE void by_halves(const int rows, const int cols, I sum[INT_TALL][INT_COLS]) {
-    UNROLL for (int r = 0; r + 1 < rows; r += 2) UNROLL for (int c = 0; c < cols; c++) {
-        const int64x2_t first = (int64x2_t)sum[r][c], second = (int64x2_t)sum[r + 1][c];
-        sum[r][c] = (I)vtrn1q_s64(first, second), sum[r + 1][c] = (I)vtrn2q_s64(first, second);
-    }
-}
-
-/* Adds to sums of the s-th group of 32 positions, for vectors of columns from c0 on: products of two rows by two columns,
- * eight numbers deep. An odd row is taken alone. */
-INLINE void pair_sums(const Low m, const char *numbers, Soon soon, const int rows, const int cols, int c0, int s, const Group *x,
-                      I sum[INT_TALL][INT_COLS]) {
-    by_halves(rows, cols, sum);
-    UNROLL for (int at = s * m.group / 8; at < (s + 1) * m.group / 8; at++) {
-        prefetch_part(soon, 2 * at), prefetch_part(soon, 2 * at + 1);
-        UNROLL for (int c = 0; c < cols; c++) {
-            const Words u = words(m, numbers, m.bits == 8 ? 2 * at : at, c0 + c);
-            const U more = m.bits == 8 ? words(m, numbers, 2 * at + 1, c0 + c).low : four(m, u, at, 1), off = {0};
-            const uint32x4_t first = (uint32x4_t)(four(m, u, at, 0) ^ (off + (wide(m) ? 0x80808080u : 0)));
-            const uint32x4_t second = (uint32x4_t)(more ^ (off + (wide(m) ? 0x80808080u : 0)));
-            const int8x16_t low = (int8x16_t)vzip1q_u32(first, second), high = (int8x16_t)vzip2q_u32(first, second);
-            UNROLL for (int r = 0; r < rows; r += 2) {
-                if (r + 1 == rows) {
-                    sum[r][c] = dot_few(sum[r][c], (U)first, four_bytes(x[r].q + 8 * at));
-                    sum[r][c] = dot_few(sum[r][c], (U)second, four_bytes(x[r].q + 8 * at + 4));
-                    continue;
-                }
-                const int8x16_t both = vcombine_s8(vld1_s8(x[r].q + 8 * at), vld1_s8(x[r + 1].q + 8 * at));
-                sum[r][c] = (I)vmmlaq_s32((int32x4_t)sum[r][c], both, low);
-                sum[r + 1][c] = (I)vmmlaq_s32((int32x4_t)sum[r + 1][c], both, high);
-            }
-        }
-    }
-    by_halves(rows, cols, sum);
-}
-#else
-#define INT_PAIRS 0
-INLINE void pair_sums(const Low m, const char *numbers, Soon soon, const int rows, const int cols, int c0, int s, const Group *x,
-                      I sum[INT_TALL][INT_COLS]) {}
-#endif
-
 /* ---- a tile -------------------------------------------------------------------------------------------------- */
 
 /* Sums of integers of the s-th group of the 32 positions that begin at numbers, for vectors of columns from c0 on. */
@@ -307,10 +245,6 @@ INLINE void int_sums(const Low m, const char *numbers, Soon soon, const int rows
     UNROLL for (int r = 0; r < rows; r++) {
         const Lanes start = less_offset(m, x + r, s);
         UNROLL for (int c = 0; c < cols; c++) sum[r][c] = some ? (I){0} : (I)start, pairs[r][c] = start;
-    }
-    if (INT_PAIRS && rows > 1) {
-        pair_sums(m, numbers, soon, rows, cols, c0, s, x, sum);
-        return;
     }
     UNROLL for (int dot = 0; dot < m.group / 4; dot++) {
         prefetch_part(soon, s * m.group / 4 + dot);

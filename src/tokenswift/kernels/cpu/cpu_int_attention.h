@@ -210,8 +210,7 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) {
         const V y = __builtin_convertvector(sum[r][c], V);
         char *to = (char *)(out + r * width + column + c * W);
-        if (column + (c + 1) * W <= width) *(Vm *)to = y;
-        else if (column + c * W < width) store_part(F32, to, y, (int)(width - column - c * W));
+        if (column + c * W < width) store_left(F32, to, y, width - column - c * W);
     }
 }
 

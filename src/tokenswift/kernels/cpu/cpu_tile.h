@@ -10,7 +10,7 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512BW__) && defined(__AVX512DQ__)
+#if defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
 #define W 16 /* floats in a vector */
 #define MR 12 /* rows of a tile: MR * NV accumulators live in registers */
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -134,24 +134,22 @@ INLINE void store(int type, char *p, V x) {
     else to_f16((uint16_t *)p, x);
 }
 
-/* the same for the first count < W of them; the others are 0 */
-INLINE V load_part(int type, const char *p, int count) {
+/* the same for as many of them as are left; the others are 0 */
+INLINE V load_left(int type, const char *p, long left) {
     char whole[4 * W] = {0};
-    memcpy(whole, p, count * bytes_of(type));
+    if (left >= W) return load(type, p);
+    memcpy(whole, p, left * bytes_of(type));
     return load(type, whole);
 }
 
-INLINE void store_part(int type, char *p, V x, int count) {
-    char whole[4 * W];
-    store(type, whole, x);
-    memcpy(p, whole, count * bytes_of(type));
-}
-
-/* the same for as many of them as are left */
-INLINE V load_left(int type, const char *p, long left) { return left < W ? load_part(type, p, (int)left) : load(type, p); }
 INLINE void store_left(int type, char *p, V x, long left) {
-    if (left < W) store_part(type, p, x, (int)left);
-    else store(type, p, x);
+    char whole[4 * W];
+    if (left >= W) {
+        store(type, p, x);
+        return;
+    }
+    store(type, whole, x);
+    memcpy(p, whole, left * bytes_of(type));
 }
 
 typedef float V4 __attribute__((vector_size(16)));
@@ -241,9 +239,6 @@ INLINE void pair_step(V acc[NV], uint32_t x, const U w[NV]) {
     const __m512i both = _mm512_set1_epi32((int32_t)x);
     UNROLL for (int c = 0; c < NV; c++)
         acc[c] = (V)_mm512_dpbf16_ps((__m512)acc[c], (__m512bh)both, (__m512bh)w[c]);
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    const bfloat16x8_t both = (bfloat16x8_t)vdupq_n_u32(x);
-    UNROLL for (int c = 0; c < NV; c++) acc[c] = (V)vbfdotq_f32((float32x4_t)acc[c], both, (bfloat16x8_t)w[c]);
 #else
     uint32_t bits[2] = {x << 16, x & 0xffff0000u};
     float first, second;

@@ -37,9 +37,6 @@ COMPILERS = ("cc", "gcc", "clang")
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
 TIMEOUT = 600  # seconds for one compilation; the machine may be busy
-#: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit, and what a Mac calls them
-ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
-MAC_ABILITIES = {"asimddp": "FEAT_DotProd", "i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16"}
 
 logger = logging.getLogger("tokenswift")
 
@@ -52,13 +49,11 @@ class InstructionSet(NamedTuple):
 
 
 _V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
-_ARM = "-march=armv8.2-a+dotprod"
 #: by architecture, from the plainest to the best: the last one that a processor has is taken
 SETS: dict[str, dict[str, InstructionSet]] = {
     "x86_64": {
         "avx2": InstructionSet(("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
         "avx2-vnni": InstructionSet(("-march=x86-64-v3", "-mavxvnni"), "avx2 fma f16c bmi2 avx_vnni"),
-        "avx512": InstructionSet(("-march=x86-64-v4",), _V4),
         "avx512-vnni": InstructionSet(("-march=x86-64-v4", "-mavx512vnni"), f"{_V4} avx512_vnni"),
         "avx512-bf16": InstructionSet(
             ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), f"{_V4} avx512_vnni avx512_bf16"
@@ -66,9 +61,7 @@ SETS: dict[str, dict[str, InstructionSet]] = {
     },
     "arm64": {
         "neon": InstructionSet(("-march=armv8-a",), ""),
-        "neon-dotprod": InstructionSet((_ARM,), "asimddp"),
-        "neon-i8mm": InstructionSet((f"{_ARM}+i8mm",), "asimddp i8mm"),
-        "neon-bf16": InstructionSet((f"{_ARM}+i8mm+bf16",), "asimddp i8mm bf16"),
+        "neon-dotprod": InstructionSet(("-march=armv8.2-a+dotprod",), "asimddp"),
     },
 }
 
@@ -96,9 +89,11 @@ def fitting(abilities: str) -> list[str]:
 def processor() -> str:
     """The processor and its abilities, as far as the system tells: a library is never used on another one."""
     if sys.platform == "darwin":
-        able = [ability for ability, name in MAC_ABILITIES.items() if _mac_says(f"hw.optional.arm.{name}")]
+        able = ["asimddp"] if _mac_says("hw.optional.arm.FEAT_DotProd") else []
         return " ".join([platform.machine(), platform.platform(), *able])
-    able = _arm_abilities() if platform.machine() == "aarch64" else []
+    # emulators answer for what they emulate, unlike /proc: bit 20 of AT_HWCAP is asimddp
+    dotprod = platform.machine() == "aarch64" and ctypes.CDLL(None).getauxval(ctypes.c_ulong(16)) >> 20 & 1
+    able = ["asimddp"] if dotprod else []
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
         wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
@@ -116,13 +111,6 @@ def _mac_says(name: str) -> int:
     return 0 if failed else value.value
 
 
-def _arm_abilities() -> list[str]:
-    """What Linux on arm64 tells each process of the processor; emulators answer for what they emulate."""
-    ask = ctypes.CDLL(None).getauxval
-    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
-    return [name for name, (kind, bit) in ARM_ABILITIES.items() if ask(kind) >> bit & 1]
-
-
 def usable() -> int:
     """Processors that this process may use: its affinity and its control group's quota, at least 1; on a Mac
     those of its fast kind, as a stage of a pass takes as long as its slowest thread."""
@@ -135,24 +123,11 @@ def usable() -> int:
     return max(1, math.ceil(min(count, quota())))
 
 
-def quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Processors' worth of time that the control group (version 2) allows; infinity where nothing is set.
-
-    Args:
-        root, own: where the system tells it.
-    """
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Processors' worth of time that a container's control group (version 2) allows; infinity where nothing
+    is set. ``root``: where the system tells it."""
     try:
-        group = next(line[3:] for line in own.read_text(encoding="ascii").splitlines() if line[:3] == "0::")
-    except (OSError, StopIteration, UnicodeDecodeError):
-        group = "/"
-    path = Path(group.strip("/"))
-    return min(_limit(root / each) for each in (path, *path.parents))  # one of a group above holds as well
-
-
-def _limit(folder: Path) -> float:
-    """Of one control group."""
-    try:
-        allowed, period = map(int, (folder / "cpu.max").read_text(encoding="ascii").split())
+        allowed, period = map(int, (root / "cpu.max").read_text(encoding="ascii").split())
         return allowed / period
     except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
         return math.inf

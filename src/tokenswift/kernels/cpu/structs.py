@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.base import capacity_of, check_rows
-from tokenswift.kernels.formats import PANEL
-from tokenswift.kernels.weights import PRODUCTS, Packed, Part, Shape
+from tokenswift.kernels.weights import PANEL, PRODUCTS, LayerWeights, Packed, Part, Shape
 from tokenswift.kv import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
@@ -175,50 +174,57 @@ def work_space(cache: KVCache) -> tuple[int, int]:
     return address("work space", cache.work, torch.uint8, size), size
 
 
-def product_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Rows and columns of a layer's weights."""
-    own, hidden, inner = shape.heads * shape.width, shape.hidden, shape.inner
-    both = own + 2 * shape.kv_heads * shape.width
-    sizes = ((both, hidden), (hidden, own), (2 * inner, hidden), (hidden, inner))
-    return dict(zip(PRODUCTS, sizes, strict=True))
-
-
-def vector_sizes(shape: Shape) -> dict[str, int]:
-    """Numbers of a layer's norms."""
-    heads = (shape.heads, shape.kv_heads) if shape.whole_norms else (1, 1)
-    return dict(zip(VECTORS, [*[shape.hidden] * 4, *(count * shape.width for count in heads)], strict=True))
-
-
 def check_sizes(shape: Shape) -> None:
     """Refuse layers that the kernels do not run: a head's numbers, for one, go by their threads' stacks.
 
     Raises:
         ValueError: heads that do not divide, or sizes that are not in range.
     """
-    if shape.kv_heads < 1 or shape.heads < 1 or shape.heads % shape.kv_heads:
-        raise ValueError(f"heads are {shape.heads} over {shape.kv_heads}; valid: a multiple of 1 or more")
-    if shape.width % 2 or not 2 <= shape.width <= MOST_NUMBERS:
-        raise ValueError(f"a head's width is {shape.width}; valid: an even number, 2 to {MOST_NUMBERS}")
-    if shape.keys == torch.int8 and shape.width % 4:
-        raise ValueError(f"a head's width is {shape.width}; valid with keys in int8: a multiple of 4")
-    if max(shape.hidden, shape.inner) > MOST_NUMBERS:
-        raise ValueError(f"a row has {max(shape.hidden, shape.inner)} numbers; valid: {MOST_NUMBERS} at most")
-
-
-def check_product(name: str, weight: Packed, size: tuple[int, int]) -> None:
-    """Refuse a weight of other rows and columns.
-
-    Raises:
-        ValueError: it has such.
-    """
-    if (weight.rows, weight.columns) != size:
-        raise ValueError(f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}")
+    heads, kv_heads, width, longest = shape.heads, shape.kv_heads, shape.width, max(shape.hidden, shape.inner)
+    pairs = 4 if shape.keys == torch.int8 else 2
+    grouped = kv_heads >= 1 and heads >= 1 and heads % kv_heads == 0
+    if not grouped or width % pairs or not 2 <= width <= MOST_NUMBERS or longest > MOST_NUMBERS:
+        raise ValueError(
+            f"heads are {heads} over {kv_heads} of width {width}, and a row has {longest} numbers; valid: a "
+            f"multiple of 1 or more, of a multiple of {pairs}, and {MOST_NUMBERS} numbers at most"
+        )
 
 
 def shape_of(shape: Shape) -> CShape:
+    """A shape for the kernels.
+
+    Raises:
+        ValueError: see :func:`check_sizes`.
+    """
+    check_sizes(shape)
     sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
     switches = (shape.eps, shape.scale, shape.cap, shape.residual, shape.gelu, shape.whole_norms)
     return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], *switches, shape.parallel)
+
+
+def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> Any:
+    """Layers for the kernels.
+
+    Raises:
+        ValueError: a weight or norm of other rows and columns.
+    """
+    own, hidden, inner = shape.heads * shape.width, shape.hidden, shape.inner
+    qkv = (own + 2 * shape.kv_heads * shape.width, hidden)
+    products = dict(zip(PRODUCTS, (qkv, (hidden, own), (2 * inner, hidden), (hidden, inner)), strict=True))
+    heads = (shape.heads, shape.kv_heads) if shape.whole_norms else (1, 1)
+    vectors = dict(zip(VECTORS, [*[hidden] * 4, *(count * shape.width for count in heads)], strict=True))
+    made = (CLayer * shape.layers)()
+    for entry, layer in zip(made, weights, strict=True):
+        for name, size in (products | {"beside": qkv}).items():
+            weight: Packed | None = getattr(layer, name)
+            if weight is not None and (weight.rows, weight.columns) != size:
+                raise ValueError(f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}")
+            if weight is not None:
+                setattr(entry, name, weight_of(weight, getattr(layer, f"{name}_bias", None)))
+        for name, size in (vectors | {"beside_norm": hidden}).items():
+            setattr(entry, name, vector(name, getattr(layer, name), size))
+        entry.window, entry.rope = layer.window, layer.rope
+    return made
 
 
 def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.kernels.base import Batch, check_rows
-from tokenswift.kernels.torch import row_paths
+from tokenswift.kernels.base import Batch, check_rows, row_paths
 from tokenswift.kv import Segment
 
 CHUNK, NEAR, FAR = 256, 64, 1024

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
 from tokenswift.sampling.ranking import LogitRows, Ranked, Subset

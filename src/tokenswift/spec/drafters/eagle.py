@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.kv.full import FullCache
+from tokenswift.kv import FullCache
 from tokenswift.memory import Need
 from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.drafters.base import EAGLE, Drafter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenswift.kv.full import to_device
-from tokenswift.models.base import BaseTarget
+from tokenswift.kv import to_device
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
 from tokenswift.spec.drafters.base import HEAD, Drafter
 from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source

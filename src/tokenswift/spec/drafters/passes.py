@@ -13,11 +13,9 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from tokenswift.kv import KVCache
-from tokenswift.kv.select import select, useful
-from tokenswift.kv.sparse import SparseCache
+from tokenswift.kv import KVCache, SparseCache, select, useful
 from tokenswift.memory import Need
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
@@ -40,7 +38,7 @@ class SparseContext:
 
     Args:
         model: the target.
-        policy: one of `kv.select.POLICIES`.
+        policy: one of `kv.POLICIES`.
         budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
             B only what windows and sinks can fill.
         scratch: rows of draft passes per step.
@@ -92,7 +90,7 @@ class SparseContext:
             raise ValueError("a sparse cache is selected from a full cache that holds tokens")
         sparse = self.sparse
         if sparse is None:
-            sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+            sparse = SparseCache(full, self.budget, self.sinks, self.scratch)
             self.sparse = sparse
         if self._due(sparse):
             queries, windows = newest.queries, self.model.windows
@@ -264,7 +262,7 @@ class ModelContext:
             run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
         self._known, self._shift = len(known), len(known) - len(run)
         full = self.model.new_cache(max(1, len(run)), whole=True)
-        cache = self.model.backend.partial_cache(full, self.slots, self.sinks, self.longest + 2)
+        cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
         if run:
             last = self.model.prefill(run, full, lambda stage, done, total: check())
             policy = "snapkv" if self.kv == "snapkv" else "recent"

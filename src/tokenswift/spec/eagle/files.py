@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import check_numbers, positions_said, refusal
 from tokenswift.loader.default_model import weights
 from tokenswift.loader.families import FAMILIES

@@ -14,14 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.torch import row_paths
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv import KVCache, Segment
-from tokenswift.kv.full import Arena, FullCache
+from tokenswift.kernels.base import row_paths
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kv import Arena, FullCache, KVCache, Segment
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.models.target import Target
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.files import FEATURES, EagleWeights, load_eagle, place_of

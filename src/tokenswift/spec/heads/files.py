@@ -27,7 +27,7 @@ from torch import Tensor
 from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
-from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.kernels.weights import Q8_0, Stored
 from tokenswift.loader.default_model import weights, where
 from tokenswift.loader.find import HUB_ID, cached, fetch
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights

@@ -1,0 +1,644 @@
+"""What models and kernels hand to each other: rows of a pass, what comes out, and KV caches.
+
+The full cache is allocated once, written in place, committed by compaction. The sparse cache is of fixed
+size, stands for a longer text, and has room for the draft passes over it: every drafter that looks at part of
+the context uses it, and they differ in what they load. A policy gives every cached position of a layer an
+importance, (K, T) float32; :func:`choose` makes the selection. Recent tokens that a policy always keeps come
+out as the most important, the newest last. The sparse cache is never read by a verify pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import proxy
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+#: positions at whose multiples the kernels' chunks of attention end
+CHUNK = 256
+#: entries that layers with windows keep beside them at least: a text may go on from before its end
+BACK = 1024
+_LEAST = 1 << 22  # bytes below which it does not matter
+_PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
+_HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
+_SLAB = 1 << 26  # bytes that an arena takes at a time
+_LINE = 64  # bytes of a cache line
+POLICIES = ("important", "recent", "snapkv", "chunks")
+OBSERVED = 32  # queries of SnapKV's observation window
+POOL = 5  # neighbours that SnapKV averages over
+
+
+@dataclass(slots=True)
+class Pass:
+    """The outcome of one model pass over n tokens.
+
+    Attributes:
+        hidden: hidden states *before* the final norm (what the draft heads start from).
+        queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
+        features: the states that enter the layers of the model's ``taps``; None where it has none.
+        logits: of a verify pass, by node, float32; None for others.
+    """
+
+    hidden: Float[Tensor, "n D"]
+    queries: Sequence[Tensor] | Tensor
+    features: Float[Tensor, "k n D"] | None = None
+    logits: Float[Tensor, "n V"] | None = None
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows of one text in a pass.
+
+    Attributes:
+        tokens: (m,) token ids, on the host, or where the model is if they arose there.
+        positions: (m,) their positions, on the host.
+        cache: the text's own; the rows' entries go to its scratch.
+        parents: the row that each row follows (-1 for the root): it sees the whole cache, its ancestors and
+            itself. None is a chain, each row after the last.
+    """
+
+    tokens: Int[Tensor, " m"]
+    positions: Int[Tensor, " m"]
+    cache: KVCache
+    parents: Sequence[int] | None = None
+
+
+class KVCache:
+    """Keys and values of the tokens committed so far, plus room for the pass under way; with the methods that
+    transformers' own code calls a cache by.
+
+    Attributes:
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; of int8
+            (layers, K, pages, bytes of a page), see `kernels.cpu.backend`.
+        ordered: whether entry i is position i (the full cache), so that sliding windows hold.
+        work: scratch memory of the kernels, uint8; they replace it by more when they need it.
+        tail: `Tail`, where layers with windows stand apart, in no tensor but its; None: nowhere.
+    """
+
+    data: Tensor
+    ordered: bool
+    work: Tensor
+    tail: Any = None
+
+    @property
+    def length(self) -> int:
+        """Entries that a pass attends to besides its own tokens."""
+        raise NotImplementedError
+
+    @property
+    def tail_length(self) -> int:
+        """Those of layers in the :attr:`tail`."""
+        raise NotImplementedError
+
+    def make_room(self, rows: int) -> None:
+        """A pass of so many rows comes."""
+        raise NotImplementedError
+
+    def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
+        """Where a layer's entries are: a tensor, the layer's number in it, how many there are before the
+        pass's, and whether they are a text's last ones, each at its place, so that windows hold."""
+        if self.tail is None:
+            return self.data, layer, self.length, self.ordered
+        apart, number = self.tail.places[layer]
+        if apart:
+            return self.tail.entries.data, number, self.tail_length, True
+        return self.data, number, self.length, self.ordered
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a pass's entries (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
+
+        Raises:
+            ValueError: there is no room.
+        """
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+
+class FeatureStore(Protocol):
+    """Keeps features of a text's committed tokens for what drafts from them."""
+
+    def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
+        """The tokens at positions ``at`` and on have these; each position once, in order, but some may be
+        left out (those whose keys and values were copied from another text)."""
+        ...
+
+
+class Entries:
+    """Memory of a cache: keys and values of the tokens in its slots.
+
+    Args:
+        layers, kv_heads, width: L, K and d.
+        capacity: slots.
+        dtype, device: of the numbers.
+
+    Attributes:
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        width: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.layers, self.capacity = layers, capacity
+        self.data = large_empty(2 * layers, kv_heads, capacity, width, dtype=dtype, device=device)
+
+    def like(self, capacity: int) -> Entries:
+        """Others, of another capacity."""
+        _, kv_heads, _, width = self.data.shape
+        return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
+
+    def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
+        """Copy entries of all layers and heads to slots ``into``, one after the other.
+
+        Args:
+            source: where they are; may be this one.
+            rows: their slots there, or those of each layer and head.
+        """
+        to, device = to_device(into, self.data.device), self.data.device
+        if not isinstance(rows, Tensor):
+            self.data.index_copy_(2, to, source.data.index_select(2, to_device(rows, device)))
+            return
+        _, kv_heads, capacity, width = source.data.shape
+        first = torch.arange(kv_heads, device=device)[:, None] * capacity  # rows before a head's
+        for layer, places in enumerate(rows.view(self.layers, kv_heads, -1)):
+            for part in (2 * layer, 2 * layer + 1):
+                entries = source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
+                self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
+
+    def copy_first(self, source: Any, length: int) -> None:
+        """Copy the first ``length`` entries."""
+        self.data[:, :, :length] = source.data[:, :, :length]
+
+    def drop(self, count: int) -> None:
+        """Drop the first entries, a multiple of :data:`CHUNK`; the others become the first ones."""
+        at = count * self.data.shape[2] // self.capacity  # in pages, where they are
+        for part in self.data:  # a copy of one at a time
+            part[:, : part.shape[1] - at] = part[:, at:].clone()
+
+    def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
+        """Keys of slots as numbers."""
+        return self.data[0::2][layers, :, start:end]
+
+    def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
+        """Write keys of slots from ``start`` on."""
+        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
+
+
+class Tail:
+    """The newest entries of layers with windows: whole chunks that no row will see are dropped.
+
+    Args:
+        entries: their room.
+        windows: of all layers of the model, in tokens; None: the layer sees everything, and is not in here.
+        dropped: positions before the first entry.
+
+    Attributes:
+        places: of each layer, whether it is in here, and its number among those that are, or are not.
+        reach: the widest window.
+    """
+
+    def __init__(self, entries: Entries, windows: Sequence[int | None], dropped: int = 0) -> None:
+        self.entries, self.windows, self.dropped = entries, windows, dropped
+        self.reach = max(window for window in windows if window is not None)
+        apart = [window is not None for window in windows]
+        self.places = [(own, apart[:layer].count(own)) for layer, own in enumerate(apart)]
+
+    def first(self, length: int) -> int:
+        """The first position that is kept of a text of a length when room is made."""
+        return max(self.dropped, (length + 1 - self.reach - BACK) // CHUNK * CHUNK)
+
+    def make_room(self, length: int, rows: int) -> None:
+        """See that rows fit behind a text's first ``length`` entries."""
+        if length - self.dropped + rows <= self.entries.capacity:
+            return
+        first = self.first(length)
+        self.entries.drop(first - self.dropped)
+        self.dropped = first
+        if (needed := length - first + rows) > self.entries.capacity:
+            held, self.entries = self.entries, self.entries.like(needed)
+            self.entries.copy_first(held, held.capacity)
+
+    def fork(self, capacity: int, length: int) -> Tail:
+        """A copy, as of a text's first ``length`` entries."""
+        kept = length - self.dropped
+        made = self.entries.like(max(kept, tail_room(self.windows, capacity)))
+        made.copy_first(self.entries, kept)
+        return Tail(made, self.windows, self.dropped)
+
+
+def tail_room(windows: Sequence[int | None], capacity: int) -> int:
+    """Entries of layers with windows that a cache for so many tokens has room for; 0 without such layers."""
+    widest = max((window for window in windows if window is not None), default=-2 * BACK)
+    return min(capacity, widest + 2 * BACK)
+
+
+class FullCache(KVCache):
+    """Keys and values of every committed token, and scratch room for the pass under way.
+
+    A pass writes its n entries behind the committed ones; ``commit`` moves the accepted ones into place, and
+    whatever is not committed is overwritten by the next pass.
+
+    Args:
+        entries: room for as many tokens as fit, scratch room included.
+        length: of the entries that are there.
+        tail: of layers with windows, if they are not in ``entries``.
+    """
+
+    ordered = True  # entry i is position i
+
+    def __init__(self, entries: Entries, length: int = 0, tail: Tail | None = None) -> None:
+        self.entries, self.data, self._length, self.tail = entries, entries.data, length, tail
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.layers, self.capacity = entries.layers, entries.capacity
+
+    @property
+    def length(self) -> int:
+        """T, the committed tokens."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.data.nbytes + (0 if self.tail is None else self.tail.entries.data.nbytes)
+
+    @property
+    def tail_length(self) -> int:
+        """See :class:`KVCache`."""
+        return self._length if self.tail is None else self._length - self.tail.dropped
+
+    def make_room(self, rows: int) -> None:
+        """See :class:`KVCache`."""
+        if self.tail is not None:
+            self.tail.make_room(self._length, rows)
+
+    def holds(self, length: int) -> bool:
+        """Whether a text can go on behind the first ``length`` entries."""
+        tail = self.tail
+        return length <= self._length and (tail is None or tail.dropped <= max(0, length + 1 - tail.reach))
+
+    def commit(self, nodes: tuple[int, ...]) -> None:
+        """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
+        start = self._length
+        # Rows that stand where they belong need no copy: the root always, the whole chain often.
+        kept = 0
+        while kept < len(nodes) and nodes[kept] == kept:
+            kept += 1
+        parts = [(self.entries, start)]
+        if self.tail is not None:
+            parts.append((self.tail.entries, self.tail_length))
+        for entries, first in parts if kept < len(nodes) else ():
+            into = range(first + kept, first + len(nodes))
+            entries.copy(entries, into, [first + node for node in nodes[kept:]])
+        self._length = start + len(nodes)
+
+    def rewind(self, length: int) -> None:
+        """Forget the committed entries behind the first ``length``."""
+        self._length = min(length, self._length)
+
+    def slide(self, count: int) -> None:
+        """Keep the last ``count`` entries alone, of floats; they become the first ones."""
+        start = self._length - count
+        if start > 0:
+            self.data[:, :, :count] = self.data[:, :, start : self._length].clone()
+            self._length = count
+
+    def fork(self, capacity: int, length: int | None = None) -> FullCache:
+        """A copy of the committed entries with room of its own; neither sees what the other does next.
+
+        Args:
+            capacity: tokens that fit the copy, at least as many as are copied.
+            length: of the first so many entries, up to T; None: of all.
+        """
+        length = self._length if length is None else length
+        if capacity < length or not self.holds(length):
+            raise ValueError(
+                f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of which "
+                "layers with windows may hold the last ones alone"
+            )
+        made = self.entries.like(capacity)
+        made.copy_first(self.entries, length)
+        return FullCache(made, length, None if self.tail is None else self.tail.fork(capacity, length))
+
+    def keys(self, layer: int) -> Tensor:
+        """Committed keys of a layer as numbers, (K, T, d)."""
+        return self.entries.keys(slice(layer, layer + 1), 0, self._length)[0]
+
+
+class SparseCache(KVCache):
+    """B slots per layer and KV head, and scratch rows behind them.
+
+    The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else
+    replaces the next one in a ring over the other slots; loading a selection in rising importance makes
+    the least important ones go first. Keys keep the rotary position they were written with, so their
+    order in the cache does not matter.
+
+    Layers with windows that stand apart in the full cache are read there: they are small.
+
+    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
+    :meth:`rewind` drops them, :meth:`settle` gives them slots.
+
+    Args:
+        like: a full cache, for layers, heads, width, dtype and device.
+        budget: B; must be at least ``sinks + 1``.
+        sinks: S, first positions always held.
+        scratch: rows of draft passes that fit behind the slots.
+    """
+
+    ordered = False
+
+    def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
+        self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        # of a text that has ended somebody may still have the drafts, but nobody needs the full cache
+        self._full: FullCache | None = None if like.tail is None else proxy(like)
+        self.entries = like.entries.like(budget + scratch)
+        self.data = self.entries.data.zero_()  # what nobody wrote are numbers, too
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
+        #: position in the text of every slot, (layers, K, B)
+        shape = (like.layers, like.data.shape[1], budget)
+        self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)
+        self.filled = 0
+        self.drafted = 0  # scratch rows that count as context
+        self.replaced = 0  # slots that newer tokens have taken since the last selection
+        self.selections = 0
+        self._next = sinks  # of the slots after the sinks, the next one to replace
+
+    @property
+    def length(self) -> int:
+        """Entries that a draft pass attends to besides its own tokens."""
+        return self.filled + self.drafted
+
+    @property
+    def tail(self) -> Tail | None:
+        """The full cache's."""
+        return None if self._full is None else self._full.tail
+
+    @property
+    def tail_length(self) -> int:
+        """See :class:`KVCache`."""
+        return self.length if self._full is None else self._full.tail_length + self.drafted
+
+    def make_room(self, rows: int) -> None:
+        """See :class:`KVCache`."""
+        if self._full is not None:
+            self._full.make_room(self.drafted + rows)
+
+    @property
+    def exhausted(self) -> bool:
+        """True when newer tokens have replaced the whole selection (or none was made yet)."""
+        return not self.selections or self.replaced >= self.budget - self.sinks
+
+    # ---- draft passes ---------------------------------------------------------------------------
+
+    def grow(self, rows: int) -> None:
+        """Keep the first ``rows`` rows of the last pass as context of the next one."""
+        self.drafted += rows
+
+    def rewind(self, rows: int = 0) -> None:
+        """Drop all draft rows but the first ``rows``."""
+        self.drafted = rows
+
+    def settle(self, rows: int, start: int) -> None:
+        """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
+        self.drafted = 0
+        if rows:
+            self._put(self, self.filled, rows, start)
+
+    # ---- committed tokens -----------------------------------------------------------------------
+
+    def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
+        """Replace everything by positions of the full cache, per layer and KV head.
+
+        Args:
+            chosen: n ≤ B positions each: sinks first, then the others in rising importance.
+        """
+        chosen = [places.to(self.data.device) for places in chosen]
+        self.filled = chosen[0].shape[1] if chosen else 0
+        for layer, places in enumerate(chosen):
+            self.positions[layer, :, : self.filled] = places
+        if chosen:
+            self.entries.copy(full.entries, range(self.filled), torch.cat(chosen))
+        self.drafted = self.replaced = 0
+        self._next = self.sinks
+        self.selections += 1
+
+    def append(self, full: FullCache, start: int, end: int) -> None:
+        """Take in positions [start, end) of the full cache, newly committed."""
+        self._put(full, start, end - start, start)
+
+    def _put(self, source: FullCache | SparseCache, first: int, count: int, start: int) -> None:
+        """Give ``count`` entries of a cache, from ``first`` on, slots as positions from ``start`` on; of too
+        many, the newest."""
+        ring = self.budget - self.sinks
+        free = min(count, self.budget - self.filled)
+        slots = list(range(self.filled, self.filled + free))
+        slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(count - free)]
+        if count > free:
+            self._next = self.sinks + (self._next - self.sinks + count - free) % ring
+        if count - free > ring:  # the ring turned more than once: only the last turn stays
+            slots = slots[:free] + slots[free:][-ring:]
+        kept = [*range(free), *range(max(free, count - ring), count)]
+        self.filled += free
+        self.replaced += count
+        self.entries.copy(source.entries, slots, [first + at for at in kept])
+        into, places = to_device(slots, self.data.device), to_device(kept, self.data.device)
+        self.positions[:, :, into] = places + start
+
+    def first_keys(self) -> Float[Tensor, "L K S d"]:
+        """The sinks' keys as they are now, for `turn_sinks`."""
+        return self.entries.keys(slice(None), 0, self.sinks).clone()
+
+    def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
+        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
+
+        Args:
+            frequencies: the model's rotary frequencies, (d / 2,).
+            origin: the sinks' keys as first written, (layers, K, S, d).
+        """
+        self.entries.put_keys(0, _turned(origin, by, frequencies))
+
+    def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
+        """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
+
+        Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
+        """
+        keys = self.entries.keys(slice(None), self.sinks, self.filled)
+        self.entries.put_keys(self.sinks, _turned(keys, by, frequencies))
+
+
+def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:
+    """Rotated keys (…, d) in float32 as if written ``by`` positions later."""
+    angle = (by * frequencies.double()).float()
+    cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
+    first, second = keys.float().chunk(2, dim=-1)
+    return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+# ---- the selection ----------------------------------------------------------------------------------------
+
+
+def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
+    """Positions to hold (T > B): sinks, then the most important others in rising importance."""
+    head = torch.arange(sinks, device=importance.device).expand(len(importance), -1)
+    best = importance[:, sinks:].topk(budget - sinks, dim=1).indices + sinks
+    return torch.cat([head, best.flip(1)], dim=1)
+
+
+def useful(budget: int, windows: Sequence[int | None], sinks: int) -> int:
+    """The budget, or what sinks and the widest window come to where every layer has a window: no layer
+    of the target looks at more."""
+    widths = [window for window in windows if window is not None]
+    return budget if len(widths) < len(windows) or not widths else min(budget, sinks + max(widths))
+
+
+def select(
+    policy: str,
+    full: FullCache,
+    queries: Sequence[Float[Tensor, "H n d"]] | Float[Tensor, "L H n d"],
+    row: int,
+    windows: Sequence[int | None],
+    budget: int,
+    sinks: int,
+    chunk: int = 8,
+) -> list[Int[Tensor, "K s"]]:
+    """Positions per layer for a :class:`SparseCache`; all of a text that fits.
+
+    Args:
+        policy: "important" (paper 3.3), "recent" (StreamingLLM's window), "snapkv" (SnapKV, Li et al.
+            2024: pooled attention of the newest queries) or "chunks" (TriForce, Sun et al. 2024: whole
+            chunks by the newest query's product with their mean key).
+        queries: per layer, rotated queries of the pass that holds the newest cached token.
+        row: the newest token's row in it; rows up to it are its predecessors in the text.
+        windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of its
+            window; all layers hold equally many, so one whose window is narrower than what others
+            hold is filled up with the newest positions before it, as its least important.
+        chunk: tokens of a chunk.
+    """
+    total = full.length
+    budget = useful(budget, windows, sinks)
+    if total <= budget:
+        return [torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)] * full.layers
+    chosen = []
+    for layer, query in enumerate(queries):
+        keys = full.keys(layer)
+        if policy == "recent":
+            importance = torch.arange(total, device=keys.device).float().expand(len(keys), -1)
+        elif policy == "snapkv":
+            importance = _snapkv(query[:, max(0, row + 1 - OBSERVED) : row + 1], keys)
+        elif policy == "chunks":
+            importance = _chunks(_grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks)
+        else:
+            newest = _grouped(query, row, len(keys)).to(keys.dtype)
+            importance = (keys @ newest[:, :, None]).squeeze(2).float()
+        window = windows[layer]
+        if window is not None and total > window:
+            inside = importance[:, total - window :]
+            before = torch.arange(window - total, 0, device=keys.device)  # rising, the newest is -1
+            importance = torch.cat([inside.amin(1, keepdim=True) + before, inside], dim=1)
+        chosen.append(choose(importance, budget, sinks))
+    return chosen
+
+
+def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Tensor, "K d"]:
+    """The newest token's queries, summed over the heads that share a KV head."""
+    return query[:, row].view(kv_heads, -1, query.shape[-1]).sum(1)
+
+
+def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
+    """The same with the last ``count`` positions above all others, rising."""
+    top = importance.amax() if importance.shape[1] else importance.new_zeros(())
+    importance[:, importance.shape[1] - count :] = top + torch.arange(1, count + 1, device=importance.device)
+    return importance
+
+
+def _snapkv(queries: Float[Tensor, "H w d"], keys: Float[Tensor, "K T d"]) -> Float[Tensor, "K T"]:
+    heads, seen, width = queries.shape
+    kv_heads, total, _ = keys.shape
+    packed = queries.to(keys.dtype).reshape(kv_heads, -1, width)  # (K, groups · w, d)
+    scores = (packed @ keys.transpose(1, 2)).float() * width**-0.5
+    place = torch.arange(total, device=keys.device)
+    future = place[None] > (total - seen + torch.arange(seen, device=keys.device))[:, None]
+    scores = scores.masked_fill(future.repeat(heads // kv_heads, 1), -torch.inf)
+    attention = scores.softmax(-1).sum(1)  # over the group and the observation window
+    attention = F.avg_pool1d(attention, POOL, stride=1, padding=POOL // 2, count_include_pad=False)
+    return _recent_first(attention, min(seen, total))
+
+
+def _chunks(
+    query: Float[Tensor, "K d"], keys: Float[Tensor, "K T d"], chunk: int, recent: int, sinks: int
+) -> Float[Tensor, "K T"]:
+    kv_heads, total, width = keys.shape
+    count = max(0, total - sinks - recent) // chunk
+    end = sinks + count * chunk
+    importance = keys.new_zeros(kv_heads, total, dtype=torch.float32)
+    if count:
+        means = keys[:, sinks:end].reshape(kv_heads, count, chunk, width).float().mean(2)
+        scores = torch.einsum("kd,kcd->kc", query.float(), means)
+        importance[:, sinks:end] = scores.repeat_interleave(chunk, dim=1)
+    return _recent_first(importance, total - end)
+
+
+# ---- memory -----------------------------------------------------------------------------------------------
+
+
+def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """An uninitialised tensor; on the CPU the system is asked to back it by large pages (Linux)."""
+    made = torch.empty(*shape, dtype=dtype, device=device)
+    size, at = made.numel() * made.element_size(), made.data_ptr()
+    if made.device.type == "cpu" and size >= _LEAST and sys.platform == "linux":
+        start = -(-at // _PAGE) * _PAGE
+        # a wish: where the system does not grant it, nothing changes
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(start), ctypes.c_size_t((at + size - start) // _PAGE * _PAGE), _HUGEPAGE
+        )
+    return made
+
+
+class Arena:
+    """Memory in large pages that many tensors share, such as the weights of a model's layers. A small page
+    ends what a processor fetches ahead of a loop. Memory goes back with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._slab, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor on the CPU, at the beginning of a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        if size >= _SLAB // 4:
+            return large_empty(*shape, dtype=dtype)
+        if self._used + size > len(self._slab):
+            self._slab = large_empty(_SLAB, dtype=torch.uint8)
+            self._used = -self._slab.data_ptr() % _LINE
+        start, self._used = self._used, self._used + -(-size // _LINE) * _LINE
+        return self._slab[start : start + size].view(dtype).view(shape)
+
+
+def to_device(numbers: Sequence[Any], device: torch.device | str) -> Tensor:
+    """Numbers as a tensor on a device, without waiting for the device; of none, whole ones."""
+    device, dtype = torch.device(device), None if numbers else torch.long
+    made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return made.to(device, non_blocking=True)
