@@ -15,12 +15,12 @@ from tests.lossless.test_tokens import random_heads, same
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, kv, resume
 from tokenswift.config import LoadConfig
-from tokenswift.engine import source
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.kernels.base import Backend
 from tokenswift.models import target
 from tokenswift.models.decoder import BaseTarget, NativeTarget
+from tokenswift.spec import resources
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}
@@ -96,7 +96,7 @@ def test_layers_with_windows_keep_what_they_see(
 ) -> None:
     """Texts of which most was dropped are those of layers that keep all of it."""
     if kernels == "torch":
-        for where in (target, source):
+        for where in (target, resources):
             monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     model = tiny_model(family, max_position_embeddings=2048)
     draft = draft_for(family)
