@@ -118,14 +118,14 @@ def check_jobs(jobs: list[Job]) -> None:
     from benchmarks.prompts import check_source
     from tokenswift.cli.options import check_heads
     from tokenswift.config import LoadConfig
-    from tokenswift.loader.find import check_eagle, locate
+    from tokenswift.loader.find import check_name, locate
     from tokenswift.loader.load import check_place
 
     for config in {job.key: job.config for job in jobs}.values():
         more = {key: config.get(key, DEFAULTS[key]) for key in LATER}
         check_place(LoadConfig(config["dtype"], config["device"], **more))
         check_heads(str(config["heads"]))
-        check_eagle(config.get("eagle", "none"))
+        check_name(config.get("eagle", "none"), "eagle")
     for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:2]}):
         check_source(source)
     for model in sorted({job.config["model"] for job in jobs}):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import HEAD_KINDS
-from tokenswift.loader import default_model
-from tokenswift.loader.find import SHIPPED
+from tokenswift.loader.find import DEFAULT, DRAFT, SHIPPED
 
 #: strategy → the kind of heads that it drafts with
 HEADS_OF = {"auto": "conditioned", "tokenswift": "conditioned", "medusa": "medusa"}
@@ -50,9 +49,9 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
         if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:
             made["heads"] = HEADS_OF[strategy]
     if made.get("eagle") == "own":
-        made["eagle"] = SHIPPED if model == default_model.NAME else f"{Path(model).name}.eagle.gguf"
+        made["eagle"] = SHIPPED if model == DEFAULT else f"{Path(model).name}.eagle.gguf"
     if made.get("draft_model") == "standalone":
-        made["draft_model"] = known.get("standalone", default_model.DRAFT)
+        made["draft_model"] = known.get("standalone", DRAFT)
     elif strategy == "triforce" and known:
         made.setdefault("draft_model", known.get("draft", f"{Path(model).name}.draft"))
     return made
@@ -64,7 +63,7 @@ def heads_place(config: Mapping[str, Any]) -> str:
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
     if heads == "linear" and not file.is_file() and (published := MODELS.get(model, {}).get("linear")):
         return published
-    own = heads in HEAD_KINDS and model != default_model.NAME and (file.is_file() or model in MODELS)
+    own = heads in HEAD_KINDS and model != DEFAULT and (file.is_file() or model in MODELS)
     return str(file) if own else heads
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.settings import FILE, value_of
-from tokenswift.loader import default_model
+from tokenswift.loader.find import DEFAULT, DRAFT
 
 Row = dict[str, Any]
 #: figure → its head in tables, and digits after the point
@@ -53,14 +53,14 @@ def about(rows: Sequence[Row]) -> str:
 def model_words(rows: Sequence[Row]) -> str:
     """The models of rows; of the default one what its weights are, whoever reads its figures."""
     models = dict.fromkeys(row["config"]["model"] for row in rows)
-    return " and ".join(DEFAULT_WORDS if name == default_model.NAME else name for name in models)
+    return " and ".join(DEFAULT_WORDS if name == DEFAULT else name for name in models)
 
 
 def drafter_words(row: Row) -> str:
     """The heads, the EAGLE-3 drafter or the draft model that a row used; "none" where it had none."""
     heads, small, eagle = row.get("heads"), row.get("draft_model"), row.get("eagle")
     if small or row["config"].get("strategy") == "triforce":
-        return f"draft model {small['name'] if small else default_model.DRAFT}"
+        return f"draft model {small['name'] if small else DRAFT}"
     if eagle:
         return f"EAGLE-3 drafter {eagle['name']}"
     return f"{heads['count']} {heads['kind']} heads" if heads else "none"

@@ -18,8 +18,7 @@ from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader import default_model as embedded_model
-from tokenswift.loader.find import cache_dir
+from tokenswift.loader.find import cache_dir, fetch_default
 
 __all__ = ["FAMILIES", "tiny_model"]
 
@@ -85,7 +84,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def embedded() -> str:
     """The folder of the default model; fetched into the user's cache on first use."""
-    return str(embedded_model.ensure(cache_dir()))
+    return str(fetch_default(cache_dir()))
 
 
 @pytest.fixture(scope="session", params=["native", pytest.param("avx2", marks=pytest.mark.slow)])

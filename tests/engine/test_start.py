@@ -21,10 +21,10 @@ from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.loader.config import completed
-from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import read
+from tokenswift.loader.weights import tokenizer_digest
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.resources import FromFiles, Source
 from tokenswift.types import InputError

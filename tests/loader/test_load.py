@@ -51,16 +51,17 @@ def test_bad_names(tmp_path: Path) -> None:
     refused("", "''", "smollm2-135m")
     refused(tmp_path / "absent", "absent", "no such folder")
     refused("../x/y", "no such folder")
-    refused(tmp_path, "has no config.json")
+    refused(tmp_path, "its config.json cannot be used (No such file or directory)")
     (tmp_path / "file.gguf").write_text("x")
     refused(tmp_path / "file.gguf", "is not a complete GGUF file (it does not begin with GGUF)")
     (tmp_path / "file.bin").write_text("")
-    refused(tmp_path / "file.bin", "is a file, but not a GGUF file")
+    refused(tmp_path / "file.bin", "its config.json cannot be used (Not a directory)")
 
 
 def test_other_architectures(tmp_path: Path) -> None:
     BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
-    refused(tmp_path, "not a causal language model", "rotary positions, such as Llama, Qwen or Mistral")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused(tmp_path, "weights do not fit its config.json, which asks for")
 
 
 @pytest.mark.parametrize("content", ["{", '{"model_type": "nonesuch"}', "{}"])
@@ -96,7 +97,8 @@ def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("abc")
     (kept / "snapshots" / "abc").mkdir(parents=True)
-    (kept / "snapshots" / "abc" / "config.json").write_text("{}")
+    for file in ("config.json", "model.safetensors"):
+        (kept / "snapshots" / "abc" / file).write_text("{}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert locate("someone/some-model") == kept / "snapshots" / "abc"

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.config import RopeScaling
+from tokenswift.loader.config import FAMILIES as READ
 from tokenswift.loader.config import completed
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import context_limit, rotary_of_config, scaled_config
@@ -100,7 +101,9 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: floa
 
 @pytest.mark.parametrize("wrong", [{"rope_theta": 1.0}, {"rope_theta": 1e4, "beta_fast": 5e-324}])
 def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> None:
-    config = completed("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}})
+    own = tiny_model().config.to_dict()
+    said = {name: own[name] for name in READ["llama"].usual}
+    config = completed("llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}})
     with pytest.raises(InputError, match="rope_parameters cannot be used"):
         rotary_of_config(config)
 
@@ -125,7 +128,7 @@ def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: P
     config = {k: v for k, v in config.items() if not k.startswith("rope")}
     (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
     if wanted is None:
-        with pytest.raises(InputError, match="says rope_parameters .* and rope_scaling .*; valid: one of"):
+        with pytest.raises(InputError, match="rope_scaling is .*; valid: rope_parameters alone"):
             load(tmp_path)
         return
     ours, theirs = LLM(tmp_path, device="cpu", heads="none").target.rotary, load(tmp_path).model

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.loader.gguf import ARRAY, NUMBERS, TEXT, GgufFile
+from tokenswift.loader.gguf import ARRAY, KINDS, NUMBERS, TEXT, GgufFile
 
 U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
 #: kinds of values by their types in Python, those of lists where they differ
 ITEMS: dict[type, int] = {str: TEXT, int: I32, float: F32, bool: BOOL, list: ARRAY}
+
+CODES = {kind: code for code, kind in KINDS.items()}
 
 
 @dataclass
@@ -70,8 +72,7 @@ class Draft:
         tensors: list[tuple[str, Tensor]] = []
         for name, entry in file.tensors.items():
             data = content[entry.start : entry.start + entry.nbytes]
-            tensors.append((name, Tensor(entry.shape[::-1], entry.code, -1, data)))
-        file.rest()
+            tensors.append((name, Tensor(entry.shape[::-1], CODES[entry.kind], -1, data)))
         return cls(values, tensors)
 
     def set(self, key: str, value: Value | None) -> Draft:

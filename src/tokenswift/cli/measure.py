@@ -123,7 +123,7 @@ def bench(args: argparse.Namespace) -> int:
         text = options.read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
     with options.load_model(args) as llm:
-        from tokenswift.loader.identity import versions
+        from tokenswift.loader.weights import versions
 
         prompts = [beginning(llm, text, context, args) for context in args.contexts]
         heads = llm.resources.heads
@@ -348,7 +348,7 @@ def audit(args: argparse.Namespace) -> int:
 
     logger.info("auditing %s", args.model)
     from tokenswift.audit import Audit, shipped_prompts, variants
-    from tokenswift.loader.identity import versions
+    from tokenswift.loader.weights import versions
 
     llm = options.load_model(args)
     samplings = {} if sampling.greedy else {"sampling": sampling}

@@ -22,7 +22,7 @@ from tokenswift.cli.declare import shown as shown_default
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams, names_of
 from tokenswift.files import line_of
-from tokenswift.loader.find import HUB_ID, check_eagle, check_name
+from tokenswift.loader.find import HUB_ID, check_name
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -168,7 +168,7 @@ def check_model_options(args: argparse.Namespace) -> None:
     check_name(args.model)
     LoadConfig(**loading_of(args))
     check_heads(args.heads)
-    check_eagle(args.eagle)
+    check_name(args.eagle, "eagle")
 
 
 def check_heads(heads: str) -> None:

@@ -198,7 +198,7 @@ def record_of(
     """The JSON record of a run (``docs/commands.md`` describes the fields)."""
     import torch
 
-    from tokenswift.loader.identity import versions
+    from tokenswift.loader.weights import versions
 
     own = {one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN}
     return {

@@ -26,8 +26,8 @@ from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import decode, prefill
 from tokenswift.kv import FullCache
-from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.loader.weights import digest_of, versions
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.state import End, Header, Identity, Loading, RunState, Session

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -19,18 +19,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
-from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
-from tokenswift.loader.rope import check_stated_once
+from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.types import InputError, shown
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 #: what is valid where there is an adapter
 MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
-#: ends of the names of causal language models' classes
-CAUSAL = ("ForCausalLM", "LMHeadModel")
-#: ends of the names of files that parsers read whole
-SMALL = (".json", ".jinja", ".txt", ".model")
 #: greatest number of tokens of a vocabulary; the largest of known models are 262,144
 MOST_TOKENS = 1 << 20
 MOST_LAYERS = 1024
@@ -118,19 +112,14 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
     heads, kv = found.num_attention_heads or 0, found.num_key_value_heads or 1
     split = found.head_dim is None and heads and found.hidden_size
     share = found.hidden_size / heads if split else found.head_dim or 2
-    valid = f"an even width of each of {heads} heads, up to {MOST_WIDTH:,}"
-    wrong = {
-        "num_key_value_heads": (heads % kv, f"a divisor of {heads}, the number of heads"),
-        "hidden_size" if split else "head_dim": (share % 2 or share > MOST_WIDTH, valid),
-    }
-    for name, (fault, valid) in wrong.items():
-        if fault:
-            raise refusal(where, (called or {}).get(name, name), said[name], valid)
-    for rope in (found.rope_parameters, found.rope_scaling):
-        low, high = (getattr(rope, f"{name}_freq_factor", None) for name in ("low", "high"))
-        if low and high and low >= high:
-            valid = f"less than high_freq_factor, which is {high}"
-            raise refusal(where, "rope_parameters.low_freq_factor", low, valid)
+    if heads % kv:
+        name, valid = "num_key_value_heads", f"a divisor of {heads}, the number of heads"
+    elif share % 2 or share > MOST_WIDTH:
+        name = "hidden_size" if split else "head_dim"
+        valid = f"an even width of each of {heads} heads, up to {MOST_WIDTH:,}"
+    else:
+        return
+    raise refusal(where, (called or {}).get(name, name), said[name], valid)
 
 
 def converted(said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None) -> Any:
@@ -156,6 +145,164 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
+# ---- families ----------------------------------------------------------------------------------------------
+#
+# One decoder, and for each family what sets it apart, as data. To add one: give it an entry in FAMILIES with
+# the fields of its config and their defaults, as its configuration class in transformers has them, and what
+# of the switches of Family it needs. Numbers that a config may hold (multipliers, caps, windows, layers
+# without positions) are read by layout_of where the family's defaults name them. Where GGUF files of it
+# exist, say what they call it (gguf) and its numbers (keys), and whether their rows pair neighbours (turned).
+# Then add it, tiny, to tests/tiny.py: the tests hold it against transformers. What no switch expresses stays
+# with transformers.
+
+#: projections of a layer
+PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
+PROJECTIONS += tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down"))
+#: kinds of layers
+FULL, SLIDING = "full_attention", "sliding_attention"
+SILU, GELU = "silu", "gelu_pytorch_tanh"
+#: norms before and behind attention, before and behind the MLP
+BEFORE = ("input_layernorm", None, "post_attention_layernorm", None)
+BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+FOUR = ("input_layernorm", BEHIND[1], "pre_feedforward_layernorm", BEHIND[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets a family's decoder apart from Llama's.
+
+    Attributes:
+        usual: fields of its config that its forward pass depends on, and their defaults.
+        biased: projections that may have biases.
+        norms: names of the norms before and behind attention, before and behind the MLP; None: there is none.
+        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads together).
+        plus_one: whether norms multiply by 1 + their weight.
+        activation: of the MLP.
+        full_every: one layer in so many sees everything where the config does not say which; 0: none does.
+        bases: of the rotary frequencies; two where layers with windows have their own.
+        gguf: what GGUF files call it; "" where none of its own.
+        turned: whether the files' rows of queries and keys pair neighbours.
+        keys: numbers of the config by what the files call them.
+        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without their mean.
+        neighbours: whether positions turn neighbours of a head's numbers, not those of its halves.
+        full_turns: whether layers that see everything know positions.
+        largest: layers of a model whose scores are scaled by its width a head instead of the head's (Gemma).
+    """
+
+    usual: dict[str, Any]
+    biased: tuple[str, ...] = ()
+    norms: tuple[str | None, ...] = BEFORE
+    head_norms: str = ""
+    plus_one: bool = False
+    activation: str = SILU
+    full_every: int = 1
+    bases: tuple[float, ...] = (10_000.0,)
+    gguf: str = ""
+    turned: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+    parallel: bool = False
+    neighbours: bool = False
+    full_turns: bool = True
+    largest: int = 0
+
+
+#: what files have to say; where one does not, transformers' own default may be another
+_SAID: dict[str, Any] = dict.fromkeys(
+    ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    + ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id"),
+    ...,
+) | {"hidden_act": SILU, "tie_word_embeddings": False}
+_LLAMA = _SAID | {"num_key_value_heads": None, "head_dim": None}
+_MISTRAL = _SAID | {"head_dim": None, "sliding_window": 4096}
+_QWEN = _SAID | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN |= {"layer_types": None, "bos_token_id": None, "eos_token_id": None}
+_BIASES = {"attention_bias": False, "mlp_bias": False}
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+_CAPS = {name: name for name in ("final_logit_softcapping", "attn_logit_softcapping")}
+_WINDOWS = {"sliding_window": 4096, "layer_types": None}
+_GEMMA = {
+    **_SAID,
+    **_WINDOWS,
+    "head_dim": 256,
+    "hidden_act": GELU,
+    "hidden_activation": GELU,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "use_bidirectional_attention": False,
+}
+_GEMMAS: dict[str, Any] = {"norms": FOUR, "plus_one": True, "activation": GELU}
+_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
+    "mistral": Family(_MISTRAL, full_every=0, turned=True),
+    "ministral": Family(_MISTRAL | {"layer_types": None}, full_every=0),
+    "qwen2": Family(_QWEN, PROJECTIONS[:3], gguf="qwen2"),
+    "qwen3": Family(
+        _QWEN | {"head_dim": 128, "attention_bias": False}, PROJECTIONS[:4], head_norms="head", gguf="qwen3"
+    ),
+    "smollm3": Family(
+        _SAID
+        | _BIASES
+        | {"no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
+        | {"use_sliding_window": False, "sliding_window": None, "layer_types": None},
+        PROJECTIONS,
+        bases=(2e6,),
+        gguf="smollm3",
+        turned=True,
+    ),
+    "granite": Family(
+        _SAID | _BIASES | dict.fromkeys(_MULTIPLIERS, 1.0),
+        PROJECTIONS,
+        gguf="granite",
+        turned=True,
+        keys=_MULTIPLIERS,
+    ),
+    "olmo2": Family(_SAID | {"attention_bias": False}, **_OLMOS, gguf="olmo2"),
+    "olmo3": Family(_SAID | {"attention_bias": False} | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
+    "cohere2": Family(
+        {name: value for name, value in _SAID.items() if name != "rms_norm_eps"}
+        | {**_WINDOWS, "sliding_window_pattern": None, "attention_bias": False}
+        | {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
+        PROJECTIONS[:4],
+        norms=("input_layernorm", None, None, None),
+        full_every=4,
+        gguf="cohere2",
+        keys={"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"},
+        parallel=True,
+        neighbours=True,
+        full_turns=False,
+    ),
+    "gemma2": Family(
+        _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        PROJECTIONS[:4],
+        **_GEMMAS,
+        full_every=2,
+        gguf="gemma2",
+        keys=_CAPS,
+        largest=46,
+    ),
+    "gemma3_text": Family(
+        _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None},
+        PROJECTIONS[:4],
+        **_GEMMAS,
+        head_norms="head",
+        full_every=6,
+        bases=(1e6, 1e4),
+        gguf="gemma3",
+        largest=62,
+    ),
+}
+
+
+# ---- the config of a family --------------------------------------------------------------------------------
+
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
 ASIDE = ("is_llama_config", "rope_interleaved", "transformers.js_config", "unk_token_id", "use_mrope")
 ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed", "use_cache", "initializer_range")
@@ -174,20 +321,9 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-class NativeConfig(SimpleNamespace):
-    """What a config says of the forward pass, by the attributes of transformers' own."""
-
-    def of_transformers(self) -> Any:
-        """The same as transformers has it, a ``PretrainedConfig``."""
-        from transformers import AutoConfig
-
-        said = {k: v for k, v in vars(self).items() if k != "model_type"}
-        said.setdefault("pad_token_id", None)  # some families' own is beyond a small vocabulary
-        return AutoConfig.for_model(self.model_type, **copy.deepcopy(said))
-
-
-def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
-    """The config of a family, of what a file says and the family's defaults.
+def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
+    """What a config says of a family's forward pass, by the attributes of transformers' own config: of what a
+    file says and the family's defaults.
 
     Args:
         kind: the family.
@@ -208,15 +344,13 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
         fields["head_dim"] = hidden // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
     rope = positions_said(said, fields["max_position_embeddings"], family.bases)
-    named = said.get("architectures") or []
-    causal = isinstance(named, list) and all(str(one).endswith(CAUSAL) for one in named)
     activation = fields.get("hidden_activation", fields["hidden_act"])
-    if rope is None or not causal or activation != family.activation or (kind == "llama" and hidden % heads):
+    if rope is None or activation != family.activation or (kind == "llama" and hidden % heads):
         return None
     if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
     dtype = said.get("dtype") or said.get("torch_dtype")
-    return NativeConfig(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    return SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
 
 
 def activation_of(config: Any) -> Any:
@@ -289,7 +423,7 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     """What the native decoder is made of.
 
     Args:
-        config: of one of its families, a :class:`NativeConfig` or transformers'.
+        config: of one of its families, of :func:`completed` or transformers'.
         tied: whether the LM head is the embedding; None: as the config says.
     """
     family, layers = FAMILIES[config.model_type], config.num_hidden_layers
@@ -327,16 +461,6 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         score_cap=number("attn_logit_softcapping", None) or 0.0,
         logit_cap=number("final_logit_softcapping", None) or 0.0,
     )
-
-
-def read_generation(folder: Path, name: str) -> dict[str, Any] | None:
-    """What a model's generation_config.json says; None where there is none.
-
-    Raises:
-        InputError: it is no JSON object.
-    """
-    path = folder / "generation_config.json"
-    return object_in(path, MOST_CONFIG, f"model {name}") if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,9 +552,10 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     if path.with_name("adapter_config.json").exists():
         raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
     said = object_in(path, MOST_CONFIG, f"model {name}")
-    check_stated_once(said, where)
-    kind = said.get("model_type")
-    if kind in FAMILIES:
+    first, more = map(said.get, ROPES)
+    if first and more and first != more:
+        raise refusal(where, "rope_scaling", more, "rope_parameters alone, with all of it")
+    if (kind := said.get("model_type")) in FAMILIES:
         usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
         check_numbers({"head_dim": None} | usual | said, where)
     else:  # other families have lists and names of their own
@@ -438,46 +563,13 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     return said
 
 
-def check_small_files(name: str, folder: Path) -> None:
-    """Refuse files of a config or tokenizer that are larger than any model's, or none.
-
-    Raises:
-        InputError: naming the file.
-    """
-    for path in folder.iterdir():
-        if path.suffix not in SMALL or path.name.endswith(".index.json"):
-            continue
-        if not path.is_file():
-            raise InputError(f"model {name}: its {path.name} is not a regular file; valid: one that is")
-        if (size := path.stat().st_size) > MOST_TOKENIZER:
-            raise InputError(
-                f"model {name}: its {path.name} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}"
-            )
-
-
 # ---- the sampling that a model itself names ----------------------------------------------------------------
 
-#: fields of a generation_config.json that `config.SamplingParams` has
+#: fields of `config.SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
-
-
-#: keys of a GGUF file, after ``general.sampling.``, where they are called otherwise
-GGUF_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 def named_sampling(config: Any) -> dict[str, Any]:
     """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
-    if getattr(config, "do_sample", None) is False:
-        found["greedy"] = True
-    return found
-
-
-def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a GGUF file names."""
-    named = {key.removeprefix("general.sampling."): value for key, value in metadata.items()}
-    return {
-        name: round(named[key], 6) if isinstance(named[key], float) else named[key]  # float32 in the file
-        for key, name in (dict(zip(SAMPLING, SAMPLING, strict=True)) | GGUF_SAMPLING).items()
-        if named.get(key) is not None
-    }
+    return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})

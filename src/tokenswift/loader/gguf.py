@@ -16,66 +16,57 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.weights import BY_CODE, Stored
+from tokenswift.kernels.weights import BY_CODE, FORMATS, Stored
 from tokenswift.loader.config import (
     EMBEDDING,
+    FAMILIES,
+    FULL,
     HEAD,
     NORM,
+    SAMPLING,
+    SLIDING,
+    Family,
     Layout,
-    NativeConfig,
     check_numbers,
     completed,
     refusal,
 )
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
 from tokenswift.loader.tokenizer import words_of
-from tokenswift.loader.weights import StoredWeights, check_tensors, unstored
+from tokenswift.loader.weights import Entry, Weights, check_tensors, unstored
 from tokenswift.types import InputError, shown
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-#: types of tensors that torch has
-DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
 #: names of types by their numbers, as the file format's makers write them
 KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
-MOST_DIMS, MOST_DEPTH = 4, 4
+#: those that torch has; integers are no weights, but maps of vocabularies
+DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DENSE |= {"I32": torch.int32, "I64": torch.int64}
+WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
+MOST_DIMS = 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor of a file.
-
-    Attributes:
-        shape: rows first.
-        code: of its type.
-        start, nbytes: where it is in the file.
-    """
+class Place(NamedTuple):
+    """A tensor of a file: its shape, rows first, the name of its type, and where it is in the file."""
 
     shape: tuple[int, ...]
-    code: int
+    kind: str
     start: int
     nbytes: int
-
-    @property
-    def kind(self) -> str:
-        """The name of its type."""
-        return KINDS[self.code]
 
 
 class GgufFile:
@@ -85,48 +76,76 @@ class GgufFile:
         InputError: it cannot be read, or is not a complete GGUF file of a known version.
 
     Attributes:
+        where: the file, for messages.
         metadata: its values by key; numbers and texts, and lists of them.
         tensors: its tensors by name.
+        architecture: the file's own name of its model's kind.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._map: mmap.mmap | None = None
+        self.path, self.where = path, f"model file {path}"
         try:
-            read = _Reader(self._mapped())
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                read = _Reader(data)
         except OSError as error:
-            raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
+            raise InputError(f"{self.where} cannot be read ({error.strerror or error})") from error
         except InputError as error:
-            raise InputError(f"model file {path}: {error}") from None
+            raise InputError(f"{self.where}: {error}") from None
         except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
             raise InputError(
-                f"model file {path} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
+                f"{self.where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
                 "little-endian"
             ) from error
         self.metadata, self.tensors = read.metadata, read.tensors
-        if self.metadata.get("split.count", 0) not in (0, 1):
-            valid = "one file, which llama.cpp's llama-gguf-split --merge makes of them"
-            raise InputError(f"model file {path} is one part of several of a model; valid: {valid}")
+        self.architecture = str(self.metadata.get("general.architecture"))
 
     def __getitem__(self, name: str) -> Tensor | Stored:
-        """A tensor, as it lies in the file."""
-        entry = self.tensors[name]
-        data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
-        if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
-            return data.view(kind).view(entry.shape)
-        stored = Stored(BY_CODE[entry.code], data.view(math.prod(entry.shape[:-1]), -1))
-        return stored if len(entry.shape) == 2 else stored.decode().view(entry.shape)
+        """A tensor, as it lies in the file: a private mapping, which leaves the process with it."""
+        place = self.tensors[name]
+        before = place.start % mmap.ALLOCATIONGRANULARITY
+        with self.path.open("rb") as file:
+            at, size = place.start - before, before + place.nbytes
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=at)
+        data = torch.frombuffer(mapped, dtype=torch.uint8, offset=before, count=place.nbytes)
+        if (kind := DENSE.get(place.kind)) is not None:
+            return data.view(kind).view(place.shape)
+        stored = Stored(FORMATS[place.kind.lower()], data.view(math.prod(place.shape[:-1]), -1))
+        return stored if len(place.shape) == 2 else stored.decode().view(place.shape)
 
-    def rest(self) -> None:
-        """Let go of the mapping: what was read leaves the process with the last tensor of it."""
-        self._map = None
+    def number(self, name: str, default: Any = None) -> Any:
+        """A number of the file's architecture.
 
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            with self.path.open("rb") as file:
-                # a private mapping: nothing that is done to a tensor reaches the file
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._map
+        Raises:
+            InputError: it is not there and there is no default.
+        """
+        key = f"{self.architecture}.{name}"
+        found = self.metadata.get(key, default)
+        if isinstance(found, list):  # one for each layer: only where they are the same
+            found = found[0] if found and all(value == found[0] for value in found) else None
+        if found is None or isinstance(found, str | bool | list):
+            raise InputError(f"{self.where} lacks {key}, a number; valid: a whole model's file")
+        return short(found) if isinstance(found, float) else found
+
+    def keys(self) -> dict[str, str]:
+        """What the file calls the numbers of a config, behind the name of the architecture."""
+        kind = ARCHITECTURES.get(self.architecture)
+        return CALLED | (FAMILIES[kind].keys if kind else {})
+
+    def called(self) -> dict[str, str]:
+        """What the file calls the numbers of a config."""
+        return {name: f"{self.architecture}.{theirs}" for name, theirs in self.keys().items()}
+
+    def sampling(self) -> dict[str, Any]:
+        """Settings of sampling that the file names, floats without what float32 made of them."""
+        said = {name: self.metadata.get(f"general.sampling.{SETTINGS.get(name, name)}") for name in SAMPLING}
+        floats = {name: round(value, 6) for name, value in said.items() if isinstance(value, float)}
+        return {name: value for name, value in (said | floats).items() if value is not None}
+
+
+def short(value: float) -> float:
+    """The shortest decimal number that is the same in float32: 1e-05 for 9.99999974e-06."""
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 class _Reader:
@@ -145,7 +164,7 @@ class _Reader:
             raise ValueError(f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}")
         self.metadata: dict[str, Any] = {}
         for _ in range(values):
-            key = self._text()
+            (key,) = self._texts(1)
             if key in self.metadata:
                 raise ValueError(f"it has the key {shown(key)} twice")
             self.metadata[key] = self._value(self._number("I"))
@@ -154,32 +173,21 @@ class _Reader:
         if type(aligned) is not int or aligned < 8 or aligned & (aligned - 1):
             raise ValueError(f"alignment {shown(aligned)}, a power of two from 8 on is valid")
         start = -(-self._at // aligned) * aligned
-        self.tensors: dict[str, Entry] = {}
-        for name, shape, code, offset in found:
+        # in order and apart: else a small file could hold any number of large tensors
+        self.tensors: dict[str, Place] = {}
+        end = 0
+        for offset, name, shape, code in sorted(found):
             nbytes = _nbytes(name, shape, code)
-            if offset % aligned:
-                raise ValueError(f"tensor {shown(name)} begins at {offset}, no multiple of {aligned}")
-            if start + offset + nbytes > len(data):
+            if name in self.tensors or offset < end or offset % aligned:
+                raise ValueError(f"tensor {shown(name)} is there twice, overlaps another or is not aligned")
+            if (end := offset + nbytes) > len(data) - start:
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
-            if name in self.tensors:
-                raise ValueError(f"it has the tensor {shown(name)} twice")
-            self.tensors[name] = Entry(shape, code, start + offset, nbytes)
-        self._check_apart()
-
-    def _check_apart(self) -> None:
-        """No two tensors share bytes: else a small file could hold any number of large ones."""
-        order = sorted(self.tensors.items(), key=lambda item: item[1].start)
-        for (before, first), (name, second) in pairwise(order):
-            if first.start + first.nbytes > second.start:
-                raise ValueError(f"tensors {shown(before)} and {shown(name)} overlap")
+            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes)
 
     def _number(self, kind: str) -> Any:
         (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
         self._at += struct.calcsize(f"<{kind}")
         return value
-
-    def _text(self) -> str:
-        return self._texts(1)[0]
 
     def _texts(self, count: int) -> list[str]:
         """Texts in a row: a vocabulary is most of a header."""
@@ -191,20 +199,18 @@ class _Reader:
             if at > end:
                 break
             found.append(data[start:at].decode("utf-8", "replace"))
-        self._at = at
-        self._check_place()
+        self._go_on(at - self._at)
         return found
 
-    def _check_place(self) -> None:
+    def _go_on(self, size: int) -> None:
+        self._at += size
         if self._at > self._end:
-            raise ValueError(
-                f"it ends within a text or list, or its header has more than {MOST_HEADER} bytes"
-            )
+            raise ValueError(f"it ends within a text or list, or its header exceeds {MOST_HEADER} bytes")
 
-    def _value(self, kind: int, depth: int = 0) -> Any:
+    def _value(self, kind: int) -> Any:
         if kind == TEXT:
-            return self._text()
-        if kind == ARRAY and depth < MOST_DEPTH:
+            return self._texts(1)[0]
+        if kind == ARRAY:
             kind, count = self._number("I"), self._number("Q")
             self._values += count
             if self._values > MOST_VALUES:
@@ -212,21 +218,21 @@ class _Reader:
             if kind == TEXT:
                 return self._texts(count)
             if kind not in NUMBERS:
-                return [self._value(kind, depth + 1) for _ in range(count)]
+                raise ValueError(f"a list of values of type {kind}")
             start = self._at
-            self._at += count * struct.calcsize(f"<{NUMBERS[kind]}")
-            self._check_place()
+            self._go_on(count * struct.calcsize(f"<{NUMBERS[kind]}"))
             return list(struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, start))
         if kind not in NUMBERS:
             raise ValueError(f"a value of type {kind}")
         return self._number(NUMBERS[kind])
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, dims = self._text(), self._number("I")
+    def _tensor(self) -> tuple[int, str, tuple[int, ...], int]:
+        (name,), dims = self._texts(1), self._number("I")
         if not 0 < dims <= MOST_DIMS:
             raise ValueError(f"tensor {shown(name)} has {dims} dimensions")
         shape = tuple(self._number("Q") for _ in range(dims))[::-1]
-        return name, shape, self._number("I"), self._number("Q")
+        code = self._number("I")
+        return self._number("Q"), name, shape, code
 
 
 def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
@@ -239,12 +245,14 @@ def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     if (count := math.prod(shape)) == 0:
         raise ValueError(f"tensor {shown(name)} has shape {shape}")
     if (form := BY_CODE.get(code)) is None:
-        return count * (DENSE | INTEGERS)[code].itemsize
+        return count * DENSE[KINDS[code]].itemsize
     if shape[-1] % form.block:
         raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {form.block}")
     return count // form.block * form.nbytes
 
 
+#: what files call settings of sampling, where it is not `config.SamplingParams`' name
+SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
 #: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
 LOW, HIGH, TRAINED = 1.0, 4.0, 8192
@@ -273,60 +281,17 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {"attention.causal": (True,), "use_paralle
 UNKNOWN |= dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,))
 UNKNOWN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,))
 UNKNOWN |= dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1))
-UNKNOWN["rope.scaling.attn_factor"] = (0, 1)
-
-
-def called(file: GgufFile) -> dict[str, str]:
-    """What a file calls the numbers of a config."""
-    own = FAMILIES[ARCHITECTURES[architecture(file)]].keys if architecture(file) in ARCHITECTURES else {}
-    return {name: f"{architecture(file)}.{theirs}" for name, theirs in {**CALLED, **own}.items()}
-
-
-def number_of(file: GgufFile, name: str, default: Any = None) -> Any:
-    """A number of the file's architecture.
-
-    Raises:
-        InputError: it is not there and there is no default.
-    """
-    found = file.metadata.get(f"{architecture(file)}.{name}", default)
-    if isinstance(found, list):  # one for each layer: only where they are the same
-        same = found and all(value == found[0] for value in found)
-        found = found[0] if same else None
-    if found is None or isinstance(found, str | bool | list):
-        raise InputError(
-            f"model file {file.path} lacks {architecture(file)}.{name}, a number; valid: a whole model's file"
-        )
-    return found
-
-
-def short(value: float) -> float:
-    """The shortest decimal number that is the same in float32: 1e-05 for 9.99999974e-06."""
-    with np.errstate(over="ignore"):
-        return float(str(np.float32(value)))
-
-
-def architecture(file: GgufFile) -> str:
-    """The file's own name of its model's kind."""
-    return str(file.metadata.get("general.architecture"))
-
-
-def check_meant(file: GgufFile, hidden: int, width: int, family: Family) -> None:
-    """Refuse what a file says besides that would make another model of it.
-
-    Raises:
-        InputError: naming the key, and what is valid.
-    """
-    valid = {
-        **{name: one for name, one in UNKNOWN.items() if name not in family.keys.values()},
-        "attention.sliding_window_pattern": (family.full_every,),
-        "embedding_length": (hidden,),
-        "attention.value_length": (width,),
-        "rope.dimension_count": (width,),  # less: a part of each head is turned
-    }
-    for name, values in valid.items():
-        key = f"{architecture(file)}.{name}"
-        if (found := file.metadata.get(key, values[0])) not in values:
-            raise refusal(f"model file {file.path}", key, found, f"{values[-1]}, or a file without it")
+#: architectures that the native decoder runs, and transformers' names for them
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
+INNER = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+INNER |= {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+INNER |= {"self_attn.o_proj": "attn_output"}
+INNER |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+#: norms of a layer in the order of `config.Family.norms`
+NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+#: fields that say whether a model has biases, and tensors that say so in files
+BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
 
 
 def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
@@ -335,21 +300,22 @@ def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
     Raises:
         InputError: the file scales positions in a way that is not known here.
     """
-    where, key = f"model file {file.path}", f"{architecture(file)}.rope.scaling.type"
-    rule = "none" if FACTORS in file.tensors else file.metadata.get(key, "none")
+    key = f"{file.architecture}.rope.scaling"
+    rule = "none" if FACTORS in file.tensors else file.metadata.get(f"{key}.type", "none")
     if rule not in ("none", "linear", "yarn"):
-        raise refusal(where, key, rule, f"none, linear, yarn, or tensor {FACTORS}")
-    made: dict[str, Any] = {"rope_theta": short(number_of(file, "rope.freq_base", 10000.0))}
+        raise refusal(file.where, f"{key}.type", rule, f"none, linear, yarn, or tensor {FACTORS}")
+    made: dict[str, Any] = {"rope_theta": file.number("rope.freq_base", 10000.0)}
     made["rope_type"] = "default" if rule == "none" else rule
     if rule != "none":
-        made["factor"] = short(number_of(file, "rope.scaling.factor"))
+        made["factor"] = file.number("rope.scaling.factor")
     if rule == "yarn":
-        more = {name: number_of(file, CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
-        made |= {
-            name: short(value) if isinstance(value, float) else value for name, value in more.items() if value
-        }
-        made.setdefault(YARN[-1], limit)
-    check_numbers({"rope_parameters": made}, where, called(file))
+        given = {name: file.number(CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
+        made |= {"original_max_position_embeddings": limit} | {k: v for k, v in given.items() if v}
+    if (scale := file.number("rope.scaling.attn_factor", 1)) not in (0, 1):
+        if rule != "yarn" or file.architecture != "olmo2":  # elsewhere it means something else
+            raise refusal(file.where, f"{key}.attn_factor", scale, "1, or a file without it")
+        made["attention_factor"] = scale
+    check_numbers({"rope_parameters": made}, file.where, file.called())
     return made | (_llama3(file, width, made["rope_theta"]) if FACTORS in file.tensors else {})
 
 
@@ -367,76 +333,38 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
         if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
             made = {"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW}
             return made | {"high_freq_factor": HIGH, "original_max_position_embeddings": TRAINED}
-    raise InputError(
-        f"model file {file.path}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
-    )
-
-
-#: architectures that the native decoder runs, and transformers' names for them
-ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
-OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
-INNER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-#: norms of a layer in the order of `families.Family.norms`
-NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-
-
-def formats(file: GgufFile) -> str:
-    """The types of a file's matrices, those of most weights first, for messages and records."""
-    found: Counter[str] = Counter()
-    for entry in file.tensors.values():
-        if len(entry.shape) > 1:
-            found[entry.kind.lower()] += math.prod(entry.shape)
-    return "+".join(name for name, _ in found.most_common())
+    raise InputError(f"{file.where}: {FACTORS} does not follow Llama 3's rule; valid: factors that do")
 
 
 def own_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
     where a card multiplies with quantized weights, else float32."""
-    codes = {entry.code for entry in file.tensors.values() if len(entry.shape) > 1}
-    kinds = {KINDS[code] for code in codes}
-    if "BF16" in kinds or (place != "cpu" and not codes.isdisjoint(BY_CODE)):
+    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if "BF16" in kinds or (place != "cpu" and kinds - DENSE.keys()):
         return "bfloat16"
     return "float16" if kinds == {"F16"} else "float32"
 
 
-# ---- what the file says of the model -----------------------------------------------------------------------
-
-
-#: fields that say whether a model has biases, and tensors that say so in files
-BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
-
-
-def config_of(file: GgufFile) -> NativeConfig:
+def config_of(file: GgufFile) -> SimpleNamespace:
     """The config of a native family's model.
 
     Raises:
         InputError: the file is of another architecture, lacks a number, or scales positions in a way that is
             not known here.
     """
-    where, said = f"model file {file.path}", file.metadata
-    if architecture(file) not in ARCHITECTURES:
+    if file.architecture not in ARCHITECTURES:
         valid = f"{', '.join(ARCHITECTURES)}, or the model in transformers' format"
-        raise InputError(f"{where}: the architecture {architecture(file)} cannot be run; valid: {valid}")
-    numbers = _numbers(file)
-    hidden, width = numbers["hidden_size"], numbers["head_dim"]
-    kind = ARCHITECTURES[architecture(file)]
+        raise InputError(f"{file.where}: the architecture {file.architecture} cannot be run; valid: {valid}")
+    numbers, said = _numbers(file), file.metadata
+    hidden, width, layers = (numbers[name] for name in ("hidden_size", "head_dim", "num_hidden_layers"))
+    kind = ARCHITECTURES[file.architecture]
     kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if "sliding_window" in numbers else kind
     family = FAMILIES[kind]
-    check_meant(file, hidden, width, family)
-    largest = family.largest == numbers["num_hidden_layers"]
+    _check_meant(file, numbers, family)
     ends = words_of(said, file.path, numbers["vocab_size"]).ends()
+    widest = hidden // numbers["num_attention_heads"]
     usual = {
-        "query_pre_attn_scalar": hidden // numbers["num_attention_heads"] if largest else width,
+        "query_pre_attn_scalar": widest if family.largest == layers else width,
         "attention_multiplier": width**-0.5,
         "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
         "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
@@ -444,50 +372,97 @@ def config_of(file: GgufFile) -> NativeConfig:
         **{name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()},
     }
     own = {name: value for name, value in (usual | numbers).items() if name in {*family.usual, "head_dim"}}
-    rope = _bases(file, family, width, numbers["max_position_embeddings"])
+    rope = positions(file, width, numbers["max_position_embeddings"])
+    if len(family.bases) > 1:  # a file says at most the base of layers with windows
+        base = rope["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
+        local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", base)}
+        check_numbers({"rope_parameters": local}, file.where, file.called())
+        rope = {FULL: rope, SLIDING: local}
     made = completed(kind, own | {"rope_parameters": rope, "dtype": own_dtype(file)})
     if made is None:  # of Llama, a width that its heads do not divide
-        raise InputError(f"{where}: its sizes are not those of a {kind} model; valid: a sound file")
+        raise InputError(f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file")
     return made
-
-
-def _bases(file: GgufFile, family: Family, width: int, limit: int) -> dict[str, Any]:
-    """:func:`positions`, for each kind of layers where a family's have their own: a file says those of layers
-    that see everything, and at most the base of the others."""
-    found = positions(file, width, limit)
-    if len(family.bases) == 1:
-        return found
-    usual = found["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
-    local = {"rope_type": "default", "rope_theta": short(number_of(file, "rope.freq_base_swa", usual))}
-    check_numbers({"rope_parameters": local}, f"model file {file.path}", called(file))
-    return {FULL: found, SLIDING: local}
 
 
 def _numbers(file: GgufFile) -> dict[str, Any]:
     """The sizes of a model by transformers' names, within their ranges; without those that are 0: none."""
-    where, embedding = f"model file {file.path}", file.tensors.get(OUTER[EMBEDDING])
+    embedding = file.tensors.get(OUTER[EMBEDDING])
     if embedding is None or len(embedding.shape) != 2:
-        raise InputError(f"{where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file")
-    own = FAMILIES[ARCHITECTURES[architecture(file)]].keys
+        raise InputError(
+            f"{file.where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file"
+        )
+    own = FAMILIES[ARCHITECTURES[file.architecture]].keys
     usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
-    usual["num_key_value_heads"] = number_of(file, CALLED["num_attention_heads"])
+    usual["num_key_value_heads"] = file.number(CALLED["num_attention_heads"])
     numbers: dict[str, Any] = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
     left = {*numbers, *({"rms_norm_eps"} if "layer_norm_eps" in own else ())}
-    for name, key in {**CALLED, **own}.items():
+    for name, key in file.keys().items():
         if "." not in name and name not in left:
-            value = number_of(file, key, usual.get(name))
+            value = file.number(key, usual.get(name))
             if value or name not in usual:
-                numbers[name] = short(value) if isinstance(value, float) else value
-    check_numbers({"head_dim": None} | numbers, where, called(file))
+                numbers[name] = value
+    check_numbers({"head_dim": None} | numbers, file.where, file.called())
     return {"head_dim": numbers["hidden_size"] // numbers["num_attention_heads"]} | numbers
+
+
+def _check_meant(file: GgufFile, numbers: Mapping[str, Any], family: Family) -> None:
+    """Refuse what a file says besides that would make another model of it.
+
+    Raises:
+        InputError: naming the key, and what is valid.
+    """
+    every, width = family.full_every, numbers["head_dim"]
+    slides = [every == 0 or (n + 1) % every != 0 for n in range(numbers["num_hidden_layers"])]
+    valid = {
+        **{name: one for name, one in UNKNOWN.items() if name not in family.keys.values()},
+        "attention.sliding_window_pattern": (slides, every),
+        "embedding_length": (numbers["hidden_size"],),
+        "attention.value_length": (width,),
+        "rope.dimension_count": (width,),  # less: a part of each head is turned
+    }
+    for name, values in valid.items():
+        key = f"{file.architecture}.{name}"
+        if (found := file.metadata.get(key, values[0])) not in values:
+            raise refusal(file.where, key, found, f"{values[-1]}, or a file without it")
+    for name in ("hidden_size", "intermediate_size"):
+        if numbers[name] % 2:
+            raise refusal(file.where, file.called()[name], numbers[name], "an even number")
 
 
 # ---- weights -----------------------------------------------------------------------------------------------
 
 
-def names_of(layers: int, kind: str) -> dict[str, str]:
+def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) -> Weights:
+    """Weights of a GGUF file: matrices in a quantized format as they are stored, rows in the order of
+    transformers' checkpoints, and norms as there, where files have what they multiply by.
+
+    Args:
+        layout: which weights there must be.
+        dtype, kind: as of `weights.Weights`.
+    Raises:
+        InputError: tensors are missing, of other shapes or types, or none of the family's.
+    """
+    called, family = names_of(layout.num_hidden_layers, layout.family), layout.family
+    back = {theirs: name for name, theirs in called.items()}
+    heads = {"q_proj": layout.num_attention_heads, "k_proj": layout.num_key_value_heads}
+    found: dict[str, Entry] = {}
+    for theirs, tensor in file.tensors.items():
+        if theirs != FACTORS:
+            name = back.get(theirs, theirs)
+            turned = heads.get(name.split(".")[-2]) if family.turned and "." in name else None
+            minus = family.plus_one and name.endswith("norm.weight")
+            found[name] = Entry(
+                theirs, tensor.shape, tensor.kind, partial(_read, file, theirs, turned, minus)
+            )
+    shapes = layout.shapes()
+    zero = [name for name in shapes if name.endswith("o_proj.bias")]  # where there is none
+    check_tensors(found, shapes, WEIGHTS, file.where, zero)
+    return Weights(layout, dtype, found, kind)
+
+
+def names_of(layers: int, family: Family) -> dict[str, str]:
     """What a file calls each tensor that a family's decoder can have, by its name in transformers."""
-    norms = zip(FAMILIES[kind].norms, NORMS, strict=True)
+    norms = zip(family.norms, NORMS, strict=True)
     found, inner = dict(OUTER), INNER | {name: theirs for name, theirs in norms if name is not None}
     for number in range(layers):
         for name, theirs in inner.items():
@@ -496,61 +471,14 @@ def names_of(layers: int, kind: str) -> dict[str, str]:
     return found
 
 
-class GgufWeights(StoredWeights):
-    """Weights of a GGUF file, read in place.
-
-    Args:
-        file: of the model.
-        layout: which weights there must be.
-        dtype: the type that what is not stored in a quantized format is given in.
-    Raises:
-        InputError: tensors are missing, of other shapes or types, or none of the family's; or a width is odd,
-            which the kernels do not take.
-    """
-
-    def __init__(self, file: GgufFile, layout: Layout, dtype: torch.dtype) -> None:
-        self.file, self.layout, self.dtype, self.folder = file, layout, dtype, file.path
-        self._called = names_of(layout.num_hidden_layers, layout.model_type)
-        where = f"model file {file.path}"
-        for name in ("hidden_size", "intermediate_size"):
-            if getattr(layout, name) % 2:
-                raise refusal(where, called(file)[name], getattr(layout, name), "an even number")
-        back = {theirs: name for name, theirs in self._called.items()}
-        found = {
-            back.get(one, one): (entry.shape, entry.kind)
-            for one, entry in file.tensors.items()
-            if one != FACTORS
-        }
-        types = [KINDS[code] for code in (*DENSE, *BY_CODE)]
-        check_tensors(layout, found, types, where, "tensor", lambda name: self._called.get(name, name))
-
-    def names(self) -> list[str]:
-        """See `weights.StoredWeights`."""
-        return sorted(name for name, one in self._called.items() if one in self.file.tensors)
-
-    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
-        """See `weights.StoredWeights`."""
-        return ((name, found) for name in self.names() if (found := self.get(name)) is not None)
-
-    def get(self, name: str) -> Tensor | Stored | None:
-        """See `weights.Weights`; matrices in a quantized format as they are stored, rows in the order of
-        transformers' checkpoints, and norms as there, where files have what they multiply by."""
-        name, family = EMBEDDING if name == HEAD and self.layout.tied else name, self.layout.family
-        if self._called.get(name) not in self.file.tensors:
-            return None
-        found = self.file[self._called[name]]
-        if family.plus_one and name.endswith("norm.weight"):
-            found = unstored(found, torch.float32) - 1
-        heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}
-        turned = next((count for end, count in heads.items() if f"{end}." in name), 0)
-        rows = straight(len(found), turned) if family.turned and turned else None
-        if isinstance(found, Stored):
-            return found if rows is None else found.take(rows)
-        return (found if rows is None else found[rows]).to(self.dtype)
-
-    def rest(self) -> None:
-        """See `weights.Weights`."""
-        self.file.rest()
+def _read(file: GgufFile, name: str, heads: int | None, minus: bool) -> Tensor | Stored:
+    found = file[name]
+    if minus:
+        return unstored(found, torch.float32) - 1
+    if heads is None:
+        return found
+    rows = straight(len(found), heads)
+    return found.take(rows) if isinstance(found, Stored) else found[rows]
 
 
 def straight(rows: int, heads: int) -> Tensor:

@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from tokenswift.config import STATED_POSITIONS, RopeScaling
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING
-from tokenswift.types import InputError, shown
-
-if TYPE_CHECKING:  # the command line reads wishes from here, without torch
-    import torch
-    from jaxtyping import Float, Int
-    from torch import Tensor
+from tokenswift.loader.config import FAMILIES, FULL, SLIDING, head_width
+from tokenswift.types import InputError
 
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a boundary
 #: before the text does, so another text would come out
@@ -65,8 +65,6 @@ class Rotary:
         Raises:
             InputError: the frequencies are not known.
         """
-        import torch
-
         found = self.single() if self.frequencies is None else self.frequencies
         angle = positions[:, None].float() * found[..., None, :]
         cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
@@ -93,9 +91,6 @@ class AngleTable:
         self, positions: Int[Tensor, " n"]
     ) -> tuple[Float[Tensor, "*sets n half"], Float[Tensor, "*sets n half"]]:
         """See :meth:`Rotary.angles`."""
-        import numpy as np
-        import torch
-
         if positions.device.type != "cpu":
             return self.rotary.angles(positions)
         at, (cos, sin) = positions.numpy(), self._known
@@ -120,9 +115,6 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
     By sums and products in float64 alone, so that they are the same on every processor; those of torch and of
     systems' libraries are not.
     """
-    import numpy as np
-    import torch
-
     x = angle.double().numpy()
     turns = np.rint(x * (2 / math.pi))
     r = ((x - turns * _QUARTER[0]) - turns * _QUARTER[1]) - turns * _QUARTER[2]
@@ -142,20 +134,6 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
     return made[0], made[1]
 
 
-def check_stated_once(said: Mapping[str, Any], where: str) -> None:
-    """Raise :class:`InputError` where a config.json states its positions by two fields that differ.
-
-    Args:
-        where: the file, for messages.
-    """
-    first, more = (said.get(name) for name in ("rope_parameters", "rope_scaling"))
-    if first and more and first != more:
-        raise InputError(
-            f"{where} says rope_parameters {shown(first)} and rope_scaling {shown(more)}; valid: one of the "
-            "two with all of it"
-        )
-
-
 def context_limit(config: Any) -> int | None:
     """The number of positions that a transformers config allows, its own scaling included; None: no limit."""
     limit = getattr(config, "max_position_embeddings", None)
@@ -164,17 +142,6 @@ def context_limit(config: Any) -> int | None:
         original = rope.get("original_max_position_embeddings") or limit
         limit = max(limit, int(original * rope.get("factor", 1)))
     return limit
-
-
-def check_rope(config: Any) -> None:
-    """Raise :class:`InputError` for rotary embeddings whose frequencies depend on a pass's length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if part.get("rope_type") in BY_LENGTH:
-            raise InputError(
-                f"the model's rotary embedding is of type {part['rope_type']}, whose frequencies change with "
-                "the length of the text; valid: default, linear, llama3, yarn"
-            )
 
 
 def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
@@ -214,8 +181,14 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     Raises:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
-    check_rope(model.config)
-    if model.config.model_type in FAMILIES and FULL in (model.config.rope_parameters or {}):
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    for kind in (part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)):
+        if kind in BY_LENGTH:
+            raise InputError(
+                f"the model's rotary embedding is of type {kind}, whose frequencies change with the length "
+                f"of the text; valid: {', '.join(KINDS)}"
+            )
+    if model.config.model_type in FAMILIES and FULL in rope:
         return rotary_of_config(model.config, scaling)
     config, module = scaled_config(model.config, scaling), model.model.rotary_emb
     if config is not model.config:
@@ -238,12 +211,9 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
     Raises:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
-    import torch
-
-    check_rope(config)
     config = scaled_config(config, scaling)
     rope = config.rope_parameters
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config)
     parts = [rope[kind] for kind in (FULL, SLIDING)] if FULL in rope else [rope]
     found = [_frequencies(part, width, double) for part in parts]
     if len(found) == 1:
@@ -254,8 +224,6 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
 
 def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Tensor, float]:
     """Frequencies of a set of parameters, (d / 2,) float32, and the factor of cosines and sines."""
-    import torch
-
     kind, theta, factor = rope["rope_type"], rope["rope_theta"], 1.0
     if kind == "default" and double:
         powers = torch.tensor([float(theta) ** (place / width) for place in range(0, width, 2)]).float()
@@ -284,8 +252,6 @@ def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Ten
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Llama 3's: slow pairs are divided by a factor, fast ones are left, those between are mixed."""
-    import torch
-
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     trained = rope["original_max_position_embeddings"]
     length = 2 * math.pi / frequencies  # positions until a pair comes round

@@ -1,16 +1,31 @@
-"""Where the native decoder's weights come from: modules of a loaded transformers model, or a model's files.
+"""Weights by the names of transformers' checkpoints, from a model's files or a loaded model; and what tells
+models apart.
 
-Both give tensors by the names that checkpoints use, and a `config.Layout` that says which there are. Names,
-shapes and types of a file's tensors are held against its table before anything is read
-(:func:`check_tensors`).
+Names, shapes and types of a file's tensors are held against the table of a `config.Layout` before anything is
+read (:func:`check_tensors`). Each read maps its part of a file anew, so that it leaves the process with the
+tensor.
+
+*Digests* are exact: of JSON values, of files, of sampled weights. A *base model's identity* is a sample of
+its weights, compared with a tolerance: a cast to another type is the same base, a fine-tuned model is another
+one. *A run's identity* holds digests of everything that decides its tokens. Reading 16 GB of weights before
+every resume would take longer than the prefill, so weights are sampled there too: of every parameter its
+name, shape and type, and 64 values in four places. Training changes nearly every value of the parameters that
+it touches; a change of single values can go unnoticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from operator import attrgetter
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -18,88 +33,90 @@ from torch import Tensor
 
 from tokenswift.files import weight_map
 from tokenswift.kernels.weights import FORMATS, Stored
-from tokenswift.loader.config import EMBEDDING, HEAD, Layout
+from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, MERGED, Layout, activation_of, layout_of
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError
+from tokenswift.version import __version__
 
 INDEX = "model.safetensors.index.json"
 #: types of numbers in safetensors files that weights are made of
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
+#: more than any model's file has: bytes of a header, tensors
+MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
 
 
-def check_tensors(
-    layout: Layout,
-    found: Mapping[str, tuple[tuple[int, ...], str]],
-    types: Collection[str],
-    where: str,
-    what: str,
-    called: Callable[[str], str] = str,
-) -> None:
-    """Hold all that a decoder may read of a file against the family's table, before anything is read.
+class Entry(NamedTuple):
+    """A tensor of a file: its name there, its shape, the type of its numbers, and what reads it."""
 
-    Args:
-        found: shape and type of each tensor of the file, by its name in transformers.
-        types: that weights may have.
-        where, what: the file, and what it calls a tensor, for messages.
-        called: the file's own name of a tensor.
-    Raises:
-        InputError: one is missing, of another shape or type, or none that the family has.
-    """
-    needed = layout.shapes()
-    for name in needed:
-        if name not in found and not name.endswith("o_proj.bias"):  # without one it is zero
-            raise InputError(f"{where} lacks {what} {called(name)}; valid: files where none is missing")
-    for name, (shape, kind) in found.items():
-        wanted = needed.get(name)
-        if wanted is None:
-            wrong = f"does not belong to a {layout.model_type} model; valid: a file without it"
-        elif shape != wanted:
-            wrong = f"has shape {shape}; valid: {wanted}"
-        elif kind not in types:
-            wrong = f"has the type {kind}, which cannot be unpacked; valid: {', '.join(types)}"
-        else:
-            continue
-        raise InputError(f"{where}: {what} {called(name)} {wrong}")
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    get: Callable[[], Any]
 
 
 class Weights:
-    """Tensors of a model by name: those of a layout, and biases.
+    """Weights of a model's files.
+
+    Args:
+        layout: which weights there must be.
+        dtype: the type that those are given in which are not stored in a quantized format.
+        entries: tensors of the files by their names in transformers.
+        kind: what matrices are stored as in memory, one of `config.Weights`.
 
     Attributes:
         copies: whether what is packed stands beside the weights themselves.
     """
 
-    layout: Layout
     copies = False
 
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, entries: Mapping[str, Entry], kind: str = "stored"
+    ) -> None:
+        self.layout, self.dtype, self.entries, self.kind = layout, dtype, entries, kind
+
+    def raw(self, name: str) -> Tensor | Stored | None:
+        """A tensor, or a weight in a quantized format, as the files have it; None: there is none."""
+        entry = self.entries.get(EMBEDDING if name == HEAD and self.layout.tied else name)
+        return None if entry is None else entry.get()
+
     def get(self, name: str) -> Tensor | Stored | None:
-        """A tensor, or a weight as a file holds it; None: the model has none of that name."""
-        raise NotImplementedError
+        """A weight in the type that is asked for, matrices stored as is asked for.
 
-    def rest(self) -> None:
-        """Told between layers: memory that nobody needs may go, such as what was read of a file."""
+        Raises:
+            InputError: a matrix has no whole blocks of a format.
+        """
+        found: Any = self.raw(name)
+        if isinstance(found, Tensor):
+            found = found.to(self.dtype)
+        if self.kind == "stored" or found is None or len(found.shape) != 2:
+            return found
+        if (format := FORMATS.get(self.kind)) is None:
+            return unstored(found, getattr(torch, self.kind))
+        if isinstance(found, Stored) and found.format is format:
+            return found
+        if found.shape[1] % format.block:
+            raise InputError(
+                f"weights is {self.kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
+                f"columns are a multiple of {format.block}, or stored"
+            )
+        return Stored(format, format.encode(unstored(found, torch.float32)))
+
+    def needed(self, keeps: Callable[[str, torch.dtype], bool]) -> int:
+        """Bytes of the weights in memory.
+
+        Args:
+            keeps: whether products of a type read a format as it is stored (`kernels.base.Backend.keeps`).
+        """
+        found = 0.0
+        for entry in self.entries.values():
+            kind = entry.kind if self.kind == "stored" or len(entry.shape) != 2 else self.kind
+            form = FORMATS.get(kind.lower())
+            stored = form is not None and keeps(form.name, self.dtype)
+            found += math.prod(entry.shape) * (form.nbytes / form.block if stored else self.dtype.itemsize)
+        return int(found)
 
 
-class StoredWeights(Weights):
-    """Weights of a model's files.
-
-    Attributes:
-        dtype, device: of what is not stored in a quantized format.
-    """
-
-    dtype: torch.dtype
-    device = torch.device("cpu")
-
-    def names(self) -> list[str]:
-        """The names of all tensors in the files, in order."""
-        raise NotImplementedError
-
-    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
-        """The tensors that a decoder reads, by name and in order."""
-        raise NotImplementedError
-
-
-class ModuleWeights(Weights):
+class ModuleWeights:
     """Weights of a loaded transformers model, which stays as it is.
 
     Args:
@@ -110,69 +127,49 @@ class ModuleWeights(Weights):
     copies = True
 
     def __init__(self, model: Any, layout: Layout) -> None:
-        self.layout, self._model = layout, model
+        self.layout, self._found = layout, dict(model.named_parameters(remove_duplicate=False))
 
     def get(self, name: str) -> Tensor | None:
-        """See :class:`Weights`."""
-        try:
-            found = attrgetter(name)(self._model)
-        except AttributeError:
-            return None
+        """A weight or bias by its name; None: there is none."""
+        found = self._found.get(name)
         return None if found is None else found.detach()
 
 
-class FileWeights(StoredWeights):
-    """Weights of a checkpoint's safetensors files, read in place.
+def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
+    """A weight as a tensor of a type; one that has it already is itself."""
+    return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
+
+
+def check_tensors(
+    found: Mapping[str, Entry],
+    shapes: Mapping[str, tuple[int, ...]],
+    types: Collection[str],
+    where: str,
+    optional: Collection[str] = (),
+) -> None:
+    """Hold all that may be read of a file against a table, before anything is read.
 
     Args:
-        folder: of the checkpoint; its name is what messages call the model.
-        layout: which weights there must be.
-        dtype: the type that they are given in.
+        found: the tensors of the file by our names.
+        shapes: of all that there may be, of which ``optional`` may be missing.
+        types: that weights may have.
+        where: the file, for messages.
     Raises:
-        InputError: files or weights are missing or damaged, or shapes are others.
+        InputError: one is missing, of another shape or type, or one too many.
     """
-
-    def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype) -> None:
-        self.layout, self.dtype, self.folder = layout, dtype, folder
-        self._open: dict[Path, Any] = {}
-        self._where: dict[str, Path] = {}
-        found: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._table = layout.shapes().keys()
-        for path in weight_files(folder):
-            file = open_weights(path)
-            for name in file.keys():  # noqa: SIM118
-                self._where[name] = path
-                if name in self._table:
-                    part = file.get_slice(name)
-                    found[name] = tuple(part.get_shape()), part.get_dtype()
-        check_tensors(layout, found, FLOATS, f"model folder {folder}", "weight")
-
-    def names(self) -> list[str]:
-        """See :class:`StoredWeights`."""
-        return sorted(self._where)
-
-    def get(self, name: str) -> Tensor | None:
-        """See :class:`Weights`."""
-        name = EMBEDDING if name == HEAD and self.layout.tied else name
-        return self.raw(name).to(self.dtype) if name in self._where else None
-
-    def values(self) -> Iterator[tuple[str, Tensor | Stored]]:
-        """See :class:`StoredWeights`; as the files have them."""
-        return ((name, self.raw(name)) for name in sorted(self._table & self._where.keys()))
-
-    def raw(self, name: str) -> Tensor:
-        """A tensor as the files have it."""
-        path = self._where[name]
-        if path not in self._open:
-            self._open[path] = open_weights(path)
-        return self._open[path].get_tensor(name)
-
-    def rest(self) -> None:
-        """See :class:`Weights`."""
-        self._open.clear()
+    for name in shapes:
+        if name not in found and name not in optional:
+            raise InputError(f"{where} lacks the tensor {name}; valid: files where none is missing")
+    for name, entry in found.items():
+        if entry.shape != shapes.get(name) or entry.kind not in types:
+            valid = f"{shapes[name]} in {', '.join(types)}" if name in shapes else "a file without it"
+            raise InputError(f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}")
 
 
-def weight_files(folder: Path) -> Iterator[Path]:
+# ---- safetensors -------------------------------------------------------------------------------------------
+
+
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint.
 
     Raises:
@@ -182,24 +179,43 @@ def weight_files(folder: Path) -> Iterator[Path]:
     index, single = folder / INDEX, folder / "model.safetensors"
     where = f"model folder {folder}"
     if single.is_file():
-        yield single
-        return
+        return [single]
     if not index.exists():
         raise InputError(f"{where} has no safetensors files")
-    names = set(weight_map(index, where).values())
-    for name in sorted(names):
+    names = sorted(set(weight_map(index, where).values()))
+    for name in names:
         if not (folder / name).is_file():
             raise InputError(f"{where} lacks {name}, which {index.name} names; valid: all of its files")
-    yield from sorted(folder / name for name in names)
+    return [folder / name for name in names]
 
 
-def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
-    """A weight as a tensor of a type; one that has it already is itself."""
-    return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
+def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> Weights | None:
+    """Weights of a checkpoint's files; None where they have other names, which transformers may know.
+
+    Raises:
+        InputError: files are missing or damaged, or shapes or types are others.
+    """
+    found = {entry.name: entry for file in weight_files(folder) for entry in entries_of(file)}
+    found = {name: entry for name, entry in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    if layout.tied and HEAD in found and EMBEDDING in found and found[HEAD][1:3] == found[EMBEDDING][1:3]:
+        if torch.equal(found[HEAD].get(), found[EMBEDDING].get()):
+            del found[HEAD]
+    if found.keys() != (shapes := layout.shapes()).keys():
+        return None
+    check_tensors(found, shapes, FLOATS, f"model folder {folder}")
+    return Weights(layout, dtype, found, kind)
 
 
-#: more than any model's file has: bytes of a header, tensors
-MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
+def entries_of(file: Path, what: str = "weight file") -> Iterator[Entry]:
+    """The tensors of a safetensors file."""
+    opened = open_weights(file, what)
+    for name in opened.keys():  # noqa: SIM118
+        part = opened.get_slice(name)
+        yield Entry(name, tuple(part.get_shape()), part.get_dtype(), partial(_read, file, name))
+
+
+def _read(file: Path, name: str) -> Tensor:
+    return open_weights(file).get_tensor(name)
 
 
 def open_weights(path: Path, what: str = "weight file") -> Any:
@@ -222,32 +238,173 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     return made
 
 
-class Recoded(StoredWeights):
-    """Weights of a model's files, its matrices stored otherwise.
+# ---- digests -----------------------------------------------------------------------------------------------
+
+PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
+#: parts of a config that say where a model came from or what it runs on, not what it is
+ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
+
+
+def digest_of(value: Any, length: int = 64, default: Any = None) -> str:
+    """A SHA-256 of a JSON value, or its first ``length`` digits.
 
     Args:
-        weights: of the files.
-        kind: one of `load.WEIGHTS`, but for "stored".
+        default: makes JSON values of others, as `json.dumps` takes it.
+    """
+    text = json.dumps(value, sort_keys=True, default=default)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:
+    """A digest of sampled weights, by name and in the order of their names.
+
+    Args:
+        dtype: the type that they are taken in; their own where all are tensors.
+    """
+    made = hashlib.sha256()
+    for name, weight in named:
+        count, kind = math.prod(weight.shape), dtype or weight.dtype  # type: ignore[union-attr]
+        starts = [(count - RUN) * part // (PLACES - 1) for part in range(PLACES)]
+        few = count <= PLACES * RUN
+        at = torch.arange(count) if few else torch.cat([torch.arange(start, start + RUN) for start in starts])
+        values = _taken(weight, at).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
+        for part in (name.encode(), str((tuple(weight.shape), str(kind))).encode(), values):
+            made.update(part + b"\0")
+    return made.hexdigest()[:32]
+
+
+def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
+    """Values of a weight at places of its flat form, on the CPU."""
+    if isinstance(weight, Stored):
+        return weight.at(places)
+    return weight.detach().reshape(-1)[places.to(weight.device)].cpu()
+
+
+def config_digest(config: Any) -> str:
+    """A digest of what a config says of a model; of a native family, of what its forward pass depends on."""
+    if config.model_type in FAMILIES:
+        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+        rope.pop("type", None)
+        others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
+        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
+    else:
+        said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
+    return digest_of(said, 32, default=str)
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """A digest of what a tokenizer does; None without one."""
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    return digest_of(tokenizer.get_vocab() if fast is None else fast.to_str(), 32)
+
+
+def identity_of(
+    config: Any, dtype: torch.dtype, named: Iterable[tuple[str, Tensor | Stored]]
+) -> dict[str, Any]:
+    """What of a model decides its tokens: its type, and digests of config and sampled weights.
+
+    Args:
+        named: its weights by name, in the order of their names.
+    """
+    weights = weights_digest(named, dtype)
+    return {"dtype": str(dtype).removeprefix("torch."), "config": config_digest(config), "weights": weights}
+
+
+def whole(module: Any, path: str = "weight") -> Tensor:
+    """All values of a parameter, where accelerate brings them when they are needed, too."""
+    prefix, _, name = path.rpartition(".")
+    owner = module.get_submodule(prefix)
+    weight = owner._parameters[name]
+    return owner._hf_hook.weights_map[name] if weight.device.type == "meta" else weight.detach()
+
+
+def parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """A transformers model's parameters in the order of their names, tied ones once.
+
+    Raises:
+        InputError: adapters are attached to it, whose settings are no part of what is sampled.
+    """
+    if attached := getattr(model, "peft_config", None):
+        raise InputError(f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}")
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for path in sorted(name for name, _ in model.named_parameters() if name not in tied):
+        yield path, whole(model, path)
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    others = {"transformers": metadata.version("transformers"), "python": platform.python_version()}
+    return {"tokenswift": __version__, "torch": torch.__version__, **others}
+
+
+# ---- base models -------------------------------------------------------------------------------------------
+
+SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
+TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class BaseIdentity:
+    """The identity of a base model.
+
+    Attributes:
+        name: its name, for messages only.
+        hidden_size, vocab_size: D and V.
+        sample: values of its input embedding, then of a weight of its middle layer, float32.
     """
 
-    def __init__(self, weights: StoredWeights, kind: str) -> None:
-        self._weights, self._kind = weights, kind
-        self.layout, self.dtype = weights.layout, weights.dtype
-        self.names, self.values, self.rest = weights.names, weights.values, weights.rest
+    name: str
+    hidden_size: int
+    vocab_size: int
+    sample: Tensor
 
-    def get(self, name: str) -> Tensor | Stored | None:
-        """See :class:`Weights`."""
-        found = self._weights.get(name)
-        if found is None or len(found.shape) != 2:
-            return found
-        if self._kind not in FORMATS:
-            return unstored(found, getattr(torch, self._kind))
-        format = FORMATS[self._kind]
-        if isinstance(found, Stored) and found.format is format:
-            return found
-        if found.shape[1] % format.block:
-            raise InputError(
-                f"weights is {self._kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
-                f"columns are a multiple of {format.block}, or stored"
-            )
-        return Stored(format, format.encode(unstored(found, torch.float32)))
+    def distance(self, other: BaseIdentity) -> float:
+        """Relative distance of the two samples; infinite when the shapes differ."""
+        mine, theirs = ((b.hidden_size, b.vocab_size, b.sample.shape) for b in (self, other))
+        if mine != theirs:
+            return math.inf
+        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
+        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
+
+
+def base_of(model: Any, name: str | None = None) -> BaseIdentity:
+    """The identity of a loaded transformers causal LM."""
+    layers = model.base_model.layers
+    layer = layers[len(layers) // 2]
+    middle = next(path for path, part in layer.named_parameters() if part.ndim == 2)
+    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    return _base(str(known), whole(model.get_input_embeddings()), whole(layer, middle))
+
+
+def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
+    """The identity of a model of one of the native families from its named weights, the same as
+    :func:`base_of` gives.
+
+    Args:
+        get: a weight by its name, None where there is none.
+        layers: how many the model has.
+    """
+    names = (EMBEDDING, f"model.layers.{layers // 2}.self_attn.q_proj.weight")
+    embedding, middle = map(get, names)
+    if embedding is None or middle is None:
+        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
+    return _base(name, embedding, middle)
+
+
+def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
+    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
+    parts = [_taken(one, (steps * (math.prod(one.shape) - 1)).long()).float() for one in (embedding, middle)]
+    vocab_size, hidden_size = embedding.shape
+    return BaseIdentity(os.path.basename(name.rstrip("/")) or name, hidden_size, vocab_size, torch.cat(parts))

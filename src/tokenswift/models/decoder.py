@@ -1,5 +1,5 @@
 """What all targets share (sizes, caches, the prompt's way in), and the native decoder: our own forward for
-the families of `loader.families`, over weights by name.
+the families of `loader.config`, over weights by name.
 
 transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
 embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
@@ -26,8 +26,17 @@ from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
 from tokenswift.kv import OBSERVED, Arena, FeatureStore, FullCache, KVCache, Pass, Segment, Tail, tail_room
-from tokenswift.loader.config import EMBEDDING, HEAD, NORM, Layout, activation_of, head_width, layout_of
-from tokenswift.loader.families import FAMILIES, GELU
+from tokenswift.loader.config import (
+    EMBEDDING,
+    FAMILIES,
+    GELU,
+    HEAD,
+    NORM,
+    Layout,
+    activation_of,
+    head_width,
+    layout_of,
+)
 from tokenswift.loader.gguf import straight
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
@@ -338,7 +347,7 @@ class NativeTarget(BaseTarget):
     ) -> None:
         files: bool = not isinstance(source, nn.Module)
         if files:
-            self._weights: Weights = source
+            self._weights: Weights | ModuleWeights = source
         else:
             head, embedded = attrgetter(HEAD, EMBEDDING)(source)
             self._weights = ModuleWeights(source, layout_of(source.config, head is embedded))
@@ -368,7 +377,6 @@ class NativeTarget(BaseTarget):
                 self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
                 self._embedding = embedding.to(self.device, copy=files)
-        self._weights.rest()
         del self._weights, self._arena, self._unreleased
         if files:
             release_free_memory()
@@ -437,7 +445,6 @@ class NativeTarget(BaseTarget):
         }
         rope = ropes[number] if ropes else 0
         made = LayerWeights(**products, **norms, rope=rope, window=self.layout.windows[number])
-        self._weights.rest()
         self._unreleased += sum(weight.nbytes for weight in made.packed())
         if not self._weights.copies and self._unreleased >= RELEASED:
             release_free_memory()

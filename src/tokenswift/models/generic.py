@@ -21,8 +21,8 @@ from tokenswift.config import LoadConfig
 from tokenswift.kernels.base import Backend, check_ids
 from tokenswift.kv import Pass, Segment
 from tokenswift.loader.find import refused_as
-from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary
+from tokenswift.loader.weights import whole
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.types import InputError
 

@@ -21,8 +21,7 @@ from tokenswift.config import RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable
-from tokenswift.loader.default_model import DRAFT
-from tokenswift.loader.find import cache_dir, refused_as
+from tokenswift.loader.find import DRAFT, cache_dir, refused_as
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits

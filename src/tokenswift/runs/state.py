@@ -33,19 +33,17 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Identity(Strict):
-    """What decides the tokens; see `loader.identity` and `runs.state.check_same`."""
+    """What decides the tokens; see `loader.weights` and `runs.state.check_same`."""
 
     dtype: Word
     config: Word
     weights: Word
-    adapter: None
     tokenizer: Word | None
     rope: Word
     sampling: dict[str, bool | int | float | list[str | list[int | float]] | dict[str, str] | None]
     eos: list[Token]
     stop: list[Annotated[str, Meta(min_length=1)] | Annotated[list[Token], Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]
-    stored: Word | None = None
     activations: Word | None = None
     kv_cache_dtype: Word | None = None
 
@@ -235,7 +233,7 @@ def check_same(folder: str, kept: Header, now: Header) -> None:
         for one in (kept, now)
     )
     found = []
-    for key in sorted(was.keys() - {"stored", "sampling"}):  # values decide, not files
+    for key in sorted(was.keys() - {"sampling"}):
         if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
             continue  # other values in another dtype: said once
         values = "differs" if key in LONG else f"is {shown(given[key])}, was {shown(was[key])}"

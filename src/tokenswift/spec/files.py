@@ -3,31 +3,21 @@ shapes before any is read, then read one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenswift.files import line_of
 from tokenswift.kernels.weights import Stored
-from tokenswift.loader.weights import open_weights, weight_files
+from tokenswift.loader.weights import Entry, check_tensors, entries_of, weight_files
 from tokenswift.types import InputError
 
 #: types of weights, as safetensors files and torch call them
 FLOATS = ("F32", "BF16", "F16", "torch.float32", "torch.bfloat16", "torch.float16")
 AT_ONCE = 4096  # rows that are looked at together
-
-
-class Entry(NamedTuple):
-    """A tensor of a file: its name there, its shape, the type of its numbers, and what reads it."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    get: Callable[[], Any]
 
 
 def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
@@ -43,15 +33,7 @@ def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
         yield from _pickled(pickled, where)
         return
     for file in weight_files(folder):
-        yield from entries_of(file, where)
-
-
-def entries_of(file: Path, where: str) -> Iterator[Entry]:
-    """The tensors of a safetensors file."""
-    opened = open_weights(file, f"{where}: file")
-    for name in opened.keys():  # noqa: SIM118
-        part = opened.get_slice(name)
-        yield Entry(name, tuple(part.get_shape()), part.get_dtype(), partial(opened.get_tensor, name))
+        yield from entries_of(file, f"{where}: file")
 
 
 def _pickled(file: Path, where: str) -> Iterator[Entry]:
@@ -79,13 +61,7 @@ def read_tensors(
     Raises:
         InputError: one is missing, or one too many, of another shape or type, or not finite.
     """
-    for name in shapes:
-        if name not in found and name not in optional:
-            raise InputError(f"{where} lacks the tensor {name}; valid: {', '.join(shapes)}")
-    for name, entry in found.items():
-        if entry.shape != shapes.get(name) or entry.kind not in FLOATS:
-            valid = f"{shapes[name]} in F32, BF16 or F16" if name in shapes else "a file without it"
-            raise InputError(f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}")
+    check_tensors(found, shapes, FLOATS, where, optional)
     return {name: _finite(entry, where) for name, entry in found.items()}
 
 

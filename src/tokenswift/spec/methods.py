@@ -13,7 +13,7 @@ from tokenswift.config import (
     TriForceOptions,
     tree_nodes,
 )
-from tokenswift.loader.default_model import where
+from tokenswift.loader.find import rivals_note
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
@@ -149,7 +149,7 @@ class Medusa(FixedWidths):
         if heads is None:
             raise InputError(
                 "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
-                f"tokenswift train --kind medusa{where()}"
+                f"tokenswift train --kind medusa{rivals_note()}"
             )
         tree = options.tree
         check_tree(tree, llm.target.vocab_size)

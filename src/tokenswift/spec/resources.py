@@ -8,7 +8,6 @@ a program) goes through transformers.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from functools import cached_property
 from operator import attrgetter
@@ -32,17 +31,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf import GgufWeights, formats
-from tokenswift.loader.identity import (
-    base_of_weights,
-    digest_of,
-    file_digest,
-    identity_of,
-    tokenizer_digest,
-)
 from tokenswift.loader.load import (
-    DTYPES,
-    WEIGHTS,
     Opened,
     check_memory,
     check_place,
@@ -54,7 +43,7 @@ from tokenswift.loader.load import (
 )
 from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends, unnamed_rows
 from tokenswift.loader.template import prepare
-from tokenswift.loader.weights import Recoded, StoredWeights
+from tokenswift.loader.weights import base_of_weights, digest_of, identity_of, parameters, tokenizer_digest
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
@@ -105,7 +94,7 @@ class Source:
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        return identity_of(self.model)
+        return identity_of(self.model.config, self.model.dtype, parameters(self.model))
 
     @cached_property
     def _tokenizer_digest(self) -> str | None:
@@ -170,16 +159,14 @@ class FromFiles(Source):
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
         self._files, self._how = files, how
         self.name, self.scaling, self.backend = files.name, how.scaling, backend
-        stored = how.weights == WEIGHTS[0]
-        self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
         self.codec: Any = files.tokenizer
         if self.codec is None:
             self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
         prepare()  # the first text asks its template where turns end
         layers = files.weights.layout.num_hidden_layers
-        base = base_of_weights(files.weights.get, layers, files.folder.name)
+        base = base_of_weights(files.weights.raw, layers, files.folder.name)
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
-        check_memory(files.name, self._needed(), str(backend.device))
+        check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
         if how.weights in FORMATS:
             line = "model %s is quantized to %s, which makes it another model; exactness is relative to that"
             logger.warning(line, files.name, how.weights)
@@ -203,45 +190,30 @@ class FromFiles(Source):
         """
         files, place = self._files, str(self.backend.device)
         files.check_unchanged()
-        if self._how.weights == WEIGHTS[0]:
+        if self._how.weights == "stored":
             return load_located(files.name, files.folder, self._how, place).model
-        made = model_of(files.config, self._weights.get, self._weights.dtype, sorted(files.ends))
-        made.name_or_path = files.name
-        return made.to(place)
+        return model_of(files).to(place)
 
     def weight(self, name: str) -> Any:
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
-        return self._weights.get(name)
+        return self._files.weights.get(name)
 
     def _made(self, on_progress: OnProgress | None) -> Target:
-        weights, files = self._weights, self._files
+        weights = self._files.weights
         if on_progress is not None:
-            for done in (0, len(weights.names())):  # nothing is read before it is packed
-                on_progress("load", done, len(weights.names()))
-        rotary = files.rotary.to(self.backend.device)
+            for done in (0, len(weights.entries)):  # nothing is read before it is packed
+                on_progress("load", done, len(weights.entries))
+        rotary = self._files.rotary.to(self.backend.device)
         return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
-
-    def _needed(self) -> int:
-        """Bytes of the weights as they will be stored."""
-        kind, own = self._how.weights, self._files.weights
-        if isinstance(own, GgufWeights) and kind == WEIGHTS[0]:
-            return sum(entry.nbytes for entry in own.file.tensors.values())
-        numbers = sum(math.prod(shape) for shape in own.layout.shapes().values())
-        if kind in FORMATS and self.backend.keeps(kind, own.dtype):
-            return numbers // FORMATS[kind].block * FORMATS[kind].nbytes
-        return numbers * (getattr(torch, kind) if kind in DTYPES else own.dtype).itemsize
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
         files, kind = self._files, self._how.weights
-        dtype = str(files.weights.dtype).removeprefix("torch.")
-        found = {"dtype": dtype, **files.digests(), "adapter": None}
-        if isinstance(files.weights, GgufWeights):
-            found["stored"] = f"{formats(files.weights.file)} {file_digest(files.weights.file.path)}"
-        if kind not in (WEIGHTS[0], "float32", dtype):
+        files.check_unchanged()
+        named = ((name, files.weights.raw(name)) for name in sorted(files.weights.entries))
+        found = identity_of(files.config, files.weights.dtype, named)
+        if kind not in ("stored", "float32", found["dtype"]):
             found["weights"] = digest_of([found["weights"], kind], 32)
-        if kind != WEIGHTS[0]:
-            found["stored"] = f"{kind} of {found.get('stored', 'floats')}"
         return found
 
     def _ends(self) -> tuple[set[int], int]:
@@ -275,10 +247,10 @@ def open_model(
     folder = locate(name)
     backend = backend_for(place, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
-        files = open_files(name, folder, how, backend.kind)
+        files = open_files(name, folder, how, place)
         if files is not None:
             return FromFiles(files, how, backend)
-    if how.weights != WEIGHTS[0]:
+    if how.weights != "stored":
         wrong = f"weights is {how.weights!r}, but model {name} runs through transformers' own model here"
         raise InputError(f"{wrong}; valid: stored", "weights")
     loaded = load_located(name, folder, how, place)

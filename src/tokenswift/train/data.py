@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.loader.identity import digest_of, file_digest
+from tokenswift.loader.weights import digest_of, file_digest
 from tokenswift.types import InputError
 
 SHORTEST = 64  # tokens; shorter remainders of a document teach little

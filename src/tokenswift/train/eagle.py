@@ -27,8 +27,7 @@ from torch.nn import functional as F
 from tokenswift.files import line_of, replacing
 from tokenswift.kernels.base import turned
 from tokenswift.loader.gguf import straight
-from tokenswift.loader.identity import file_digest
-from tokenswift.loader.weights import unstored
+from tokenswift.loader.weights import file_digest, unstored
 from tokenswift.spec.eagle.files import BASE, FEATURES, NAMES, EagleConfig, EagleWeights, load_eagle
 from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.loss import FrozenBase, Student

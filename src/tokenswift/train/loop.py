@@ -30,7 +30,7 @@ from transformers import get_cosine_schedule_with_warmup
 from tokenswift.config import settings_of
 from tokenswift.files import line_of, replacing
 from tokenswift.kernels.base import Backend
-from tokenswift.loader.identity import TOLERANCE, BaseIdentity, digest_of
+from tokenswift.loader.weights import TOLERANCE, BaseIdentity, digest_of
 from tokenswift.train.data import fingerprint
 from tokenswift.train.loss import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
-from tokenswift.loader.identity import base_of
+from tokenswift.loader.weights import base_of
 from tokenswift.spec.heads.files import (
     METADATA_KEY,
     host_of,

@@ -20,13 +20,11 @@ from torch import Tensor
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import check_numbers, positions_said, refusal
-from tokenswift.loader.default_model import weights
-from tokenswift.loader.families import FAMILIES
-from tokenswift.loader.find import SHIPPED, cache_dir, check_eagle, gguf_in, locate
-from tokenswift.loader.gguf import CALLED, GgufFile, architecture, number_of, positions, short, straight
-from tokenswift.loader.identity import TOLERANCE, BaseIdentity
+from tokenswift.loader.find import SHIPPED, cache_dir, check_name, gguf_in, locate, shipped_files
+from tokenswift.loader.gguf import CALLED, GgufFile, positions, straight
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.spec.files import Entry, read_tensors, tensors_in
+from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry
+from tokenswift.spec.files import read_tensors, tensors_in
 from tokenswift.types import InputError, integer_of
 
 #: layers of the target that features are taken of
@@ -70,8 +68,10 @@ NAMES = {
 IN_FOLDERS, IN_GGUF = ({names[form]: ours for ours, names in NAMES.items()} for form in (0, 1))
 #: what training leaves in some files and no drafting reads
 ASIDE = re.compile(r"t2d|.*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freqs\.weight")
-#: of a GGUF file: a sample of the target's weights (see `loader.identity`)
+#: of a GGUF file: a sample of the target's weights (see `loader.weights`)
 BASE = "tokenswift.base"
+#: numbers that a checkpoint's config has to give
+SAID = ("hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps")
 DRAFTERS = "drafters"  # the folder of drafters that are found by what they were trained for
 
 
@@ -162,7 +162,7 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
 
     Args:
         path: a folder with config.json and weights, or a GGUF file.
-        target: the target's config (`loader.config.NativeConfig` or transformers').
+        target: the target's config (of `loader.config.completed` or transformers').
     Raises:
         InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the target.
     """
@@ -206,22 +206,20 @@ def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
     full = isinstance(kinds, list) and kinds and kinds[0] != "sliding_attention"
     if full or not said.get("use_sliding_window", True):
         said["sliding_window"] = None
-    usual = FAMILIES["qwen3" if said.get("model_type") == "qwen3" else "llama"].usual
     found = dict[str, Entry]()
     for entry in tensors_in(path, where):
         name = re.sub(r"^layers\.0\.", "midlayer.", entry.name.removeprefix("model."))
         if not ASIDE.fullmatch(name):
             found[IN_FOLDERS.get(name, entry.name)] = entry
-    return {**usual, "num_hidden_layers": 1, **said}, found
+    return said, found
 
 
 def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
     """The same of a GGUF file; queries and keys get the order of transformers' rows."""
-    if architecture(file) != "eagle3":
-        raise InputError(f"{where} has the architecture {architecture(file)!r}; valid: eagle3")
+    if file.architecture != "eagle3":
+        raise InputError(f"{where} has the architecture {file.architecture!r}; valid: eagle3")
     usual: dict[str, Any] = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), 0)
-    numbers = {name: number_of(file, key, usual.get(name)) for name, key in CALLED.items() if "." not in name}
-    said: dict[str, Any] = {k: short(v) if isinstance(v, float) else v for k, v in numbers.items()}
+    said = {name: file.number(key, usual.get(name)) for name, key in CALLED.items() if "." not in name}
     said |= {name: said[name] or None for name in usual}
     check_numbers(said, where)
     heads = said["num_attention_heads"]
@@ -251,6 +249,9 @@ def _config(
 ) -> EagleConfig:
     """The drafter that a checkpoint describes; ``size``: tokens that it names."""
     check_numbers(said, where)
+    for name in SAID:
+        if said.get(name) is None:
+            raise refusal(where, name, None, "a number")
     wanted = {"num_hidden_layers": 1, "hidden_act": "silu", "partial_rotary_factor": 1.0}
     for name, valid in {**wanted, "vocab_size": target.vocab_size}.items():
         if said.get(name, valid) != valid:
@@ -313,9 +314,9 @@ def place_of(name: str) -> Path:
     Raises:
         InputError: there is none of that name.
     """
-    check_eagle(name)
+    check_name(name, "eagle")
     if name == SHIPPED:
-        return Path(str(weights(".eagle.gguf")[0]))
+        return shipped_files(".eagle.gguf")[0]
     path = Path(name).expanduser()
     if path.exists():
         return path

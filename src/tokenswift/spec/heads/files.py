@@ -28,11 +28,18 @@ from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import check_ids
 from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.loader.default_model import weights, where
-from tokenswift.loader.find import HUB_ID, cached, fetch
-from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
-from tokenswift.loader.weights import open_weights, unstored
-from tokenswift.spec.files import Entry, entries_of, read_tensors, tensors_in
+from tokenswift.loader.find import HUB_ID, cached, fetch, rivals_note, shipped_files
+from tokenswift.loader.weights import (
+    TOLERANCE,
+    BaseIdentity,
+    Entry,
+    base_of,
+    base_of_weights,
+    entries_of,
+    open_weights,
+    unstored,
+)
+from tokenswift.spec.files import read_tensors, tensors_in
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError, shown
 
@@ -103,7 +110,7 @@ def save_heads(
     Args:
         heads: the heads.
         path: the file; by custom it ends in ``.heads.safetensors``.
-        base: the identity of their base model, from `loader.identity.base_of`.
+        base: the identity of their base model, from `loader.weights.base_of`.
         notes: JSON values kept in the header (how the heads were trained).
     Raises:
         InputError: a weight is not finite, or the file cannot be written.
@@ -138,7 +145,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     label, folder = f"heads {path}", path.is_dir()
     header, layers = _published(path, label) if folder else (_header(path), 0)
     prefix, found, rest = PUBLISHED if folder else OWN, dict[str, Entry](), dict[str, Entry]()
-    for entry in (tensors_in if folder else entries_of)(path, label):
+    for entry in tensors_in(path, label) if folder else entries_of(path, f"{label}: file"):
         if entry.name.startswith(prefix):
             found[entry.name.removeprefix(prefix)] = entry if folder else _unpacked(entry)
         else:
@@ -231,7 +238,7 @@ def shipped_kinds(host: HeadsHost) -> dict[str, Path]:
     """The files of the shipped heads that were made for this model, or for its weights quantized, by kind;
     of two of a kind the first by name. Only headers and samples are read."""
     base, found = host.base, dict[str, Path]()
-    for path in (Path(str(entry)) for entry in weights(".heads.safetensors")):
+    for path in shipped_files(".heads.safetensors"):
         config = _header(path).heads
         sample = open_weights(path).get_tensor(SAMPLE).float()
         if BaseIdentity("", config.hidden_size, config.vocab_size, sample).distance(base) <= ROUNDED:
@@ -275,7 +282,7 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
     if (shipped := shipped_heads(host, str(spec))) is None:
         raise InputError(
             f"heads is {shown(spec)}; valid: auto, none, a kind whose heads are shipped for {host.base.name}"
-            f"{where()}, a heads file, a folder or hub id with heads, or Heads",
+            f"{rivals_note()}, a heads file, a folder or hub id with heads, or Heads",
             "heads",
         )
     return shipped
