@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.sampling.ranking import LogitRows, Ranked
+from tokenswift.sampling.choice import LogitRows, Ranked
 from tokenswift.spec.chances import features
 from tokenswift.spec.drafters.heads import HeadLevels
 from tokenswift.spec.heads.files import read_heads, save_heads

@@ -28,7 +28,7 @@ import regex
 from tokenswift.config import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar, closed
 from tokenswift.loader import prompts
-from tokenswift.sampling.masks import faults, special_tokens
+from tokenswift.sampling.masks import special_tokens
 from tokenswift.types import Generation, InputError, check_flag, shown
 
 logger = logging.getLogger("tokenswift")
@@ -171,19 +171,6 @@ def conversation(
     return made, None if tools is None else [*tools.forms]
 
 
-Short = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-
-
-class _Called(msgspec.Struct):
-    name: Short
-    arguments: str | dict[str, Any]
-
-
-class _Call(msgspec.Struct):
-    id: Short
-    function: _Called
-
-
 def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dict[str, Any]:
     """A message for the template; ``called``: ids of calls with names, to which its own are added."""
     if not isinstance(message, Mapping):
@@ -193,14 +180,14 @@ def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dic
     calls = made.pop("tool_calls", None)
     if calls:
         try:
-            if len(calls) > MOST or made.get("role") != "assistant":
+            known = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            if len(known) > MOST or made.get("role") != "assistant" or not all(map(_is_call, known)):
                 raise ValueError
-            known = msgspec.convert(calls, list[_Call])
-        except (TypeError, ValueError) as error:  # msgspec's, too
+        except (TypeError, KeyError, ValueError) as error:
             valid = f"up to {MOST} calls of an assistant's message, such as {CALL}"
             raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name) from error
-        called |= {call.id: call.function.name for call in known}
-        forms = [_form(call.id, call.function.name, _object(call.function.arguments)) for call in known]
+        called |= {at: function for at, function, _ in known}
+        forms = [_form(at, function, _object(arguments)) for at, function, arguments in known]
         made |= {"content": made.get("content") or "", "tool_calls": forms}
     if made.get("role") == "tool":
         answered = made.get("tool_call_id")
@@ -209,6 +196,12 @@ def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dic
             raise InputError(f"{where}.tool_call_id is {shown(answered)}; valid: {valid}", name)
         made["name"] = called[answered]
     return made
+
+
+def _is_call(call: tuple[Any, Any, Any]) -> bool:
+    *names, arguments = call
+    short = all(isinstance(name, str) and 0 < len(name) <= 128 for name in names)
+    return short and isinstance(arguments, str | dict)
 
 
 def _object(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -237,7 +230,6 @@ class Family:
     """A family's form of calls.
 
     Attributes:
-        name: of the family.
         key: of the arguments.
         opening: what a call begins with, anywhere in an answer; "": calls begin an answer.
         closing: what ends it.
@@ -245,7 +237,6 @@ class Family:
         begins: a token that may stand before the first call of an answer, or "".
     """
 
-    name: str
     key: str = "arguments"
     opening: str = ""
     closing: str = ""
@@ -308,11 +299,11 @@ def _quoted(text: str) -> str:
 
 
 #: Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, after text or not
-HERMES = Family("hermes", opening="<tool_call>\n", closing="\n</tool_call>")
+HERMES = Family(opening="<tool_call>\n", closing="\n</tool_call>")
 #: an answer that is ``{"name": …, "parameters": {…}}``, perhaps behind ``<|python_tag|>``
-LLAMA3 = Family("llama3", key="parameters", between="; ", begins="<|python_tag|>")
+LLAMA3 = Family(key="parameters", between="; ", begins="<|python_tag|>")
 #: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a line
-PLAIN = Family("plain")
+PLAIN = Family()
 
 
 def template_of(tokenizer: Any) -> str:
@@ -523,35 +514,22 @@ def call_id(answer: str, index: int) -> str:
     return "call_" + hashlib.sha256(f"{answer}\0{index}".encode()).hexdigest()[:24]
 
 
-class Said(NamedTuple):
-    """What an answer holds.
+def gathered(deltas: Iterable[Delta], answer: str) -> tuple[str, tuple[ToolCall, ...], str]:
+    """The pieces of an answer, put together: its text beside calls, the calls, of which the last may be cut,
+    and the thought before.
 
-    Attributes:
-        text: beside calls.
-        calls: names and arguments; the last ones may be cut.
-        thought: before the text.
+    Args:
+        answer: what tells ids of its calls from those of other answers.
     """
-
-    text: str
-    calls: tuple[tuple[str, str], ...] = ()
-    thought: str = ""
-
-    def tool_calls(self, answer: str) -> tuple[ToolCall, ...]:
-        """The calls, with ids that tell them from those of other answers."""
-        return tuple(ToolCall(call_id(answer, i), *call) for i, call in enumerate(self.calls))
-
-
-def gathered(deltas: Iterable[Delta]) -> Said:
-    """The pieces of an answer, put together."""
-    spoken, calls = {"text": "", "thought": ""}, list[tuple[str, str]]()
-    for kind, text, _ in deltas:
+    spoken, calls = {"text": "", "thought": ""}, list[ToolCall]()
+    for kind, text, index in deltas:
         if kind in spoken:
             spoken[kind] += text
         elif kind == "call":
-            calls.append((text, ""))
+            calls.append(ToolCall(call_id(answer, index), text, ""))
         elif kind == "arguments":
-            calls[-1] = (calls[-1][0], calls[-1][1] + text)
-    return Said(spoken["text"], tuple(calls), spoken["thought"])
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + text)
+    return spoken["text"], tuple(calls), spoken["thought"]
 
 
 def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
@@ -588,10 +566,10 @@ class Calls:
             return Parser(None, thought=self.thought)
         return Parser(self.family, [*self.tools.known], self.tools.parallel, self.thought)
 
-    def read(self, text: str) -> Said:
-        """What a finished answer holds."""
+    def read(self, text: str, answer: str) -> tuple[str, tuple[ToolCall, ...], str]:
+        """What a finished answer holds; see `gathered`."""
         parser = self.parser()
-        return gathered([*parser.push(text), *parser.finish()])
+        return gathered([*parser.push(text), *parser.finish()], answer)
 
     def bound(self, sampling: SamplingParams) -> SamplingParams:
         """A sampling under which every call of an answer is valid, and the model may think before what it is
@@ -605,24 +583,9 @@ class Calls:
             if given is not None and given.kind != "json_schema":
                 text = f"a grammar ({given.kind}) is given beside tools; valid: one of the two"
                 raise InputError(text, "tools")
-            given = Grammar.lark(self.grammar(None if given is None else given.text))
+            schema = None if given is None else given.text
+            given = Grammar.lark(self.family.grammar(self.tools, self.special, schema))
         return replace(sampling, grammar=None if given is None else replace(given, thought=self.thought))
-
-    def grammar(self, schema: str | None = None) -> str:
-        """What an answer is held to that may call ``tools``, in llguidance's form of Lark. A tool whose
-        schema llguidance does not compile is held to any object.
-
-        Args:
-            schema: JSON schema of an answer that calls nothing; None: any text.
-        """
-        tools: Any = self.tools
-        known = dict(tools.known)
-        wrong = faults([json.dumps(tools.bound(name)) for name in known])
-        for name, why in zip(known, wrong, strict=True):
-            if why:
-                logger.warning("the parameters of the tool %r are not enforced: %s", name, why)
-                known[name] = {"function": {"parameters": {"type": "object"}}}
-        return self.family.grammar(replace(tools, known=known), self.special, schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ compiled here (`sampling.masks` does), and a value can be kept in a journal and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,7 @@ from typing import Any
 from tokenswift.types import InputError, check_choice, check_text, depth_and_size, shown
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
-TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}
-TITLES |= {"lark": "Lark grammar"}
+TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 #: more than any schema that is worth its masks has: characters, objects and lists in each other, values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
 MOST = f"{MOST_CHARACTERS:,} characters, {MOST_ITEMS:,} values, {MOST_DEPTH} levels of objects and lists"
@@ -25,8 +25,8 @@ class Grammar:
     """What a text has to be like. `json_schema` and the other constructors make one.
 
     Attributes:
-        kind: json_schema, regex, choice or lark
-        text: the schema or the list of choices as JSON, or the expression or grammar itself
+        kind: json_schema, regex or lark
+        text: the schema as JSON, or the expression or grammar itself
         thought: what may come before: "may" (a thought between `OPEN` and `CLOSE`), "begun" (the rest of one)
 
     Raises:
@@ -44,8 +44,8 @@ class Grammar:
             raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
         large = len(self.text) > MOST_CHARACTERS
         check_text("grammar", self.text)
-        if self.kind in ("json_schema", "choice") and not large:
-            depth, count = depth_and_size(_read(self.kind, self.text), MOST_DEPTH)
+        if self.kind == "json_schema" and not large:
+            depth, count = depth_and_size(_read(self.text), MOST_DEPTH)
             large = depth > MOST_DEPTH or count > MOST_ITEMS
         if large:
             raise InputError(f"the {TITLES[self.kind]} is too large; valid: up to {MOST}", "grammar")
@@ -70,9 +70,15 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
-        """One of several texts."""
-        plain = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else texts
-        return cls("choice", json.dumps(plain, ensure_ascii=False))
+        """One of several texts.
+
+        Raises:
+            InputError: they are none.
+        """
+        known = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else []
+        if not known or not all(isinstance(text, str) and text for text in known):
+            raise InputError(f"the choice is {shown(texts)}; valid: texts, none of them empty", "grammar")
+        return cls("regex", "|".join(map(re.escape, known)))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -123,17 +129,15 @@ class Grammar:
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
 
 
-#: keywords of a JSON schema whose values are schemas by name, or are schemas or lists of them
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SCHEMAS = ("allOf", "anyOf", "oneOf", "then", "else", "items", "prefixItems", "contains")
-_SCHEMAS += ("additionalProperties",)
+#: keywords that describe members of an object, and those whose values are no schemas
 _SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
+_VALUES = {"const", "enum", "default", "examples"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema, changed in place, whose objects have no members that it does not list, unless it says
     so. One that describes members of some object in several places, as by ``allOf``, is left as it is."""
-    found = list(_schemas(schema))
+    found = list(_objects(schema))
     if any("allOf" in one or len(one.keys() & _SEVERAL) > 1 for one in found):
         return schema
     for one in found:
@@ -145,31 +149,21 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and those in it."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key in _BY_NAME + _SCHEMAS:
-        inner = schema.get(key)
-        if isinstance(inner, dict):
-            parts: Any = inner.values() if key in _BY_NAME else [inner]
-        else:
-            parts = inner if isinstance(inner, list) else ()
-        for part in parts:
-            yield from _schemas(part)
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a schema, those of its values left out."""
+    if isinstance(value, dict):
+        yield value
+        value = [inner for key, inner in value.items() if key not in _VALUES]
+    for inner in value if isinstance(value, list) else ():
+        yield from _objects(inner)
 
 
-def _read(kind: str, text: str) -> Any:
-    """A schema, or a list of texts."""
+def _read(text: str) -> Any:
+    """A schema."""
     try:
         made = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the {TITLES[kind]} is {shown(text)}; valid: JSON ({error})", "grammar") from error
-    if kind == "json_schema" and not isinstance(made, dict):
-        raise InputError(f"the {TITLES[kind]} is {shown(made)}; valid: a JSON object", "grammar")
-    texts = made if isinstance(made, list) and made else [""]
-    if kind == "choice" and not all(isinstance(text, str) and text for text in texts):
-        valid = "a JSON list of texts, none of them empty"
-        raise InputError(f"the {TITLES[kind]} is {shown(made)}; valid: {valid}", "grammar")
+        raise InputError(f"the JSON schema is {shown(text)}; valid: JSON ({error})", "grammar") from error
+    if not isinstance(made, dict):
+        raise InputError(f"the JSON schema is {shown(made)}; valid: a JSON object", "grammar")
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -21,13 +21,12 @@ from tokenswift.chat import (
     Delta,
     Family,
     Parser,
-    Said,
     gathered,
     thought_of,
     tools_of,
 )
+from tokenswift.sampling.choice import allowed_tokens
 from tokenswift.sampling.masks import Grammars, special_tokens
-from tokenswift.sampling.ranking import allowed_tokens
 
 FAMILIES = (HERMES, LLAMA3, PLAIN)
 NAMES = ["f", "fg"]
@@ -50,12 +49,26 @@ def written(family: Family, calls: list[tuple[str, Any]]) -> str:
     )
 
 
+class Said(NamedTuple):
+    """What an answer holds, calls as their names and arguments."""
+
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    thought: str = ""
+
+
+def said_in(deltas: list[Delta]) -> Said:
+    """The pieces of an answer, put together."""
+    text, calls, thought = gathered(deltas, "answer")
+    return Said(text, tuple((call.name, call.arguments) for call in calls), thought)
+
+
 def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> Said:
     """What a parser finds in a text that comes in pieces."""
     parser = Parser(family, NAMES, parallel)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     found = [d for a, b in zip(places, places[1:], strict=False) for d in parser.push(text[a:b])]
-    return gathered([*found, *parser.finish()])
+    return said_in([*found, *parser.finish()])
 
 
 @given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
@@ -136,7 +149,7 @@ def first_refused(family: Family, text: str, choice: Any = None, parallel: bool 
     )
     assert tools is not None
     tokenizer = calling_tokenizer()
-    masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(Calls(tools, family).grammar()), 0)
+    masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(family.grammar(tools)), 0)
     ids = [*tokenizer(text)["input_ids"], 257]
     for at, token in enumerate(ids):
         if not masks.reach(ids[:at], [token]):
@@ -147,7 +160,7 @@ def first_refused(family: Family, text: str, choice: Any = None, parallel: bool 
 CALL = {family: written(family, [("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)}
 
 
-@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
 def test_forced_and_free_calls(family: Family) -> None:
     call = CALL[family]
     for choice in ("required", "auto"):
@@ -161,7 +174,7 @@ def test_forced_and_free_calls(family: Family) -> None:
     assert first_refused(family, call[:-1], "required") == call[:-1]  # it does not end in a call
 
 
-@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
 def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
     """In every family; its arguments are held to their schema. Indented or fenced it is read, too."""
     text = written(PLAIN, [("fg", {"a": 12, "b": "}"})]).replace("arguments", family.key)
@@ -180,7 +193,7 @@ def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
-@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
 def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
     """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may come, there is
     always more that may, although what has to come names special tokens; and the tokens of a call's marks."""
@@ -189,7 +202,7 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
     tools = tools_of([{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False)
     assert tools is not None
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    grammar = Calls(tools, family, tuple(special_tokens(tokenizer))).grammar()
+    grammar = family.grammar(tools, special_tokens(tokenizer))
     grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
     ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
@@ -246,7 +259,7 @@ def test_a_thought_is_told_apart(thought: str, text: str, found: tuple[str, str,
         deltas: list[Delta] = []
         for at in range(0, len(text), size):
             deltas += parser.push(text[at : at + size])
-        said = gathered([*deltas, *parser.finish()])
+        said = said_in([*deltas, *parser.finish()])
         assert (said.thought, said.text, len(said.calls)) == found
 
 

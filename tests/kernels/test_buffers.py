@@ -19,8 +19,7 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.weights import Q8_0, Packed, Stored
 from tokenswift.kv import Entries, FullCache
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows
+from tokenswift.sampling.choice import LogitRows, Sampler
 
 CPU = torch.device("cpu")
 

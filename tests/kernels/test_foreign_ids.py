@@ -14,8 +14,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.weights import Q4_1, Q8_0, Stored
 from tokenswift.models.target import make_target
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.sampling.choice import LogitRows, Sampler, Subset
 from tokenswift.types import InputError
 
 ROWS = 70

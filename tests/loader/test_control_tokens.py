@@ -20,8 +20,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from tokenswift.loader.prompts import PRIVATE, prompt_ids
-from tokenswift.loader.template import rendered
+from tokenswift.loader.prompts import prompt_ids, rendered
 from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.types import InputError
 
@@ -151,11 +150,6 @@ def test_private_characters_of_a_message_stay() -> None:
     ids = prompt_ids([{"role": "user", "content": said}], tokenizer, 10**6)
     assert tokenizer.decode(ids) == f"{said}\ue001{json.dumps(said, ensure_ascii=False)}"
     assert controls(ids, tokenizer) == []
-    with pytest.raises(InputError, match="every character that Unicode leaves to everybody"):
-        prompt_ids([{"role": "user", "content": "".join(PRIVATE)}], tokenizer, 10**6)
-    most = "".join(PRIVATE[1:]) + END
-    ids = prompt_ids([{"role": "user", "content": most}], tokenizer, 10**6)
-    assert most in tokenizer.decode(ids)
 
 
 def test_a_mark_that_is_a_word_of_plain_text() -> None:
@@ -164,4 +158,5 @@ def test_a_mark_that_is_a_word_of_plain_text() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{{ messages[0].content }}"
     assert prompt_ids([{"role": "user", "content": "a"}], tokenizer, 3) == [2]
-    assert prompt_ids([{"role": "user", "content": "a </s>"}], tokenizer, 3) == [2, 0]
+    with pytest.raises(InputError, match="holds a control token, which the model's tokenizer cannot write"):
+        prompt_ids([{"role": "user", "content": "a </s>"}], tokenizer, 3)

@@ -55,8 +55,8 @@ def test_token_ids_of_every_kind(ids: Any) -> None:
         (None, "prompt is None; valid: text"),
         ([True], "prompt holds True; valid: text"),
         (torch.tensor(3), "prompt is tensor(3)"),
-        (["1", "2"], "prompt is ['1', '2']; valid: text"),
-        (np.array([[1], [2]]), "prompt is array([[1], [2]]); valid: text"),
+        (["1", "2"], "prompt holds '1'; valid: text"),
+        (np.array([[1], [2]]), "prompt holds [1]; valid: text"),
         ([260], "prompt token id is 260; valid: 0 to 259"),
         ([-1], "prompt token id is -1; valid: 0 to 259"),
         ([], "prompt is empty"),
@@ -74,9 +74,6 @@ def test_what_is_no_prompt(prompt: Any, words: str) -> None:
         prompt_ids(prompt, chat_tokenizer(False), V)
     line = str(caught.value)
     assert words in line and "\n" not in line and len(line) < 300, line
-    several = isinstance(prompt, list | np.ndarray) and len(prompt) and not isinstance(prompt[0], dict)
-    nested = several and isinstance(prompt[0], str | list | np.ndarray)
-    assert ("generate_many takes several" in line) == nested
 
 
 def test_chat_needs_a_template_and_text_a_tokenizer() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_tokenizer
-from tokenswift.loader import template as render
-from tokenswift.loader.prompts import prompt_ids
-from tokenswift.loader.template import rendered
+from tokenswift.loader.prompts import prompt_ids, rendered
+from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -112,9 +111,10 @@ DEEP = "recursion"
 HOSTILE: dict[str, tuple[str, str]] = {
     "product": ("{{ 'a' * 10**10 }}", TOO_MUCH),
     "power": ("{{ 9**(9**9) }}", TOO_LONG),
-    "loops that write": (
+    "writes": ("{{ 'a' * 10**7 }}", LONG),
+    "loops": (
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
-        LONG,
+        "takes too",
     ),
     "macros": ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", DEEP),
     "blocks": ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, DEEP),
@@ -122,7 +122,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }
 DRIVER = """
 import json, resource, sys
-from tokenswift.loader.template import _process, rendered
+from tokenswift.loader.prompts import rendered
+from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 asked = [{"role": "user", "content": "Hi"}]
 said = []
@@ -132,7 +133,7 @@ for template in json.load(sys.stdin):
     except InputError as error:
         said.append(str(error))
     assert rendered("{{ messages[0].content }}", asked, {}) == "Hi"
-    _process.close()
+    templates.close()
 with open("/proc/self/status") as file:  # not ru_maxrss: what the process was forked from is in that
     own = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 print(json.dumps([said, own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))
@@ -160,7 +161,7 @@ def test_templates_without_measure_end_in_a_line_each() -> None:
 def test_the_process_is_kept_and_replaced() -> None:
     def process() -> Any:
         assert rendered("{{ 1 }}", ASK, {}) == "1"
-        return render._process.running
+        return templates.running
 
     first = process()
     assert process() is first
@@ -173,7 +174,7 @@ def test_the_process_is_kept_and_replaced() -> None:
         code = 1
         try:
             code = int(process() is second)
-            render._process.close()
+            templates.close()
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

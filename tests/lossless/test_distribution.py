@@ -26,8 +26,7 @@ from tests.lossless.toy import CASES
 from tests.stats import chi_square
 from tests.tiny import add_levels
 from tokenswift.config import SamplingParams
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows
+from tokenswift.sampling.choice import LogitRows, Sampler
 from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree

@@ -14,9 +14,8 @@ from tests.sampling.test_adjust import ALL, RULES, texts_of
 from tests.sampling.test_adjust import SETTINGS as ADJUSTED
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.choice import LogitRows, Sampler, Subset, allowed_tokens
 from tokenswift.sampling.penalties import NO_RULES, TextRules
-from tokenswift.sampling.ranking import LogitRows, Subset, allowed_tokens
 from tokenswift.types import RunError
 
 V = 3000

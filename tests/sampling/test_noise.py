@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import gumbel_r, kstest
 
 from tests.stats import chi_square
-from tokenswift.sampling.noise import Noise, mix64, noise_bits, position_key
+from tokenswift.sampling.choice import Noise, mix64, noise_bits, position_key
 
 BIG = 150_000
 KNOWN = {  # of the tokens 0, 1 and 149,999

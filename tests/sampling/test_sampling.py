@@ -24,10 +24,8 @@ from transformers import (
 from tokenswift.config import SamplingParams
 from tokenswift.sampling import choice as sampling
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import window_ids
 
 IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids
-CPU = torch.device("cpu")
 
 
 def logits_of(seed: int, rows: int, width: int, spread: float) -> Tensor:
@@ -102,13 +100,11 @@ def naive_window(history: list[int], path: list[int], gap: int, window: int) -> 
 )
 @settings(max_examples=400, deadline=None)
 def test_windows_slide_along_each_path(history, rows, window) -> None:
-    paths, gaps = [path for path, _ in rows], [gap for _, gap in rows]
-    ids, empty = window_ids(history, paths, gaps, window, CPU)
-    for row, (path, gap) in enumerate(rows):
-        expected = naive_window(history, path, gap, window)
-        assert empty[row] == (not expected)
-        if expected:
-            assert ids is not None and set(ids[row].tolist()) == expected
+    params = SamplingParams(repetition_penalty=2.0, penalty_window=window, greedy=True)
+    paths, places = [path for path, _ in rows], [len(history) + len(path) + gap for path, gap in rows]
+    scores = Sampler(params, 10).scores(torch.ones(len(rows), 10), history, paths, places)
+    for row, (path, gap) in zip(scores, rows, strict=True):
+        assert set(row.lt(1).nonzero().squeeze(1).tolist()) == naive_window(history, path, gap, window)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.booleans())

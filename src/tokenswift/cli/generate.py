@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     if not args.raw and args.prompt_ids is None:
-        from tokenswift.loader.template import prepare
+        from tokenswift.loader.prompts import prepare
 
         prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)

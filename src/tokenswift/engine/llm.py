@@ -286,9 +286,9 @@ class LLM(AbstractContextManager["LLM"]):
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
         request, calls = self.chat_request(messages, asked, *args, **options)
         made = self.start(request).finish(on_step)
-        said = calls.read(made.text)
         key = f"{request.prompt} {made.token_ids}"  # the same run has the same ids, another turn others
-        return Reply(said.text, said.tool_calls(key), made, said.thought)
+        text, called, thought = calls.read(made.text, key)
+        return Reply(text, called, made, thought)
 
     def chat_request(
         self,

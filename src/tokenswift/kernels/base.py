@@ -25,7 +25,7 @@ from tokenswift import memory
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.weights import Q8_0, STORED_IN, LayerWeights, Packed, Shape, Stored, active_type
 from tokenswift.kv import Arena, Entries, FullCache, KVCache, Segment
-from tokenswift.sampling.ranking import Ranker
+from tokenswift.sampling.choice import Ranker
 from tokenswift.tree import ancestor_mask
 from tokenswift.types import check_tokens
 

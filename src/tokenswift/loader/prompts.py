@@ -6,10 +6,10 @@ more: nothing begins with two tokens of the beginning.
 Templates refuse, or drop without a word, roles and orders that they were not written for; what a template
 does is seen by a probe of the same roles (:func:`fitted`).
 
-Control tokens come from the template alone: what messages and tools say is encoded as text. A character that
-nobody uses is put before each control token's text in what a client wrote, before the template runs
-(:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer in which
-control tokens have other names (:func:`encoded`); a chat without them is encoded as any text.
+Control tokens come from the template alone: what messages and tools say is encoded as text. A sign that
+nobody can guess is put before each control token's text in what a client wrote, before the template runs
+(:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer that knows
+control tokens by other names alone (:func:`encoded`); a chat without them is encoded as any text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenswift.config import integer_of
 from tokenswift.loader.find import refused_as
-from tokenswift.loader.template import rendered
+from tokenswift.sandbox import templates
 from tokenswift.types import InputError, RunError, check_text, shown
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -38,6 +39,9 @@ TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_promp
 TAKEN += ("tokenize",)
 #: stands behind an assistant's message that is continued; and for one: no template writes it, or changes it
 END, PROBE = "31415926535897932384626", "31415926"
+SECONDS, MEMORY = 2, 2**28  # processor time of a template, and bytes of address space
+#: names under which reasoning is passed, the usual one first
+REASONING = ("reasoning_content", "thinking", "reasoning")
 VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
@@ -195,7 +199,7 @@ def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any])
     if wanted and not continued:
         given = f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
         raise InputError(f"{given}; valid: with an assistant message at the end", "continue_final_message")
-    given, sign = set_apart({**more, "messages": said}, tokenizer, str(tokenizer.chat_template))
+    given, sign = set_apart({**more, "messages": said}, tokenizer)
     turns: Turns = given.pop("messages")
     if not continued:
         return _templated(turns, tokenizer, given), sign
@@ -207,16 +211,60 @@ def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any])
 
 
 def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str:
-    """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
-    own = getattr(type(tokenizer), "apply_chat_template", None)
-    if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
-        how = {"add_generation_prompt": True, **given}
-        with refused_as("the model's tokenizer refuses the messages"):
-            return tokenizer.apply_chat_template(messages, tokenize=False, **how)
+    """The text of chat messages by the tokenizer's template."""
     template = template_of(tokenizer, "tools" in given)
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
     return rendered(template, messages, tokenizer.special_tokens_map, **given)
+
+
+def prepare() -> None:
+    """Start what renders templates now, beside what else takes time; what is wrong the first chat says."""
+    with suppress(RunError), templates.lock:
+        templates.started()
+
+
+def rendered(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special: Mapping[str, Any],
+    /,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> str:
+    """The text of chat messages, as transformers' ``apply_chat_template`` has it.
+
+    Args:
+        template: of the model.
+        messages: each with a role, a content and whatever else JSON can hold.
+        special: the tokenizer's special tokens by name.
+        tools: as JSON has them.
+        options: variables of the template; ``add_generation_prompt``: end where the answer begins (default).
+    Raises:
+        InputError: the template meets a limit, refuses the messages, or is none.
+        RunError: no process can be started.
+    """
+    usual = {"documents": None, "add_generation_prompt": True}
+    turns = [_usual(message) for message in messages]
+    given = {**usual, **options, **special, "messages": turns, "tools": tools}
+    try:
+        answer = templates.ask("render", SECONDS, MEMORY, template, given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"messages are not JSON ({error}); valid: texts, numbers, lists") from error
+    if "error" in answer:
+        reason = " ".join(answer["error"].split())
+        raise InputError(f"the model's chat template refuses the messages ({reason[:160]})")
+    if "limit" in answer:
+        valid = f"up to {SECONDS} seconds of processor time and {MEMORY // 10**6} MB of memory"
+        raise InputError(f"the model's chat template {answer['limit']}; valid: {valid}")
+    return answer["made"]
+
+
+def _usual(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as transformers hands it to templates: no empty fields, reasoning under the usual names."""
+    made = {key: value for key, value in message.items() if value is not None}
+    thought = next((made[key] for key in REASONING if key in made), None)
+    return made if thought is None else {"thinking": thought, **made, REASONING[0]: thought}
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
@@ -225,10 +273,6 @@ def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
     values = prompt if tolist is None else tolist()
     if not isinstance(values, list | tuple | range):
         raise InputError(f"{name} is {shown(prompt)}; valid: {VALID}")
-    if values and isinstance(values[0], str | bytes | list | tuple):
-        raise InputError(
-            f"{name} is {shown(prompt)}; valid: {VALID} (of one prompt; generate_many takes several)"
-        )
     ids: list[int] = []
     for value in values:
         token = integer_of(value)
@@ -258,8 +302,9 @@ def turn_ends(tokenizer: Any) -> set[int]:
         text = _templated(messages, tokenizer, {"add_generation_prompt": False})
     except (InputError, RunError):  # a chat says what is wrong with it
         return set()
-    found = first_control(text.partition(PROBE)[2].lstrip(), tokenizer)
-    return set() if found is None else {found}
+    behind = text.partition(PROBE)[2].lstrip()
+    found = [name for name in _controls(tokenizer) if behind.startswith(name)]
+    return {_controls(tokenizer)[max(found, key=len)]} if found else set()
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
@@ -304,23 +349,20 @@ def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
     """Whether a template writes what is said to the model in a conversation of these roles, and later system
     messages otherwise than somebody else's."""
 
-    def tried(turns: Turns) -> str | None:
+    marks = [f"31415{i:05}92653" for i in range(len(messages))]
+    probe = [{**one, "content": mark} for one, mark in zip(messages, marks, strict=True)]
+    later = [i for i, one in enumerate(probe) if i and one["role"] == "system"]
+
+    def tried(role: str) -> str | None:
+        """The text where later system messages are of a role."""
         try:
-            return render(turns)
+            return render([{**one, "role": role} if i in later else one for i, one in enumerate(probe)])
         except InputError:
             return None
 
-    marks = [f"31415{i:05}92653" for i in range(len(messages))]
-    probe = [{**one, "content": mark} for one, mark in zip(messages, marks, strict=True)]
-    others: list[Turns] = []
-    if any(one["role"] == "system" for one in probe[1:]):
-        for role in ("user", "assistant"):
-            later = ({**one, "role": role} if one["role"] == "system" else one for one in probe[1:])
-            others.append([*probe[:1], *later])
-    if (text := tried(probe)) is None:
-        return False
-    told = [one["content"] for one in probe if one["role"] != "assistant"]
-    return all(mark in text for mark in told) and text not in map(tried, others)
+    text, told = tried("system"), [one["content"] for one in probe if one["role"] != "assistant"]
+    others = map(tried, ("user", "assistant")) if later else ()
+    return text is not None and all(mark in text for mark in told) and text not in others
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -338,40 +380,35 @@ def _joined(messages: Turns) -> Turns:
 
 
 PRIVATE = [chr(at) for at in range(0xE000, 0xF900)]  # of the characters that Unicode leaves to everybody
-#: stands before names of control tokens, and in no text, as nobody can guess it
-SECRET = "".join(secrets.choice(PRIVATE) for _ in range(12))
 
 
-def set_apart(given: Any, tokenizer: Any, template: str) -> tuple[Any, str]:
-    """What a template is given, with a sign before each control token.
+def _secret() -> str:
+    return "".join(secrets.choice(PRIVATE) for _ in range(6))
 
-    Args:
-        given: messages and tools, as JSON has them.
-        template: which may use private characters itself.
-    Returns:
-        The same with signs, and the sign.
+
+SECRET = _secret()  # stands before names of control tokens
+
+
+def set_apart(given: Any, tokenizer: Any) -> tuple[Any, str]:
+    """What a template is given, as JSON has it, with a sign before each control token, and that sign.
+
     Raises:
         InputError: there are too many levels.
     """
-    try:
-        used = json.dumps(_mapped(given, str), ensure_ascii=False, default=str, skipkeys=True) + template
-    except (RecursionError, ValueError) as error:
-        raise InputError("messages are nested too deeply; valid: texts, numbers, lists") from error
-    used, marks = used.lower(), _marks(tokenizer)
-    free = (one for one in PRIVATE if one not in used and json.dumps(one)[1:-1] not in used)
-    if (sign := next(free, None)) is None:
-        raise InputError("messages hold every character that Unicode leaves to everybody; valid: fewer")
-    firsts = {mark[:1] for mark in marks}
+    sign, marks = _secret(), _controls(tokenizer)
     whole, longest = re.compile(f"(?={_any_of(marks)})"), max(map(len, marks), default=0)
+    parts = {mark[:size] for mark in marks for size in range(1, len(mark))}
 
     def signed(text: str) -> str:
         """A control token that the end of the text may begin is signed, too."""
-        ends = range(max(0, len(text) - longest + 1), len(text))
-        at = {i for i in ends if text[i] in firsts and any(mark.startswith(text[i:]) for mark in marks)}
+        at = {i for i in range(max(0, len(text) - longest), len(text)) if text[i:] in parts}
         at |= {found.start() for found in whole.finditer(text)}
         return "".join(sign * (i in at) + letter for i, letter in enumerate(text)) if at else text
 
-    return (_mapped(given, signed) if marks else given), sign
+    try:
+        return (_mapped(given, signed) if marks else given), sign
+    except RecursionError as error:
+        raise InputError("messages are nested too deeply; valid: texts, numbers, lists") from error
 
 
 def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: str) -> list[int]:
@@ -380,70 +417,56 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     Args:
         encode: encodes a text as the tokenizer does.
     Raises:
-        InputError: a control token is to be text, and the tokenizer is none of `tokenizers`.
+        InputError: a control token is to be text, and the tokenizer cannot write it so.
     """
     text = text.replace(json.dumps(sign)[1:-1], sign)  # where a template writes JSON in ASCII
     if sign not in text:
         return encode(text)
+    marks, plain = _any_of(_controls(tokenizer)), text.replace(sign, "")
+    own = re.compile(f"(?<!{sign})(?:{marks})")
+    if own.findall(text) == re.findall(marks, plain):  # they only seemed to begin
+        return encode(plain)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise InputError(
-            "a message holds a control token, which the model's tokenizer cannot write as text; valid: a "
-            "message without it"
-        )
-    marks = _marks(tokenizer)
-    own = re.compile(f"(?<!{sign})(?:{_any_of(marks)})")
-    text = own.sub(lambda found: SECRET + found[0], text).replace(sign, "")
-    return _renamed(backend, tuple(marks)).encode(text, add_special_tokens=False).ids
+    if backend is not None:
+        made, named = _renamed(backend)
+        text = own.sub(lambda found: SECRET + found[0], text).replace(sign, "")
+        ids: list[int] = made.encode(text, add_special_tokens=False).ids
+        if set(ids).isdisjoint(named.values()):
+            return [named.get(token, token) for token in ids]
+    raise InputError(
+        "a message holds a control token, which the model's tokenizer cannot write as text; valid: a "
+        "message without it"
+    )
 
 
 @lru_cache(2)
-def _renamed(backend: Any, marks: Sequence[str]) -> Any:
-    """A tokenizer whose control tokens have `SECRET` before their names: the names alone are text to it."""
-    from tokenizers import Tokenizer
+def _renamed(backend: Any) -> tuple[Any, dict[Any, int]]:
+    """A tokenizer to which control tokens are text, but for those with `SECRET` before their names; and the
+    ids of these, with those that they stand for."""
+    from tokenizers import AddedToken, Tokenizer
 
-    named, said = {mark: SECRET + mark for mark in marks}, json.loads(backend.to_str())
-    for token in said["added_tokens"]:
-        token["content"] = named.get(token["content"], token["content"])
-    model = said["model"]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {named.get(name, name): at for name, at in model["vocab"].items()}
-    else:
-        model["vocab"] = [[named.get(name, name), score] for name, score in model["vocab"]]
-    if "merges" in model:
-        model["merges"] = [pair for pair in model["merges"] if not {*pair, "".join(pair)} & named.keys()]
-    model["unk_token"] = named.get(model.get("unk_token"), model.get("unk_token"))
-    return Tokenizer.from_str(json.dumps(said))
+    made = Tokenizer.from_str(backend.to_str())
+    made.encode_special_tokens = True
+    known = {at: token for at, token in backend.get_added_tokens_decoder().items() if _is_control(token)}
+    for token in known.values():
+        how = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
+        made.add_tokens([AddedToken(SECRET + token.content, normalized=False, **how)])
+    return made, {made.token_to_id(SECRET + token.content): at for at, token in known.items()}
 
 
-def first_control(text: str, tokenizer: Any) -> int | None:
-    """The id of the control token that a text begins with; None: it begins with none."""
-    found = [
-        (len(t.content), at)
-        for at, t in _added(tokenizer).items()
-        if _controls(t) and text.startswith(t.content)
-    ]
-    return max(found)[1] if found else None
-
-
-def _added(tokenizer: Any) -> dict[int, Any]:
-    """Tokens beside a tokenizer's model, by id."""
+def _controls(tokenizer: Any) -> dict[str, int]:
+    """The control tokens of a tokenizer, with their ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        return backend.get_added_tokens_decoder()
-    return getattr(tokenizer, "added_tokens_decoder", {})
+    plain = getattr(tokenizer, "added_tokens_decoder", {})
+    added = plain if backend is None else backend.get_added_tokens_decoder()
+    return {token.content: at for at, token in added.items() if _is_control(token)}
 
 
-def _controls(token: Any) -> bool:
+def _is_control(token: Any) -> bool:
     return token.special and not token.content.isspace()
 
 
-def _marks(tokenizer: Any) -> list[str]:
-    """The texts of the control tokens."""
-    return [token.content for token in _added(tokenizer).values() if _controls(token)]
-
-
-def _any_of(texts: Sequence[str]) -> str:
+def _any_of(texts: Iterable[str]) -> str:
     """A pattern of any of some texts, the longest first."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
 

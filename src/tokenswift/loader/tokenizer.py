@@ -1,8 +1,8 @@
 """A tokenizer without transformers: texts, ids and the chat template, from ``tokenizer.json`` as it stands.
 
 transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it where that
-is sure: for classes that load the file, and files that say nothing beyond it (names in `KNOWN`). Everything
-else is left to transformers.
+is sure: for classes that load the file, and configs that change nothing of it (`CHANGES`). All else is left
+to transformers.
 
 :func:`gguf_tokenizer` makes the one that a GGUF file describes (:class:`Words`). Two kinds are known.
 Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text is cut before
@@ -34,12 +34,8 @@ FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_templa
 MORE = ("tekken.json", "additional_chat_templates")
 #: special tokens with names, as transformers has them
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-#: fields of a tokenizer's config that are looked at, and those that change no ids, texts or templates
-READ = ("added_tokens_decoder", "additional_special_tokens", "chat_template", "extra_special_tokens")
-READ += ("add_prefix_space", "split_special_tokens", "tokenizer_class", *NAMED)
-KNOWN = ("add_bos_token", "add_eos_token", "backend", "clean_up_tokenization_spaces", "errors", "is_local")
-KNOWN += ("local_files_only", "model_input_names", "model_max_length", "name_or_path", "padding_side")
-KNOWN += ("return_token_type_ids", "spaces_between_special_tokens", "truncation_side")
+#: fields of a tokenizer's config that change ids in a way that is not known here
+CHANGES = ("add_prefix_space", "fix_mistral_regex", "from_slow", "split_special_tokens")
 #: classes that load the file, and the families where they do; Qwen's names its special tokens itself
 QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 FAMILIES = dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), ("llama", "mistral", "qwen3"))
@@ -77,8 +73,6 @@ class PlainTokenizer:
         self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
         """The text of some ids."""
-        if clean_up_tokenization_spaces:
-            raise ValueError("clean_up_tokenization_spaces is True; valid: False")
         return self.backend_tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, token: int) -> str | None:
@@ -125,7 +119,7 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
 def _special(folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, str] | None:
     """Special tokens by name, of a config and the added tokens of the tokenizer's own file; None where the
     two say different things, or the config more than is known here."""
-    if not said.keys() <= {*READ, *KNOWN} or said.get("split_special_tokens") or said.get("add_prefix_space"):
+    if any(map(said.get, CHANGES)):
         return None
     if "added_tokens_decoder" in said:
         if [{"id": int(at), **token} for at, token in said["added_tokens_decoder"].items()] != added:

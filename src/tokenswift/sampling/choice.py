@@ -10,25 +10,270 @@ order. Filtered tokens get -inf. A row's largest score always survives.
 
 The penalty is the paper's contextual one (section 3.4): it looks at the last W tokens of a row's own
 context, and that window slides along a drafted path exactly as in autoregressive decoding.
+
+The noise, Gumbel's, is keyed by (seed, position, token), and the only source of randomness of the library.
+A counter-based generator: every value is a pure function of its key, so no state has to be stored,
+resumed or moved between devices, and all strategies see the same noise at the same position.
+
+*Integers.* Two rounds of the splitmix64 finalizer (Steele, Lea and Flood 2014; constants of
+Stafford's "Mix 13") in wrapping 64-bit arithmetic, one for the key of (seed, position) and one for
+the token. They are the same on every device. At one position the map from token to integer is a
+bijection, so no two tokens ever share an integer.
+
+*Floats.* The upper 53 bits give w in (0, 1) on the grid (j + 1/2) / 2^53, and the noise is
+g = -log(-log1p(-w)) in float64, rounded once to float32. Large noise, which decides the winner,
+belongs to small w, where the grid is fine relative to w: among V tokens the winner has w near 1/V,
+so 53 bits leave about 2^53 / V values below it (a 24-bit uniform leaves about 100 at V = 150,000).
+The logarithms may differ between devices in the last bit of float64; after the rounding to
+float32 that is seen about once in 10^8 values.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.masks import Masks
-from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.penalties import NO_RULES, Adjustments, TextRules
-from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker, window_ids
+from tokenswift.sampling.penalties import NO_RULES, Adjustments, Places, TextRules
 from tokenswift.types import Logprob, RunError, check_tokens
 
 _TOGETHER = 16  # rows that an accelerator processes at a time
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 ÷ golden ratio, odd: token -> token * _GOLDEN is a bijection
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_POSITION = 0xD1342543DE82EF95  # odd, unrelated to _GOLDEN: keeps positions and tokens apart
+_MEMO = 64
+
+
+# ---- noise ----------------------------------------------------------------------------------------
+
+
+def _signed(word: int) -> int:
+    """The two's-complement value of a 64-bit word, as torch's int64 holds it."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def mix64(word: int) -> int:
+    """The splitmix64 finalizer on Python integers (a bijection of 64-bit words)."""
+    word &= _WORD
+    word = ((word ^ (word >> 30)) * _MIX_1) & _WORD
+    word = ((word ^ (word >> 27)) * _MIX_2) & _WORD
+    return word ^ (word >> 31)
+
+
+def position_key(seed: int, position: int) -> int:
+    """The 64-bit key of a position's noise, to which the token's multiple of the constant is added."""
+    return mix64(mix64(seed + _GOLDEN) + position * _POSITION)
+
+
+def gumbel(key: int, token: int) -> float:
+    """The noise of one token by a position's key, in float64; on the host, for a few tokens."""
+    w = ((mix64(token * _GOLDEN + key) >> 11) + 0.5) * 2.0**-53
+    return -math.log(-math.log1p(-w)) if w < 1 else -math.inf
+
+
+def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:
+    """The finalizer on int64 words, in place."""
+    shifted = torch.empty_like(words)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        torch.bitwise_right_shift(words, shift, out=shifted)
+        shifted.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts arithmetically: drop the sign bits
+        words.bitwise_xor_(shifted)
+        if factor is not None:
+            words.mul_(_signed(factor))
+    return words
+
+
+def noise_bits(seed: int, position: int, tokens: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:
+    """The 64 random bits of each (seed, position, token), as int64; the same on every device.
+
+    Args:
+        seed: at least 0 (taken modulo 2^64).
+        position: absolute position of the token to choose, counted from 0 at the text's start.
+        tokens: token ids, int64, any shape.
+    """
+    words = tokens.mul(_signed(_GOLDEN))
+    words.add_(_signed(position_key(seed, position)))
+    return _mix_(words)
+
+
+def uniforms_(bits: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
+    """float64 uniforms in (0, 1) on the grid (j + 1/2) / 2^53 from the upper bits (overwritten)."""
+    bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1)
+    return bits.to(torch.float64).add_(0.5).mul_(2.0**-53)
+
+
+def gumbels_(bits: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
+    """float32 standard Gumbel noise from random bits (overwritten)."""
+    # At j = 2^53 - 1 the sum rounds to 2^53, hence w = 1 and noise -inf: one value in 2^53, which a
+    # clamp would hide at the price of one more pass; -inf only says that this token does not win.
+    w = uniforms_(bits)
+    return torch.log1p(w.neg_(), out=w).neg_().log_().neg_().to(torch.float32)
+
+
+def gumbels_of(seed: int, position: int, tokens: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
+    """The noise of some tokens at a position, float32."""
+    return gumbels_(noise_bits(seed, position, tokens))
+
+
+class Noise:
+    """The noise of one seed over one vocabulary, on one device.
+
+    The vectors of the most recently used positions (64 of them) are kept: drafting asks for a
+    position first and the target's choice asks again.
+
+    Args:
+        seed: from 0 to 2^63 - 1.
+        vocab_size: V.
+        device: where the noise is made and returned.
+    """
+
+    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.seed = seed
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._tokens = torch.arange(vocab_size, device=self.device).mul_(_signed(_GOLDEN))
+        self._memo: OrderedDict[int, Tensor] = OrderedDict()
+
+    def at(self, position: int) -> Float[Tensor, " V"]:
+        """The Gumbel noise of every token at an absolute position, (V,) float32. Do not modify it."""
+        vector = self._memo.get(position)
+        if vector is not None:
+            self._memo.move_to_end(position)
+            return vector
+        vector = gumbels_(_mix_(self._tokens + _signed(position_key(self.seed, position))))
+        self._memo[position] = vector
+        if len(self._memo) > _MEMO:
+            self._memo.popitem(last=False)
+        return vector
+
+
+# ---- rows of logits -------------------------------------------------------------------------------
+
+
+class Ranked(NamedTuple):
+    """The best candidates of one row, best first.
+
+    Attributes:
+        tokens: token ids.
+        values: scores that decide, noise included where it was asked for.
+        shares: probabilities under the row's processed distribution.
+    """
+
+    tokens: list[int]
+    values: list[float]
+    shares: list[float]
+
+
+class Subset:
+    """Tokens that rows of logits are limited to, as the column numbers of those rows.
+
+    Args:
+        ids: token id of each column, (S,), no id twice.
+        vocab_size: V.
+    Raises:
+        InputError: an id that is not below V.
+    """
+
+    def __init__(self, ids: Int[Tensor, " S"], vocab_size: int) -> None:
+        known = ids.cpu()
+        if len(known):
+            check_tokens((int(known.min()), int(known.max())), vocab_size)
+        self.ids = ids
+        self.vocab_size = vocab_size
+        self.ids32 = known.to(torch.int32).contiguous()
+        self.place = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
+        self.place[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
+
+    def spread(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
+        """The rows over the whole vocabulary, -inf for tokens outside."""
+        rows = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        rows[:, self.ids] = logits
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """Rows of logits, each with its context and the position that it predicts; all lists have n entries.
+
+    Attributes:
+        logits: one row a position.
+        history: the text that every context begins with.
+        paths: known tokens of each row after ``history``; tokens between them and the position are
+            unknown, take their place in the penalty window and are not penalised.
+        positions: of the tokens that the rows predict.
+        widths: how many candidates each row has at most.
+        coupled: rank by processed score plus the position's noise (which the target will use too; Daliri
+            et al. 2024), else by processed score.
+        subset: the tokens that the columns stand for; None: all of the vocabulary.
+        shares: also find the candidates' probabilities.
+        masks: of each row what a grammar allows (see :func:`allowed_tokens`), None for any token; none at
+            all where there is no grammar. Tokens that are not allowed count as -inf before anything else,
+            except in a row in whose subset nothing is allowed.
+    """
+
+    logits: Float[Tensor, "n S"]
+    history: list[int]
+    paths: list[list[int]]
+    positions: list[int]
+    widths: list[int]
+    coupled: bool
+    subset: Subset | None = None
+    shares: bool = True
+    masks: Sequence[Int[Tensor, " w"] | None] = ()
+
+    def masked(self) -> Float[Tensor, "n S"]:
+        """The logits with -inf where the masks do not allow a token."""
+        if not any(mask is not None for mask in self.masks):
+            return self.logits
+        logits, subset = self.logits, self.subset
+        vocab_size = logits.shape[1] if subset is None else subset.vocab_size
+        whole = torch.full((-(-vocab_size // 32),), -1, dtype=torch.int32)
+        words = torch.stack([whole if mask is None else mask for mask in self.masks])
+        allowed = allowed_tokens(words.to(logits.device), vocab_size)
+        if subset is not None:
+            allowed = allowed[:, subset.ids]
+            allowed |= ~allowed.any(-1, keepdim=True)
+        return torch.where(allowed, logits, logits.new_full((), -torch.inf))
+
+    def one(self, row: int) -> LogitRows:
+        """That row alone."""
+        at = slice(row, row + 1)
+        return replace(
+            self,
+            logits=self.logits[at],
+            paths=self.paths[at],
+            positions=self.positions[at],
+            widths=self.widths[at],
+            masks=self.masks[at],
+        )
+
+
+def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:
+    """Masks as one truth value a token: bit t % 32 of word t // 32 is that of token t."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    return (masks[..., None] >> bits & 1).bool().flatten(1)[:, :vocab_size]
+
+
+class Ranker(Protocol):
+    """Temperature, filters, noise and the best in one call; see `kernels.cpu.backend`."""
+
+    def rank(self, rows: LogitRows) -> list[Ranked] | int:
+        """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
+        ...
+
+
+# ---- processors and the choice --------------------------------------------------------------------
 
 
 class RefusedRow(RunError):
@@ -170,13 +415,11 @@ class Sampler:
         if self.masks is not None:
             masks = self.masks.of(history, paths, positions)
             logits = LogitRows(logits, history, paths, [], [], coupled=False, masks=masks).masked()
-        return self._processed(logits, history, paths, positions)
+        return self._processed(logits, (history, paths, positions))
 
-    def _processed(
-        self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
-    ) -> Tensor:
-        scores = self._penalised(self._adjust.biased(logits.to(torch.float32)), history, paths, positions)
-        scores = self._adjust.adjusted(scores, history, paths, positions)
+    def _processed(self, logits: Tensor, places: Places) -> Tensor:
+        scores = self._penalised(self._adjust.biased(logits.to(torch.float32)), places)
+        scores = self._adjust.adjusted(scores, places)
         if self.walks or self.params.greedy:
             return processed(scores, self.params)
         # a device may add up a row in another order where there are more rows, so there are always as many
@@ -184,24 +427,20 @@ class Sampler:
         parts = [processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)]
         return torch.cat(parts)[: len(scores)]
 
-    def _penalised(
-        self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
-    ) -> Tensor:
+    def _penalised(self, logits: Tensor, places: Places) -> Tensor:
         window = self.params.window
         if not window:
             return logits
-        for tokens in (history[-window:], *paths):
-            check_tokens(tokens, self.vocab_size)
-        gaps = [0] * len(paths)
-        if positions is not None:
-            gaps = [at - len(history) - len(path) for at, path in zip(positions, paths, strict=True)]
-        ids, empty = window_ids(history, paths, gaps, window, self.device)
-        if ids is None:
+        rows = [text[max(0, at - window) :].copy() for text, at in self._adjust.contexts(places)]
+        widest = max(map(len, rows))
+        if not widest:
             return logits
+        ids = torch.from_numpy(np.stack([np.resize(row, widest) for row in rows])).long().to(self.device)
         scores = repetition_penalty(logits, ids, self.params.repetition_penalty)
-        if any(empty):
-            scores = torch.where(torch.tensor(empty, device=self.device)[:, None], logits, scores)
-        return scores
+        full = [len(row) > 0 for row in rows]
+        return (
+            scores if all(full) else torch.where(torch.tensor(full).to(ids.device)[:, None], scores, logits)
+        )
 
     def perturbed(
         self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
@@ -255,12 +494,15 @@ class Sampler:
         if self.masks is not None:
             rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
         if self.ranker is not None:
-            found = self.ranker.rank(replace(rows, logits=self._adjust.on_host(rows)))
+            columns = None if rows.subset is None else rows.subset.place.numpy()
+            places = rows.history, rows.paths, rows.positions
+            logits = self._adjust.on_host(rows.logits, places, columns)
+            found = self.ranker.rank(replace(rows, logits=logits))
             if isinstance(found, int):
                 raise _refused(rows.masked()[found], rows.positions[found])
             return found
         logits = rows.masked() if rows.subset is None else rows.subset.spread(rows.masked())
-        scores = self._processed(logits, rows.history, rows.paths, rows.positions)
+        scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
         coupled = rows.coupled and not self.params.greedy
         distribution = scores.softmax(-1) if rows.shares else scores
         if coupled:

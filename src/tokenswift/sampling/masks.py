@@ -5,23 +5,18 @@ anything else looks at the row, which is the same as after penalties and tempera
 every token for itself; filters see what is left. A matcher stands at one place of a text. For another path
 of the same tree it is rolled back to where the two part, so a row's mask is that of its own path.
 
-Grammars are compiled in a process of their own before this one compiles them. Some overflow llguidance's
-stack, and intersections of expressions (``&``, ``allOf`` with patterns, ``multipleOf``) can take it hours
-within one step of an automaton, which neither its limits nor anything else in a process stops.
+Grammars are compiled in a process of their own before this one compiles them (`sandbox` says why).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -30,6 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar, closed
+from tokenswift.sandbox import Process
 from tokenswift.types import InputError, RunError
 
 _KEPT = 8  # compiled grammars of a model
@@ -41,33 +37,8 @@ _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 LEFT = "the text leaves the grammar"
 SPOILT = "another text of this grammar reached llguidance's limits"
 
-SECONDS = 10
-MEMORY = 1 << 32  # bytes of its address space
-LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
-_CODE = """
-import json, sys
-try:
-    from resource import RLIMIT_AS, RLIMIT_CORE, setrlimit
-    setrlimit(RLIMIT_CORE, (0, 0))
-    setrlimit(RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
-except (ImportError, ValueError, OSError):  # Windows has none, others have lower ones or another form
-    pass
-sys.path.append(sys.argv[2])
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-limits, special, size, texts = json.load(sys.stdin)
-class Bytes:
-    eos_token_id, bos_token_id = 256, None
-    tokens = [*(bytes([one]) for one in range(256)), b"<end>", *(name.encode() for name in special)]
-    special_token_ids = [*range(256, len(tokens))]
-    tokens += [b""] * (size - len(tokens))
-    def __call__(self, text):
-        return list(text)
-tokenizer, limits = LLTokenizer(TokenizerWrapper(Bytes())), LLParserLimits(**limits)
-matchers = [LLMatcher(tokenizer, text, log_level=0, limits=limits) for text in texts]
-for matcher in matchers:
-    matcher.compute_bitmask()
-print(json.dumps([matcher.get_error() for matcher in matchers]))
-"""
+SECONDS, MEMORY = 10, 1 << 32  # processor time of a trial, and bytes of its address space
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
 
 
 class NoMask(RunError):
@@ -120,7 +91,8 @@ class Grammars:
         ends = tuple(sorted(self._ends()))
         key = grammar, ends
         try:
-            text = self._tried(grammar)  # others need not wait for the trial, which is kept
+            special = tuple(special_tokens(self._codec))
+            text = tried(_source(grammar, special), special, self._vocab_size)  # others need not wait for it
             with self._lock:
                 tokenizer = self._tokenizer(ends)
                 found = self._compiled.get(key)
@@ -141,25 +113,12 @@ class Grammars:
             return self._tokenizers[ends]
         inner = getattr(self._codec, "backend_tokenizer", None)
         if inner is None or not ends:
-            raise TrialError(f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}")
+            raise ValueError(f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}")
         read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
         vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
         made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
         self._tokenizers = {ends: made}
         return made
-
-    def _tried(self, grammar: Grammar) -> str:
-        """A grammar as llguidance takes it, and as it can be compiled.
-
-        Raises:
-            TrialError: it cannot.
-        """
-        special = special_tokens(self._codec)
-        text = _source(grammar, special)
-        (wrong,) = trial((text,), tuple(special), self._vocab_size)
-        if wrong:
-            raise TrialError(wrong)
-        return text
 
 
 def _matcher(text: str, tokenizer: Any) -> Any:
@@ -171,7 +130,7 @@ def _matcher(text: str, tokenizer: Any) -> Any:
         bits = first.compute_bitmask()
         wrong = first.get_error() or ("" if any(bits) else "no text is possible")
     if wrong:
-        raise TrialError(wrong)
+        raise ValueError(wrong)
     return matcher
 
 
@@ -226,7 +185,7 @@ class Masks:
         self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
 
     def allowed(self, history: list[int], path: Sequence[int]) -> Int[Tensor, " w"] | None:
-        """The tokens that may follow ``history + path``, a bit each (`ranking.allowed_tokens`), on the CPU;
+        """The tokens that may follow ``history + path``, a bit each (`choice.allowed_tokens`), on the CPU;
         None where the path leaves the grammar or the text has ended.
 
         Raises:
@@ -278,7 +237,7 @@ class Masks:
     def of(
         self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
     ) -> list[Int[Tensor, " w"] | None]:
-        """The masks of rows, whose places are told as in `ranking.LogitRows`. None for a row whose context is
+        """The masks of rows, whose places are told as in `choice.LogitRows`. None for a row whose context is
         not known or whose path leaves the grammar: no text comes of it.
 
         Raises:
@@ -344,21 +303,6 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return [token.content for token in added.values() if token.special]
 
 
-def faults(schemas: Sequence[str]) -> list[str]:
-    """What llguidance cannot compile in each of several JSON schemas, "" where it can.
-
-    Raises:
-        InputError: one crashes it or takes too long.
-    """
-    from llguidance import LLMatcher
-
-    try:
-        return [*map(_line, trial(tuple(map(LLMatcher.grammar_from_json_schema, schemas))))]
-    except TrialError as error:
-        why = f"tools have parameters that cannot be used ({error})"
-        raise InputError(f"{why}; valid: {_VALID}", "tools") from error
-
-
 def _source(grammar: Grammar, special: Collection[str]) -> str:
     """A grammar as llguidance takes it; ``special``: the vocabulary's special tokens."""
     text = _bare_source(grammar)
@@ -382,9 +326,6 @@ def _bare_source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind == "choice":
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
-        return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # a rule could not have thousands
     return LLMatcher.grammar_from_lark(grammar.text)
 
 
@@ -396,36 +337,22 @@ def _line(said: object) -> str:
     return text if len(text) <= 240 else f"{text[:239]}…"
 
 
-# ---- the trial of a grammar -------------------------------------------------------------------------------
-
-
-class TrialError(Exception):
-    """A grammar must not be compiled in this process."""
-
-
-@lru_cache(maxsize=64)  # of those that may: another failure may come of a busy machine
-def trial(texts: tuple[str, ...], special: tuple[str, ...] = (), vocab_size: int = 0) -> list[str]:
-    """Compile grammars over bytes in another process.
+@lru_cache(maxsize=64)  # of those that may be compiled: another failure may come of a busy machine
+def tried(text: str, special: tuple[str, ...], vocab_size: int) -> str:
+    """A grammar that a process of its own could compile over bytes.
 
     Args:
-        texts: as llguidance takes them.
-        special: names of tokens that they may speak of.
-        vocab_size: V, the number of ids that they may speak of.
-    Returns:
-        What is wrong with each, "" where nothing is.
+        text: as llguidance takes it.
+        special: names of tokens that it may speak of.
+        vocab_size: V, the number of ids that it may speak of.
     Raises:
-        TrialError: with the reason.
+        ValueError: with the reason why it could not.
     """
-    import llguidance
-
-    folder = str(Path(llguidance.__file__).parents[1])
-    given = json.dumps([LIMITS, special, vocab_size, texts]).encode()
-    command = [sys.executable, "-I", "-c", _CODE, str(MEMORY), folder]
+    process = Process()
     try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        raise TrialError(f"its compilation takes more than {SECONDS} seconds") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise TrialError("llguidance crashes on it" if done.returncode < 0 else f"it cannot be tried: {said}")
-    return json.loads(done.stdout)
+        answer = process.ask("compile", SECONDS, MEMORY, LIMITS, special, vocab_size, text)
+    finally:
+        process.close()
+    if wrong := answer.get("limit") or answer.get("error"):
+        raise ValueError(wrong)
+    return text

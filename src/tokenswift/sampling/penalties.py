@@ -15,9 +15,9 @@ seen across it, and it is never penalised itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenswift.config import SamplingParams, Texts
-from tokenswift.sampling.ranking import LogitRows
 from tokenswift.types import InputError, check_tokens, shown
 
+#: a text, known tokens of each row behind it, and the positions that the rows predict; None: the next ones
+Places: TypeAlias = tuple[list[int], list[list[int]], list[int] | None]
 _MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
 _LARGEST = 3e38  # float32 holds it
 _WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = WeakKeyDictionary()
@@ -69,7 +70,7 @@ def rules_of(
             nothing that may be written.
     """
     for token, _ in params.biases:
-        _check("logit_bias", (token,), vocab_size)
+        check_tokens((token,), vocab_size)
     if not params.adjusts:
         return TextRules(start)
     breakers: tuple[int, ...] = ()
@@ -83,18 +84,11 @@ def rules_of(
     return TextRules(start, tuple(ends), breakers, words)
 
 
-def _check(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    try:
-        check_tokens(tokens, vocab_size)
-    except InputError as error:
-        raise InputError(f"{name}: {error}", name) from None
-
-
 def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable[tuple[int, ...]]:
     """Texts as tokens: as a text of their own, and as after a space."""
     for text in texts:
         if not isinstance(text, str):
-            _check(name, text, vocab_size)
+            check_tokens(text, vocab_size)
             yield tuple(text)
             continue
         if codec is None:
@@ -109,50 +103,17 @@ def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable
 def _containing(texts: Texts, codec: Any, vocab_size: int) -> tuple[int, ...]:
     """Tokens whose text contains one of some texts, and those that are given as one id."""
     given = {text[0] for text in texts if not isinstance(text, str) and len(text) == 1}
-    _check("dry_breakers", sorted(given), vocab_size)
+    check_tokens(given, vocab_size)
     wanted = tuple(text for text in texts if isinstance(text, str))
     if codec is None or not wanted:
         return tuple(sorted(given))
     kept = _WITH.setdefault(codec, {})
     if wanted not in kept:
         known = sorted(token for token in set(codec.get_vocab().values()) if token < vocab_size)
-        kept[wanted] = tuple(token for token in known if _holds(codec, token, wanted))
+        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        said = ((token, codec.decode([token], **how)) for token in known)
+        kept[wanted] = tuple(token for token, text in said if any(one in text for one in wanted))
     return tuple(sorted({*kept[wanted], *given}))
-
-
-def _holds(codec: Any, token: int, texts: Sequence[str]) -> bool:
-    said = codec.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return any(text in said for text in texts)
-
-
-class KnownText:
-    """The tokens of a text as int32, kept from call to call: a text that is decoded only grows."""
-
-    def __init__(self) -> None:
-        self._array: NDArray[np.int32] = np.zeros(1024, np.int32)
-        self._size = 0
-        self._source: list[int] | None = None
-
-    def take(self, tokens: list[int], room: int, vocab_size: int) -> NDArray[np.int32]:
-        """All of the tokens in the beginning of an array with room for others behind them.
-
-        Args:
-            tokens: the text; the same list as before where it is the same text.
-            room: places that are needed behind.
-            vocab_size: V.
-        Raises:
-            InputError: an id that is not below V.
-        """
-        known, size = self._size, len(tokens)
-        grown = tokens is self._source and known <= size
-        if not grown or self._array[max(0, known - 8) : known].tolist() != tokens[max(0, known - 8) : known]:
-            known = 0
-        if size + room > len(self._array):
-            self._array = np.concatenate([self._array[:known], np.zeros(2 * (size + room) - known, np.int32)])
-        check_tokens(tokens[known:] if known else tokens, vocab_size)
-        self._array[known:size] = tokens[known:] if known else tokens
-        self._source, self._size = tokens, size
-        return self._array
 
 
 class Adjustments:
@@ -169,9 +130,11 @@ class Adjustments:
         self, params: SamplingParams, rules: TextRules, vocab_size: int, device: torch.device
     ) -> None:
         self.params, self.rules, self.vocab_size, self.device = params, rules, vocab_size, device
-        self._known = KnownText()
+        self._text: NDArray[np.int32] = np.zeros(1024, np.int32)  # kept from call to call: a text only grows
+        self._size, self._source = 0, list[int]()
         self._dry = dry_penalties(params)
-        self._breakers = breaker_marks(rules, vocab_size)
+        self._breakers = np.zeros(vocab_size, np.uint8)
+        self._breakers[[*rules.breakers]] = 1
         self._bias = [torch.tensor(part, device=device) for part in zip(*params.biases, strict=True)]
         self._words: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last; -1: there is none
         for word in rules.words:
@@ -184,53 +147,70 @@ class Adjustments:
         tokens, values = self._bias
         return logits.index_add(1, tokens, values.to(logits.dtype).expand(len(logits), -1))
 
-    def adjusted(
-        self,
-        scores: Float[Tensor, "n V"],
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int] | None,
-    ) -> Float[Tensor, "n V"]:
-        """All else, which comes after it; arguments as of `sampling.choice.Sampler.scores`."""
-        if not self.params.adjusts:
-            return scores
-        text = self._known.take(history, max(map(len, paths)), self.vocab_size)
-        scores = scores.clone()
+    def _known(self, tokens: list[int], room: int) -> NDArray[np.int32]:
+        """A text in the beginning of an array with room for other tokens behind it; the same list as before
+        is the same text."""
+        known, size = self._size, len(tokens)
+        last = slice(max(0, known - 8), known)
+        if tokens is not self._source or known > size or self._text[last].tolist() != tokens[last]:
+            known = 0
+        if size + room > len(self._text):
+            self._text = np.concatenate([self._text[:known], np.zeros(2 * (size + room) - known, np.int32)])
+        new = tokens[known:] if known else tokens
+        check_tokens(new, self.vocab_size)
+        self._text[known:size] = new
+        self._source, self._size = tokens, size
+        return self._text
+
+    def contexts(self, places: Places) -> Iterator[tuple[NDArray[np.int32], int]]:
+        """The known tokens before each place, good until the next one is asked for, and its position.
+
+        Raises:
+            InputError: an id that is not below V.
+        """
+        history, paths, positions = places
+        text = self._known(history, max(map(len, paths)))
         for row, path in enumerate(paths):
             check_tokens(path, self.vocab_size)
             end = len(history) + len(path)
             text[len(history) : end] = path
-            position = end if positions is None else positions[row]
-            for tokens, values in self._losses(text[:end], position):
-                places = torch.from_numpy(tokens).to(self.device)
-                scores[row, places] -= torch.from_numpy(values).to(self.device)
+            yield text[:end], end if positions is None else positions[row]
+
+    def adjusted(self, scores: Float[Tensor, "n V"], places: Places) -> Float[Tensor, "n V"]:
+        """All else, which comes after it."""
+        if not self.params.adjusts:
+            return scores
+        scores = scores.clone()
+        for row, (context, position) in zip(scores, self.contexts(places), strict=True):
+            for tokens, values in self._losses(context, position):
+                row[torch.from_numpy(tokens).to(self.device)] -= torch.from_numpy(values).to(self.device)
         return scores
 
-    def on_host(self, rows: LogitRows) -> Float[Tensor, "n S"]:
-        """Logits of rows on a CPU, whatever their columns, with all of it and the contextual penalty.
+    def on_host(
+        self, logits: Float[Tensor, "n S"], places: Places, columns: NDArray[np.int32] | None
+    ) -> Float[Tensor, "n S"]:
+        """Logits of rows on a CPU with all of it and the contextual penalty.
 
         By numpy: torch would start its threads for it, which then spin beside those of the kernels.
+
+        Args:
+            columns: (V,) the column of each token, -1 for those that have none; None: all have their own.
         """
-        window, theta, size = self.params.window, self.params.repetition_penalty, len(rows.history)
+        window, theta = self.params.window, self.params.repetition_penalty
         if not window and not self.params.adjusts:
-            return rows.logits
-        text = self._known.take(rows.history, max(map(len, rows.paths)), self.vocab_size)
-        place = None if rows.subset is None else rows.subset.place.numpy()
-        scores = rows.logits.float().numpy().copy()
+            return logits
+        scores = logits.float().numpy().copy()
         with np.errstate(all="ignore"):  # of logits that are no finite numbers
-            for row, path, position in zip(scores, rows.paths, rows.positions, strict=True):
-                check_tokens(path, self.vocab_size)
-                end = size + len(path)
-                text[size:end] = path
+            for row, (context, position) in zip(scores, self.contexts(places), strict=True):
                 if self._bias:
-                    _lower(row, self._bias[0].numpy(), -self._bias[1].float().numpy(), place)
+                    _lower(row, self._bias[0].numpy(), -self._bias[1].float().numpy(), columns)
                 if window:
-                    at = text[max(0, position - window) : end]
-                    at = at if place is None else place[at]
+                    at = context[max(0, position - window) :]
+                    at = at if columns is None else columns[at]
                     values = row[at := at[at >= 0]]
                     row[at] = np.where(values < 0, values * theta, values / theta)
-                for tokens, values in self._losses(text[:end], position) if self.params.adjusts else ():
-                    _lower(row, tokens, values, place)
+                for tokens, values in self._losses(context, position) if self.params.adjusts else ():
+                    _lower(row, tokens, values, columns)
         return torch.from_numpy(scores)
 
     def _losses(
@@ -262,23 +242,13 @@ class Adjustments:
 
 
 def _lower(
-    row: NDArray[np.float32],
-    tokens: NDArray[Any],
-    values: NDArray[np.float32],
-    place: NDArray[np.int32] | None,
+    row: NDArray[np.float32], tokens: NDArray[Any], values: Any, columns: NDArray[np.int32] | None
 ) -> None:
-    """Take values from the columns of tokens, none of them twice; ``place``: see `ranking.Subset`."""
-    if place is not None:
-        tokens = place[tokens]
+    """Take values from the columns of tokens, none of them twice."""
+    if columns is not None:
+        tokens = columns[tokens]
         values, tokens = values[tokens >= 0], tokens[tokens >= 0]
     row[tokens] -= values
-
-
-def breaker_marks(rules: TextRules, vocab_size: int) -> NDArray[np.uint8]:
-    """(V,) whether each token is a breaker of DRY."""
-    marks = np.zeros(vocab_size, np.uint8)
-    marks[list(rules.breakers)] = 1
-    return marks
 
 
 def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:

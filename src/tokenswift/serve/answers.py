@@ -107,8 +107,7 @@ class Answer:
     @property
     def message(self) -> dict[str, Any]:
         """The text as a message of a conversation."""
-        said = self.calls.read(self.text)
-        return message_of(said.text, said.tool_calls(self.id), said.thought)
+        return message_of(*self.calls.read(self.text, self.id))
 
     @property
     def messages(self) -> list[dict[str, Any]]:

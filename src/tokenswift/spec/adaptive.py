@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import Ranked
+from tokenswift.sampling.choice import Ranked, Sampler
 from tokenswift.spec.chances import Calibration
 from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Gain, Learnt
 from tokenswift.spec.drafters.base import Drafter, Outcome

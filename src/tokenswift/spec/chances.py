@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tokenswift.sampling.ranking import Ranked
+from tokenswift.sampling.choice import Ranked
 
 _LOGS = [math.log(at + 1.0) for at in range(64)]
 _FAR = 3.0  # perturbed scores further apart than this say no more

@@ -41,8 +41,7 @@ from tokenswift.loader.load import (
     model_of,
     open_files,
 )
-from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends, unnamed_rows
-from tokenswift.loader.template import prepare
+from tokenswift.loader.prompts import end_ids, end_tokens, prepare, turn_ends, unnamed_rows
 from tokenswift.loader.weights import base_of_weights, digest_of, identity_of, parameters, tokenizer_digest
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target

@@ -9,7 +9,7 @@ import torch
 
 from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
-from tokenswift.sampling.noise import Noise, gumbel, position_key
+from tokenswift.sampling.choice import Noise, gumbel, position_key
 from tokenswift.spec.drafters import recycle
 from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of

@@ -22,8 +22,7 @@ from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, fields, page_bytes, vector
 from tokenswift.kernels.weights import FORMATS, PANEL, LayerWeights, Packed, Shape, Stored, active_type
 from tokenswift.kv import Entries, FullCache, KVCache, large_empty
-from tokenswift.sampling.noise import position_key
-from tokenswift.sampling.ranking import LogitRows, Ranked
+from tokenswift.sampling.choice import LogitRows, Ranked, position_key
 from tokenswift.types import check_tokens
 
 
@@ -130,7 +129,7 @@ class CRow(ctypes.Structure):
 class NativeRanker:
     """The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch.
 
-    Implements ``sampling.ranking.Ranker``. Keeps work space between calls, so each generation has its own.
+    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has its own.
 
     Args:
         library: the compiled kernels.
@@ -145,7 +144,7 @@ class NativeRanker:
         self._rule = CRule(0, None, *how)
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """See ``sampling.ranking.Ranker.rank``."""
+        """See ``sampling.choice.Ranker.rank``."""
         rule, subset, logits = self._rule, rows.subset, rows.logits.float().contiguous()
         count, size = logits.shape
         rule.size, rule.ids, tokens = size, None, size

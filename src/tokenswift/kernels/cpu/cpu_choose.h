@@ -2,7 +2,7 @@
  *
  * Same order and same meaning as sampling/choice.py: every filter is a threshold on the score. Scores are float32;
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
- * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
+ * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/choice.py has the formulas).
  */
 #include "cpu_tile.h"
 #include <stdlib.h>

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.choice import LogitRows, Ranked, RefusedRow, Sampler, Subset
 from tokenswift.sampling.masks import NoMask
-from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError

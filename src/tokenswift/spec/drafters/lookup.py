@@ -27,8 +27,7 @@ from collections.abc import Iterable
 import torch
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.noise import Noise
+from tokenswift.sampling.choice import Sampler, gumbels_of
 from tokenswift.spec.chances import Regression
 from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.drafters.base import NGRAM, Drafter, Outcome
@@ -216,7 +215,6 @@ class Ngrams(Drafter):
         self.count, self.least, self.sampler = count, least, sampler
         # coupled branches are chosen by the noise, from more than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
-        self.noise = Noise(sampler.params.seed, sampler.vocab_size)  # looked at on the host
         self.table = NgramTable(delay=sampler.params.window)
         self.refusals = Source("n-grams of the text")
 
@@ -245,7 +243,8 @@ class Ngrams(Drafter):
         grams = torch.tensor([followers for followers, _ in found])
         score = torch.tensor([math.log(count) for _, count in found])
         for i in range(grams.shape[1]):
-            score = score + self.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
+            place = len(sequence.tokens) + depth + i
+            score = score + gumbels_of(self.sampler.params.seed, place, grams[:, i])
         best = score.topk(self.count).indices.tolist()
         return [found[i][0] for i in best]
 

@@ -18,8 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.noise import gumbel, position_key
+from tokenswift.sampling.choice import Sampler, gumbel, position_key
 from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.drafters.base import RECYCLE, Drafter, Outcome
 from tokenswift.spec.drafters.candidates import Candidates, Source

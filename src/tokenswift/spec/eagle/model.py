@@ -21,7 +21,7 @@ from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.models.target import Target
-from tokenswift.sampling.ranking import Subset
+from tokenswift.sampling.choice import Subset
 from tokenswift.spec.eagle.files import FEATURES, EagleWeights, load_eagle, place_of
 
 CHUNK = 512  # rows of a pass that reads features
