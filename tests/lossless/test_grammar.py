@@ -93,7 +93,7 @@ def test_every_strategy_writes_what_plain_decoding_writes(llm: LLM, name: str) -
         if name == "schema" and plain.finish_reason == "eos":
             assert set(json.loads(plain.text)) == set(SCHEMA["required"])
         if name == "choice":
-            assert plain.text in json.loads(GRAMMARS[name].text) and plain.token_ids[-1] == END
+            assert plain.text in ("yes", "yes, but not now", "no") and plain.token_ids[-1] == END
     assert accepted > 20
 
 
