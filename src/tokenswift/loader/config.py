@@ -53,14 +53,12 @@ CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 #: fields of a config that are never null
 SIZES: dict[str, Any] = {
     "vocab_size": _whole(1, MOST_TOKENS),
-    "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
-    "num_hidden_layers": _whole(1, MOST_LAYERS),
+    **dict.fromkeys(("hidden_size", "intermediate_size"), WIDTH),
+    **dict.fromkeys(("num_hidden_layers", "no_rope_layer_interval"), _whole(1, MOST_LAYERS)),
     "num_attention_heads": _whole(1, 1 << 14),
     "max_position_embeddings": LENGTH,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), SHARE),
     "max_window_layers": _whole(0, 1 << 20),
-    "no_rope_layer_interval": _whole(1, MOST_LAYERS),
     **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar", "logit_scale"), POSITIVE),
 }
 #: and those that may be
@@ -217,27 +215,30 @@ _MISTRAL = _SAID | {"head_dim": None, "sliding_window": 4096}
 _QWEN = _SAID | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN |= {"layer_types": None, "bos_token_id": None, "eos_token_id": None}
 _BIASES = {"attention_bias": False, "mlp_bias": False}
+_WINDOWS = {"sliding_window": 4096, "layer_types": None}
+_SMOLLM = _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
+_SMOLLM |= {"use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True}
+_OLMO = _SAID | {"attention_bias": False}
+_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
 _MULTIPLIERS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
 }
-_CAPS = {name: name for name in ("final_logit_softcapping", "attn_logit_softcapping")}
-_WINDOWS = {"sliding_window": 4096, "layer_types": None}
-_GEMMA = {
-    **_SAID,
-    **_WINDOWS,
-    "head_dim": 256,
-    "hidden_act": GELU,
-    "hidden_activation": GELU,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "use_bidirectional_attention": False,
-}
-_GEMMAS: dict[str, Any] = {"norms": FOUR, "plus_one": True, "activation": GELU}
-_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
+_GRANITE = _SAID | _BIASES | dict.fromkeys(_MULTIPLIERS, 1.0)
+_COHERE = _SAID | _WINDOWS | {"sliding_window_pattern": None, "attention_bias": False}
+_COHERE |= {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
+del _COHERE["rms_norm_eps"]
+_COHERES: dict[str, Any] = {"parallel": True, "neighbours": True, "full_turns": False}
+_COHERES["keys"] = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
+_CAPS = {name: name for name in CAPS}
+_GEMMA = _SAID | _WINDOWS | {"hidden_act": GELU, "hidden_activation": GELU, "tie_word_embeddings": True}
+_GEMMA |= {"head_dim": 256, "query_pre_attn_scalar": 256, "attention_bias": False}
+_GEMMA |= {"use_bidirectional_attention": False}
+_GEMMA_2 = _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+_GEMMA_3 = _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None}
+_GEMMAS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": FOUR, "plus_one": True, "activation": GELU}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
@@ -247,56 +248,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(
         _QWEN | {"head_dim": 128, "attention_bias": False}, PROJECTIONS[:4], head_norms="head", gguf="qwen3"
     ),
-    "smollm3": Family(
-        _SAID
-        | _BIASES
-        | {"no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
-        | {"use_sliding_window": False, "sliding_window": None, "layer_types": None},
-        PROJECTIONS,
-        bases=(2e6,),
-        gguf="smollm3",
-        turned=True,
-    ),
-    "granite": Family(
-        _SAID | _BIASES | dict.fromkeys(_MULTIPLIERS, 1.0),
-        PROJECTIONS,
-        gguf="granite",
-        turned=True,
-        keys=_MULTIPLIERS,
-    ),
-    "olmo2": Family(_SAID | {"attention_bias": False}, **_OLMOS, gguf="olmo2"),
-    "olmo3": Family(_SAID | {"attention_bias": False} | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
+    "smollm3": Family(_SMOLLM, PROJECTIONS, bases=(2e6,), gguf="smollm3", turned=True),
+    "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=_MULTIPLIERS),
+    "olmo2": Family(_OLMO, **_OLMOS, gguf="olmo2"),
+    "olmo3": Family(_OLMO | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
     "cohere2": Family(
-        {name: value for name, value in _SAID.items() if name != "rms_norm_eps"}
-        | {**_WINDOWS, "sliding_window_pattern": None, "attention_bias": False}
-        | {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
-        PROJECTIONS[:4],
-        norms=("input_layernorm", None, None, None),
-        full_every=4,
-        gguf="cohere2",
-        keys={"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"},
-        parallel=True,
-        neighbours=True,
-        full_turns=False,
+        _COHERE, PROJECTIONS[:4], norms=(*BEFORE[:2], None, None), full_every=4, gguf="cohere2", **_COHERES
     ),
-    "gemma2": Family(
-        _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-        PROJECTIONS[:4],
-        **_GEMMAS,
-        full_every=2,
-        gguf="gemma2",
-        keys=_CAPS,
-        largest=46,
-    ),
+    "gemma2": Family(_GEMMA_2, **_GEMMAS, full_every=2, gguf="gemma2", keys=_CAPS, largest=46),
     "gemma3_text": Family(
-        _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None},
-        PROJECTIONS[:4],
-        **_GEMMAS,
-        head_norms="head",
-        full_every=6,
-        bases=(1e6, 1e4),
-        gguf="gemma3",
-        largest=62,
+        _GEMMA_3, **_GEMMAS, head_norms="head", full_every=6, bases=(1e6, 1e4), gguf="gemma3", largest=62
     ),
 }
 

@@ -134,9 +134,8 @@ def load_tokenizer(name: str, source: Path) -> Any:
     if (path := gguf_in(source)) is not None:
         return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
     for path in source.iterdir():
-        if path.suffix not in SMALL or path.name.endswith(".index.json"):
-            continue
-        if not path.is_file() or path.stat().st_size > MOST_TOKENIZER:
+        small = path.suffix in SMALL and not path.name.endswith(".index.json")
+        if small and not (path.is_file() and path.stat().st_size <= MOST_TOKENIZER):
             wrong = f"its {path.name} is not a regular file of up to {MOST_TOKENIZER:,} bytes"
             raise InputError(f"model {name}: {wrong}; valid: one that is")
     with quiet_transformers(), refused_as(f"model {name}: its tokenizer cannot be loaded"):
