@@ -163,8 +163,6 @@ def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
     done, total = variant.steps.result, sum(variant.phases.values())
     last |= {f"share_{name}": round(seconds / total, 4) for name, seconds in variant.phases.items()}
     last["draft_passes"] = round(done.metrics.draft_passes / done.metrics.steps, 3)
-    if done.drafting and "controller_share" in done.drafting:
-        last["share_deciding"] = done.drafting["controller_share"]
     return done.drafting
 
 

@@ -21,7 +21,7 @@ import torch
 from tokenswift import LLM
 from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.eagle.files import load_eagle
+from tokenswift.spec.eagle import load_eagle
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.states import HiddenStore, held_out

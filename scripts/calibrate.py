@@ -1,4 +1,4 @@
-"""Fit the weights of `spec.chances` for heads from what they predict on held-out text.
+"""Fit the weights of `spec.control` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from tokenswift import LLM, SamplingParams
 from tokenswift.sampling.choice import LogitRows, Ranked
-from tokenswift.spec.chances import features
-from tokenswift.spec.drafters.heads import HeadLevels
-from tokenswift.spec.heads.files import read_heads, save_heads
+from tokenswift.spec.control import features
+from tokenswift.spec.drafters.heads import HeadDrafter
+from tokenswift.spec.heads import read_heads, save_heads
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came
@@ -32,8 +33,9 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
     sampler = llm.target.sampler(SamplingParams(seed=seed))
     done = llm.generate(ids, new, "autoregressive", sampling=SamplingParams(seed=seed), ignore_eos=True)
     text = [*ids, *done.token_ids]
-    levels, found = HeadLevels(llm.target, llm.resources.heads, True), []
-    levels.begin(ids)
+    levels, found = HeadDrafter(llm.target, llm.resources.heads, True), []
+    begun: Any = SimpleNamespace(tokens=ids)
+    levels.begin(begun)
     cache = llm.target.new_cache(len(text) + 1)
     llm.target.prefill(text[: len(ids) - 2], cache)
     for root in range(len(ids) - 1, len(text) - LEVELS - 1):

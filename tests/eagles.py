@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.spec.eagle import files
-from tokenswift.spec.eagle.files import EagleConfig, EagleWeights
+from tokenswift.spec import eagle as files
+from tokenswift.spec.eagle import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 NAMES = {

@@ -51,18 +51,8 @@ class RunError(RuntimeError):
 #: done, and how much there is; the last call of a stage has both equal
 OnProgress = Callable[[str, int, int], None]
 
-
-@dataclass(frozen=True, slots=True)
-class DraftSource:
-    """A source of tokens, as journals and records name it; `spec.drafters.base` knows all of them.
-
-    Attributes:
-        name: in figures and records.
-        letter: in journals.
-    """
-
-    name: str
-    letter: str
+#: sources of tokens by name, in journals by first letter; "head" is a pass of the target, too
+SOURCES = ("target", "head", "ngram", "chain", "grammar", "eagle", "recycle")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.train.test_train import words
-from tokenswift.spec.heads.files import read_heads
+from tokenswift.spec.heads import read_heads
 
 SMALL = "--tokens 1500 --sequence-length 96 --prompt-length 16 --write-batch 4 --steps 4 --num-heads 2"
 

@@ -27,8 +27,8 @@ from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
 from tokenswift.memory import Memory
 from tokenswift.runs.folder import RunWriter
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
-from tokenswift.spec.methods import Autoregressive
+from tokenswift.spec.heads import Heads, HeadsConfig
+from tokenswift.spec.methods import FixedWidths
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
@@ -261,7 +261,7 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
 
 def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
-    draft, add = Autoregressive.draft, RunWriter.add
+    draft, add = FixedWidths.draft, RunWriter.add
 
     def failing(self: Any, sequence: Any) -> DraftTree:
         seed = sequence.sampler.params.seed
@@ -282,7 +282,7 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
 
     requests = [plain([2, 3, 4], 25, seed) for seed in range(4)]
     expected = [alone(llm, request).token_ids for request in requests]
-    monkeypatch.setattr(Autoregressive, "draft", failing)
+    monkeypatch.setattr(FixedWidths, "draft", failing)
     monkeypatch.setattr(RunWriter, "add", full)
     bad = {
         "the drafter fails": plain([2, 3, 4], 25, 13),

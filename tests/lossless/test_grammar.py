@@ -31,9 +31,8 @@ from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.choice import allowed_tokens
 from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
 from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.drafters.base import Outcome
-from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.grammar import GrammarDrafter
+from tokenswift.spec.drafters.base import Candidates, Outcome
+from tokenswift.spec.drafters.lookup import GrammarDrafter
 from tokenswift.types import DraftTree
 
 END = 257
@@ -290,7 +289,7 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
 
     assert chances() == [1.0, 0.5]
     for tokens, (least, most) in (([x], (0.5, 0.5)), ([x, 260, 7], (0.51, 0.99)), ([x, 261], (0.4, 0.51))):
-        drafter.observe(text, Outcome(tokens, len(tokens), {}, True))
+        drafter.observe(text, Outcome(tokens, len(tokens), True))
         sure, uncertain = chances()
         assert sure == 1.0 and least <= uncertain <= most, tokens
 

@@ -9,7 +9,7 @@ import torch
 
 from tests import eagles
 from tests.spec.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
-from tokenswift.spec.eagle.files import EagleConfig, EagleWeights
+from tokenswift.spec.eagle import EagleConfig, EagleWeights
 
 #: as wide as the models of `tests.tiny`
 SIZES = EagleConfig(

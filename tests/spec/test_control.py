@@ -12,7 +12,7 @@ from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted
 from tokenswift.spec.strategy import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree
 
-HEADS = CostEstimate("heads", "the heads", tokens=1.45, rows=3, price=0.2)
+HEADS = CostEstimate("heads", tokens=1.45, rows=3, price=0.2)
 DRAFT = 0.002  # plain passes that looking for candidates takes
 
 
@@ -108,6 +108,14 @@ def test_a_busy_machine_changes_no_decision() -> None:
     decoder.write(400, 0.7)
     assert sum(decoder.drafted[-60:]) == pytest.approx(before, rel=0.25)
     assert decoder.control.costs.unit == pytest.approx(90, rel=0.3)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.9])
+def test_the_gain_is_said_as_it_was(chance: float) -> None:
+    decoder = Decoder()
+    decoder.write(50, chance)
+    rate = decoder.write(1000, chance)  # that of plain decoding is 1; hiccups, not in it, take a fifth
+    assert 0.7 * rate < decoder.control.record()["gain"] < 0.95 * rate
 
 
 def test_rows_that_turn_out_dear_are_not_drafted() -> None:

@@ -17,8 +17,7 @@ from tests.tiny import byte_model
 from tests.train.test_train import states_of
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.spec.eagle.files import EagleWeights, load_eagle
-from tokenswift.spec.eagle.model import EagleModel
+from tokenswift.spec.eagle import EagleModel, EagleWeights, load_eagle
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions

@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small, steps, words
-from tokenswift.spec.heads.files import host_of, load_heads
+from tokenswift.spec.heads import host_of, load_heads
 from tokenswift.train import heads, loop
 from tokenswift.train.loss import Distillation
 from tokenswift.train.states import HiddenStore

@@ -16,8 +16,7 @@ from tests.families import rare
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.sampling.choice import processed
-from tokenswift.spec.heads.files import host_of, load_heads, read_heads
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
 from tokenswift.train import loss
 from tokenswift.train.data import blocks, read_texts
 from tokenswift.train.heads import HeadsStudent, train_heads

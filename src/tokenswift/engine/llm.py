@@ -33,8 +33,8 @@ from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
 from tokenswift.runs.state import RunState
-from tokenswift.spec.eagle.files import EagleWeights
-from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.eagle import EagleWeights
+from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
 from tokenswift.types import Generation, InputError, OnProgress, Step, check_callback
 

@@ -32,11 +32,11 @@ from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.state import End, Header, Identity, Loading, RunState, Session
 from tokenswift.sampling.penalties import rules_of
-from tokenswift.spec.drafters.base import MARKS
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import (
     PREFILL,
+    SOURCES,
     Generation,
     InputError,
     Logprob,
@@ -108,7 +108,7 @@ class Sequence(TokenSequence):
         self.prefixes = prefixes
         self.check_memory(spare)
         self.new_tokens: list[int] = []
-        self.sources: Counter[str] = Counter(dict.fromkeys(MARKS, 0))
+        self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
         self.logprobs: list[Logprob] = []
         self.finish_reason: str | None = None
         self.tail = ""
@@ -173,7 +173,7 @@ class Sequence(TokenSequence):
             self.finish_reason = None
             self._written.append(self._piece(token))
         self.draft_passes = state.passes
-        self.sources.update({name: state.sources.count(mark.letter) for name, mark in MARKS.items()})
+        self.sources.update({name: state.sources.count(name[0]) for name in SOURCES})
         self.meter.restore(state.steps, state.seconds)
         self._release()
 

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta
 
 from tokenswift.config import ADJUSTING, OPTIONS, SamplingParams, shown
-from tokenswift.spec.drafters.base import MARKS
 from tokenswift.types import InputError, Loop, Step, check_choice
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -137,7 +136,7 @@ Record: TypeAlias = Header | Session | Tokens
 def sources_of(step: Step) -> str:
     """A letter for each token of a step; "t" for all where nobody says."""
     named = step.sources or ("target",) * len(step.token_ids)
-    return "".join(MARKS[name].letter for name in named)
+    return "".join(name[0] for name in named)
 
 
 @dataclass(slots=True)

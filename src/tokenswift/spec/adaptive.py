@@ -10,17 +10,14 @@ any of this, only the time can.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
-from tokenswift.spec.chances import Calibration
-from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Gain, Learnt
-from tokenswift.spec.drafters.base import Drafter, Outcome
-from tokenswift.spec.drafters.candidates import Below, Candidates, Source
-from tokenswift.spec.strategy import ALONE, TokenSequence
-from tokenswift.tree import CandidateTree
+from tokenswift.spec.control import Calibration, Control, CostEstimate, Costs, Drafted, Learnt
+from tokenswift.spec.drafters.base import Below, Candidates, Drafter, Outcome
+from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree, Step
 
 MOST_NODES = 31  # below the root
@@ -28,16 +25,6 @@ YOUNG = 64  # steps that are all learnt from
 WIDTH = 4  # candidates of a place
 ROWS = 4  # places that one level, or one pass over several places, continues
 CHAIN = 6  # passes in one step that only draft
-
-
-class _Ranking(NamedTuple):
-    """A ranking below a node, to be learnt from: its kind, features, chances and tokens."""
-
-    node: int
-    kind: str
-    features: list[tuple[float, ...]]
-    chances: list[float]
-    tokens: list[int]
 
 
 class PricedCandidates(Candidates):
@@ -62,14 +49,14 @@ class PricedCandidates(Candidates):
         super().__init__(sequence, sampler, coupled, most=CHAIN)
         self.calibration, self.control = calibration, control
         self.least = 0.5 * control.rate * control.row
-        self._rankings_made: list[_Ranking] = []
+        self._rankings: list[tuple[int, Callable[[int], None]]] = []
 
     def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
         """Add a ranking's candidates below ``node``, each with its chance (see `Candidates.offer`)."""
         kind = self.drafter.name if kind is None else kind
-        chances, made = self.calibration.chances(kind, ranked, level)
-        self._rankings_made.append(_Ranking(node, kind, made, chances, ranked.tokens))
-        tree, mark = self.tree, self.drafter.mark.name
+        chances, learn = self.calibration.chances(kind, ranked, level)
+        self._rankings.append((node, learn))
+        tree, mark = self.tree, self.drafter.mark
         above = tree.chance(node)
         below = []
         for token, chance in zip(ranked.tokens, chances, strict=True):
@@ -90,18 +77,11 @@ class PricedCandidates(Candidates):
         return [node for _, node, _ in kept], [row for _, _, row in kept]
 
     def learn(self, new: list[int]) -> None:
-        """Take in the tokens that came."""
-        for node, kind, made, chances, tokens in self._rankings_made:
-            right = self._came(node, new)
-            if right is not None:
-                self.calibration.learn(kind, made, chances, tokens, right)
-
-    def _came(self, node: int, new: list[int]) -> int | None:
-        """The token that came where ``node``'s path had come; None where it had not."""
-        depth = self.tree.depths[node]
-        if depth < len(new) and self.tree.path(node) == new[:depth]:
-            return new[depth]
-        return None
+        """Take in the tokens that came, at the rankings whose paths had come."""
+        for node, learn in self._rankings:
+            depth = self.tree.depths[node]
+            if depth < len(new) and self.tree.path(node) == new[:depth]:
+                learn(new[depth])
 
     def _width_at(self, depth: int) -> int:
         return WIDTH
@@ -114,17 +94,12 @@ class PricedCandidates(Candidates):
             self.control.led(of, sum(firsts) / len(firsts))
         return self.control.lead(of)
 
-    def _worth_pass(self, below: Below) -> bool:
-        control, name = self.control, self.drafter.name
-        price = control.modes[name].pass_cost + control.row
-        return below[0][1] * self._led([below], name) >= control.rate * price
-
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
         gain = self.tree.chance(nodes[0]) * control.lead(0)
         return nodes[:1] if gain > control.rate * (control.level + control.row) else []
 
-    def _worth_passes(self, below: list[Below]) -> list[int]:
+    def _worth_passes(self, below: list[Below], places: int | None) -> list[int]:
         """Where the next pass promises more than it costs: the likeliest place, and others whose candidates
         are worth a row of that pass and one of the verify pass."""
         if not any(below):
@@ -133,7 +108,7 @@ class PricedCandidates(Candidates):
         lead, cost = self._led(below, name), control.modes[name].pass_cost
         row = cost * (control.costs.verify(6) - 1) / 5  # of such a pass, as of the target's
         least = control.rate * (row + control.row)
-        best, *others = _likeliest(below)
+        best, *others = _likeliest(below)[:places]
         kept = [best, *(other for other in others if other[0] * lead > least)]
         gain = lead * sum(chance for chance, _, _ in kept)
         price = cost + control.row * len(kept) + row * (len(kept) - 1)
@@ -154,12 +129,9 @@ class ByChance:
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
         learnt: what earlier texts of the model taught.
-        priors: weights that chances start from, by kind of ranking, where better ones than the library's are
-            known.
     """
 
-    name, acceptance = "", "exact"
-    max_nodes = MOST_NODES + 1
+    acceptance, max_nodes = "exact", MOST_NODES + 1
 
     def __init__(
         self,
@@ -167,22 +139,12 @@ class ByChance:
         sampler: Sampler,
         coupled: bool,
         learnt: Learnt,
-        priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
     ) -> None:
-        self.drafters, self.sampler, self.coupled = list(drafters), sampler, coupled
-        self.calibration = learnt.calibration = learnt.calibration or Calibration(priors)
-        self.learnt = learnt
-        self.control: Control
-        self.gain = Gain()
+        self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
-        self._candidates: PricedCandidates | None = None
-        self._ranked: dict[str, Source] = {}
         self._before: Step | None = None
         self._steps = 0
-        self._tree: DraftTree | None = None
-        self._unread: list[int] = []  # tokens of steps that asked nobody
-        self._rest = 0  # steps to come that ask nobody
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The widest tree's rows, and what the drafters hold (see `memory.needs_of`)."""
@@ -193,16 +155,13 @@ class ByChance:
         """Let the drafters read the prompt, and hear what they offer."""
         costs = Costs(self.learnt.ratios)
         offers: dict[str, CostEstimate] = {}
-        for drafter in list(self.drafters):
+        for drafter in self.drafters:
             drafter.begin(sequence)
             offer = drafter.offer(costs)
             if offer is None:
-                self.drafters.remove(drafter)
-                continue
-            if offer.price:
-                offers[drafter.name], self._priced[drafter.name] = offer, drafter
-            else:
                 self._free.append(drafter)
+            else:
+                offers[drafter.name], self._priced[drafter.name] = offer, drafter
         self.control = Control(costs, offers, self.learnt.biases)
 
     # ---- a step ---------------------------------------------------------------------------------
@@ -210,14 +169,9 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
-        if self._rest and sequence.load == ALONE:
-            self._candidates = None
-            self._tree = CandidateTree(sequence.tokens[-1]).build()
-            return self._tree
-        self._read_on(sequence)
         control.left = sequence.left
         mode = control.mode(length, sequence.load)
-        made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
+        made = PricedCandidates(sequence, self.sampler, self.coupled, self.learnt.calibration, control)
         self._candidates = made
         if not control.bare:
             for drafter in self._free:
@@ -225,7 +179,6 @@ class ByChance:
             if mode in self._priced and sequence.newest is not None:
                 made.ask(self._priced[mode])
         sequence.draft_passes += made.passes
-        self._leave_out(made)
         prices = control.prices(min(MOST_NODES, len(made.tree) - 1))
         rate = control.rate / control.modes[mode].bias  # chances are off by as much as they were of late
         nodes, expected = made.tree.select(prices, rate)
@@ -237,57 +190,24 @@ class ByChance:
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         return tree
 
-    def _leave_out(self, made: PricedCandidates) -> None:
-        """Drop the drafters whose rows are refused again and again."""
-        self._ranked |= made.ranked
-        for drafter in self.drafters:
-            if drafter.refusals.dropped:
-                self.control.drop(drafter.name)
-                if drafter in self._free:
-                    self._free.remove(drafter)
-
     def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Learn from the step: chances from its outcome, costs from its times."""
         spent = {name: 1000 * seconds for name, seconds in step.times.items()}
         draft_ms = spent.pop("draft", 0.0)
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
-        if not sequence.load.rows:
-            self.gain.add(len(new), step.drafted, step.times)
-        if self._candidates is None:
-            self._rest, self._before = max(0, self._rest - 1), None
-            control.modes[PLAIN].count(len(new), 1)
-            control.costs.observe(1, verify_ms)
-            self._unread += new
-            return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
         self._steps += 1
         if self._steps <= YOUNG or self._steps % 4 == 0:  # then chances are known well
             self._candidates.learn(new)
-        self._rest = control.rest()
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
-            drafter.observe(sequence, Outcome(new, len(nodes), step.times, in_use, self._tree))
-
-    def _read_on(self, sequence: TokenSequence) -> None:
-        """The drafters take in what came while nobody was asked."""
-        if self._unread:
-            for drafter in self.drafters:
-                drafter.observe(sequence, Outcome(self._unread, len(self._unread), {}, False))
-            self._unread = []
+            drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
 
     # ---- what it did ----------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
-        """Figures, ready for JSON: what was used and why in a sentence, what it gained, shares of modes, the
-        share of deciding; None before the first step."""
-        if not self._steps:
-            return None
-        left_out = [source.name for source in self._ranked.values() if source.dropped]
-        return {
-            "summary": self.control.summary() + "".join(f"; {name} were left out" for name in left_out),
-            "gain": self.gain.ratio,
-            **self.control.record(),
-        }
+        """Figures, ready for JSON (see `Control.record`); None before the first step."""
+        return self.control.record() if self._steps else None

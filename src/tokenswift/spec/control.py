@@ -1,10 +1,15 @@
-"""Which drafter drafts, and what rows cost: learnt from the tokens and times of the steps, and nothing else.
+"""Which drafter drafts, what rows cost and how likely candidates are right: learnt from the steps alone.
 
-Times are counted in *plain passes*: what a pass over one row of this text takes now. That unit follows the
+*Chances*: with coupled drafting the draft ranks tokens by its own scores plus the target's noise, so how far
+the best candidate leads says how likely the target agrees. For every source of candidates a logistic
+regression over a handful of features of the ranking gives the chance of each candidate; it starts from
+figures that come with the heads and learns from every place whose outcome becomes known, drafted or not.
+
+*Times* are counted in *plain passes*: what a pass over one row of this text takes now. That unit follows the
 machine and the context, so what is known of a row, a level or a drafter holds when a machine gets busy, or a
 text long. A step of several texts is judged as a whole: what all of them yield over what all of them take.
 
-A mode is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Its rate is what
+A *mode* is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Its rate is what
 its steps are expected to yield, corrected by what they did yield, over what they take. Modes that are not in
 use are tried for a few steps, each time after twice as many steps as before. There is no clock here: steps
 bring their times.
@@ -13,13 +18,103 @@ bring their times.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import mul
 from typing import Any
 
-from tokenswift.spec.chances import Calibration
+from tokenswift.sampling.choice import Ranked
 from tokenswift.spec.strategy import ALONE, BatchLoad
+
+# ---- chances -----------------------------------------------------------------------------------------------
+
+
+_LOGS = [math.log(at + 1.0) for at in range(64)]
+_FAR = 3.0  # perturbed scores further apart than this say no more
+_RATE = 0.06  # step of the online regression
+_PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    # source → weights of the first candidate, weights of the others
+    "hidden": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
+    "backbone": ((1.2, 0.6, 0.5, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
+    "model": ((0.0, 0.5, 0.4, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
+    "after": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
+}
+_GENERAL = _PRIORS["hidden"]  # of kinds that nobody knows better weights for
+
+
+def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
+    """The features of candidate ``at`` of a ranking, ``depth`` levels below where its source starts: 1, lead
+    over the next one (the best) or distance behind the best (the others), its logarithm, its share in the
+    draft, the depth, and the logarithm of the rank."""
+    values = ranked.values
+    if at == 0:
+        gap = min(_FAR, values[0] - values[1]) if len(values) > 1 else _FAR
+    else:
+        gap = min(_FAR, values[0] - values[at])
+    return (1.0, gap, math.log(gap + 0.1), ranked.shares[at], float(depth), _LOGS[at])
+
+
+class Regression:
+    """One logistic regression, updated by stochastic gradient steps.
+
+    Args:
+        weights: to start from.
+        rate: step of the gradient.
+    """
+
+    __slots__ = ("weights", "rate")
+
+    def __init__(self, weights: Sequence[float], rate: float = _RATE) -> None:
+        self.weights, self.rate = list(weights), rate
+
+    def chance(self, x: Sequence[float]) -> float:
+        """The predicted probability."""
+        score = sum(map(mul, self.weights, x))
+        return 1.0 / (1.0 + math.exp(-score)) if score > -30 else 0.0
+
+    def learn(self, x: Sequence[float], error: float) -> None:
+        """One step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
+        step = self.rate * error / sum(map(mul, x, x))
+        self.weights = [weight + step * value for weight, value in zip(self.weights, x, strict=True)]
+
+
+class Calibration:
+    """The regressions of all sources.
+
+    Args:
+        priors: source → (weights of the first candidate, weights of the others), where better ones than the
+            library's are known (a heads file brings its own).
+    """
+
+    def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
+        self._models: dict[str, tuple[Regression, ...]] = {}
+        self._priors = {**_PRIORS, **(priors or {})}
+
+    def _model(self, kind: str) -> tuple[Regression, ...]:
+        if kind not in self._models:
+            pair = self._priors.get(kind, _GENERAL)
+            self._models[kind] = tuple(Regression(weights) for weights in pair)
+        return self._models[kind]
+
+    def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], Callable[[int], None]]:
+        """Chance of each candidate of a ranking, and what takes in which token the target chose there."""
+        first, others = self._model(source)
+        made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
+        found = [(others if at else first).chance(x) for at, x in enumerate(made)]
+        total = sum(found)
+        if total > 0.98:  # at most one is right
+            found = [chance * 0.98 / total for chance in found]
+
+        def learn(right: int) -> None:
+            for at, token in enumerate(ranked.tokens):
+                (others if at else first).learn(made[at], (token == right) - found[at])
+
+        return found, learn
+
+
+# ---- prices, and who drafts --------------------------------------------------------------------------------
+
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts that are told apart
 ROW = 0.1  # of a plain pass that a row takes, before any was seen
@@ -38,8 +133,7 @@ _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding
 _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
-_IDLE, _REST, _LONG_REST = 16, 16, 64  # steps without a draft until a rest; of a rest at first, and at most
-_ASKED = 4  # steps between rests
+_IDLE, _ASKED = 16, 8  # after so many steps without a draft one in so many asks for drafts from the text
 _DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
 _DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
@@ -50,15 +144,15 @@ class Learnt:
     """What the texts of a model have taught, so that the next need not learn it again; each adds to it.
 
     Attributes:
+        calibration: makes chances of rankings.
         ratios: see `Costs`.
         biases: by mode, drafted tokens that came over those that were expected.
-        calibration: makes chances of rankings; None before the first text.
         outcomes: of recycled rankings (see `drafters.recycle`).
     """
 
+    calibration: Calibration = field(default_factory=Calibration)
     ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
     biases: dict[str, float] = field(default_factory=dict)
-    calibration: Calibration | None = None
     outcomes: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
 
 
@@ -127,19 +221,16 @@ class CostEstimate:
 
     Attributes:
         words: what it does, for the summary ("heads from the verified state").
-        title: what it is, in words that begin with "the" ("the heads").
         tokens: yield of a step, the target's own token included.
         rows: of a step's verify pass.
-        price: time that drafting takes in a step; 0: it drafts in every step beside the others.
+        price: time that drafting takes in a step.
         pass_cost, lead: of a drafter that makes one pass after another: time of one, and the chance of its
             best candidate; 0 for others.
         least: it drafts only over more cached tokens than these.
         loads: it has to load a cache first, so it is tried only where much of the text is left.
-        given: the user asked for it, so the summary says when it did not pay.
     """
 
     words: str
-    title: str
     tokens: float
     rows: int
     price: float
@@ -147,7 +238,6 @@ class CostEstimate:
     lead: float = 0.0
     least: int = 0
     loads: bool = False
-    given: bool = False
 
 
 @dataclass(slots=True)
@@ -205,38 +295,6 @@ class Drafted:
     loaded: bool = False
 
 
-@dataclass(slots=True)
-class Gain:
-    """What drafting gained over plain decoding, measured while a text is written.
-
-    A step without drafts takes what a token of plain decoding takes, drafting and learning aside.
-    """
-
-    plain_steps: int = 0
-    plain: float = 0.0  # seconds that such a step takes, lately
-    unpriced: int = 0  # tokens before the first of them
-    worth: float = 0.0  # seconds that plain decoding would have taken
-    spent: float = 0.0
-
-    def add(self, tokens: int, drafted: int, times: Mapping[str, float]) -> None:
-        """A step yielded ``tokens``; ``drafted`` nodes were verified; ``times`` are its seconds by phase."""
-        self.spent += sum(times.values())
-        self.unpriced += tokens
-        if not drafted:
-            took = sum(seconds for phase, seconds in times.items() if phase not in ("draft", "observe"))
-            if not self.plain_steps or took < 3 * self.plain:
-                self.plain_steps += 1
-                self.plain += max(1 / 8, 1 / self.plain_steps) * (took - self.plain)
-        if self.plain_steps:
-            self.worth += self.unpriced * self.plain
-            self.unpriced = 0
-
-    @property
-    def ratio(self) -> float | None:
-        """Times as fast as plain decoding; None where it was hardly seen."""
-        return self.worth / self.spent if self.plain_steps >= 2 else None
-
-
 class Control:
     """Chooses the mode of every step and knows all prices.
 
@@ -272,9 +330,8 @@ class Control:
         self._trial: tuple[str, int] | None = None
         self._step, self._last_bare = 0, 0
         self.last = Drafted()
-        self._spent = 0.0
-        self._dropped: set[str] = set()
-        self._idle, self._rest = 0, _REST  # plain steps in a row without a draft; steps of the next rest
+        self._idle = 0  # plain steps in a row without a draft
+        self._worth = self._spent = 0.0  # milliseconds that plain decoding would have taken, and that went by
 
     # ---- decisions ------------------------------------------------------------------------------
 
@@ -286,7 +343,9 @@ class Control:
         rates = {name: self.pace(name) for name in self.modes if self._open(name, context)}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # asking nobody
-        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE
+        idle = self._idle >= _IDLE and self._step % _ASKED and self._trial is None and load == ALONE
+        dear = self.modes[PLAIN].draft > _DEAR
+        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE or bool(idle and dear)
         if self.bare:
             return PLAIN
         if self._trial is not None:
@@ -312,17 +371,9 @@ class Control:
         if self.current not in seen or seen[best] > margin * seen[self.current]:
             self.current = best
 
-    def drop(self, name: str) -> None:
-        """Leave a mode out from the next step on."""
-        self._dropped.add(name)
-        if self.current == name:
-            self.current = PLAIN
-        if self._trial is not None and self._trial[0] == name:
-            self._trial = None
-
     def _open(self, name: str, context: int) -> bool:
         offer = self.offers.get(name)
-        return name not in self._dropped and (offer is None or not offer.least or context > offer.least)
+        return offer is None or not offer.least or context > offer.least
 
     def _promises(self, name: str, rate: float) -> bool:
         """Whether a mode that would reach a rate is worth trying; plain decoding is."""
@@ -339,7 +390,10 @@ class Control:
         return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
 
     def uses(self, name: str) -> bool:
-        """Whether a drafter drafts now, drafted last or is on trial."""
+        """Whether a drafter drafts now, drafted last or is on trial; of those without a price, whether it was
+        asked."""
+        if name not in self.modes:
+            return not self.bare
         return name in (self.current, self.last.mode, self._trial and self._trial[0])
 
     def prices(self, most: int) -> list[float]:
@@ -353,6 +407,8 @@ class Control:
         """A tree was made."""
         if tree.rows == self.last.rows == 1:
             self._last_bare = self._step
+        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)  # else it was a trial
+        self._idle = 0 if drafts else self._idle + 1
         self.last = tree
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
@@ -361,7 +417,9 @@ class Control:
         last = self.last
         if last.rows == rows:  # not where the text's end cut it short
             self.costs.observe(rows + self.load.rows, verify_ms)
-        self._spent += verify_ms + draft_ms
+        if not self.load.rows:
+            self._worth += tokens * self.costs.unit
+            self._spent += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
         mode = self.modes[last.mode]
         mode.count(tokens, rows)
@@ -377,19 +435,6 @@ class Control:
         if last.passes:
             mode.pass_cost *= 1 + _FAST * (ratio - 1)
 
-    def rest(self) -> int:
-        """Steps to come in which nobody need be asked: nothing was worth a row for a while, and asking takes
-        long. Each rest takes twice as many as the one before, until something is drafted."""
-        if self._trial is not None:
-            return 0
-        drafted = self.last.rows > 1 and self.last.mode == self.current  # else it was a trial
-        self._idle = 0 if drafted or self.current != PLAIN else self._idle + 1
-        self._rest = _REST if drafted else self._rest
-        if self._idle < _IDLE or self.modes[PLAIN].draft <= _DEAR:
-            return 0
-        self._idle, rest, self._rest = _IDLE - _ASKED, self._rest, min(_LONG_REST, 2 * self._rest)
-        return rest
-
     def lead(self, of: int | str) -> float:
         """Chance of the best candidate of a level of heads, counted from 0, or of a named drafter's pass."""
         return self._leads.get(of, _CHANCE)
@@ -400,31 +445,21 @@ class Control:
 
     # ---- reports --------------------------------------------------------------------------------
 
-    def summary(self) -> str:
-        """What was used and why, in a sentence."""
-        steps = sum(mode.steps for mode in self.modes.values())
-        if not steps:
-            return "nothing was decoded"
-        used = max(self.modes, key=lambda name: self.modes[name].steps)
-        drafted = sum(mode.drafted for mode in self.modes.values())
-        words = self.offers[used].words if used in self.offers else _WORDS
-        text = f"{words} in {self.modes[used].steps / steps:.0%} of the steps, "
-        text += f"{drafted / steps:.1f} nodes a step"
-        for name, offer in self.offers.items():
-            if name != used and self.modes[name].steps and (offer.given or used == PLAIN):
-                text += f"; {offer.title} did not pay"
-        return text
-
     def record(self) -> dict[str, Any]:
-        """Steps, tokens and nodes by mode, and the share of the time that deciding took: learning, and what
-        drafting takes in plain steps too."""
-        steps = sum(mode.steps for mode in self.modes.values())
-        deciding = steps * self.modes[PLAIN].draft * self.costs.unit
+        """What was used in a sentence; how many times as fast as plain decoding that was, by what a plain
+        pass took then (None where such passes were hardly seen, or all steps were of several texts); steps,
+        tokens and nodes by mode."""
+        seen = {name: mode for name, mode in self.modes.items() if mode.steps}
+        steps = sum(mode.steps for mode in seen.values())
+        nodes = sum(mode.drafted for mode in seen.values()) / steps
+        words = {PLAIN: _WORDS} | {name: offer.words for name, offer in self.offers.items()}
+        used = sorted(seen, key=lambda name: -seen[name].steps)
+        shares = "; ".join(f"{words[name]} in {seen[name].steps / steps:.0%}" for name in used)
         return {
+            "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
+            "gain": self._worth / self._spent if self._spent and self.modes[PLAIN].steps >= FIRST else None,
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
-                for name, mode in self.modes.items()
-                if mode.steps
+                for name, mode in seen.items()
             },
-            "controller_share": round(deciding / self._spent, 4) if steps else 0.0,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.config import (
@@ -18,12 +19,10 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
 from tokenswift.spec.adaptive import ByChance
-from tokenswift.spec.drafters.base import CHAIN, Drafter, Outcome
-from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.drafters.eagle import EagleDrafter
-from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
-from tokenswift.spec.drafters.lookup import LENGTH, Ngrams, PromptLookup
+from tokenswift.spec.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
 from tokenswift.spec.drafters.passes import (
     CheckedDrafter,
     ModelContext,
@@ -32,13 +31,14 @@ from tokenswift.spec.drafters.passes import (
     SparseContext,
 )
 from tokenswift.spec.drafters.recycle import Recycle
-from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import check_tree
 from tokenswift.types import DraftTree, InputError, Step
 
 
+@dataclass(eq=False)
 class FixedWidths:
     """Drafting of published methods: as many candidates at every depth, in every step.
 
@@ -56,23 +56,16 @@ class FixedWidths:
         max_nodes: of a tree at most, for the cache's scratch room.
     """
 
-    name = ""
+    drafters: Sequence[Drafter]
+    sampler: Sampler
+    coupled: bool
+    widths: tuple[int, ...]
+    option: tuple[str, object]
+    acceptance: str = "exact"
+    most: int | None = None
 
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        sampler: Sampler,
-        coupled: bool,
-        widths: tuple[int, ...],
-        option: tuple[str, object],
-        acceptance: str = "exact",
-        most: int | None = None,
-    ) -> None:
-        self.drafters, self.sampler, self.coupled = drafters, sampler, coupled
-        self.widths, self.option, self.most = widths, option, most
-        self.acceptance = acceptance
-        self.nodes = self.max_nodes = tree_nodes(widths)
-        self._tree: DraftTree | None = None
+    def __post_init__(self) -> None:
+        self.nodes = self.max_nodes = tree_nodes(self.widths)
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The tree's rows, and what the drafters hold (see `memory.needs_of`)."""
@@ -99,77 +92,49 @@ class FixedWidths:
         sequence.draft_passes += candidates.passes
         tree = candidates.tree
         out = candidates.forbidden(range(1, len(tree)))
-        for node in range(1, len(tree)) if out else ():
-            if tree.parents[node] in out:
-                out.add(node)
-        self._tree = tree.build([n for n in range(1, len(tree)) if n not in out] if out else None)
-        return self._tree
+        self.tree = tree.build([n for n in range(1, len(tree)) if n not in out] if out else None)
+        return self.tree
 
     def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Let the drafters read on."""
         tokens = list(step.token_ids)
         for drafter in self.drafters:
-            outcome = Outcome(tokens, len(nodes), step.times, not drafter.refusals.dropped, self._tree)
-            drafter.observe(sequence, outcome)
+            drafter.observe(sequence, Outcome(tokens, len(nodes), True, self.tree))
 
     def report(self) -> dict[str, Any] | None:
         """Nothing to account for: it drafts what it is told to."""
         return None
 
 
-class Autoregressive(FixedWidths):
-    """One token per pass over the full cache.
-
-    Args:
-        llm, options: not looked at.
-        sampler: the target's choice rule.
-    """
-
-    name = "autoregressive"
-
-    def __init__(self, llm: Any, options: Any, sampler: Sampler) -> None:
-        super().__init__([], sampler, coupled=True, widths=(), option=("tree", "1"))
+def autoregressive(llm: Any, options: Any, sampler: Sampler) -> FixedWidths:
+    """One token per pass over the full cache; neither ``llm`` nor ``options`` is looked at."""
+    return FixedWidths([], sampler, True, (), ("tree", "1"))
 
 
-class Medusa(FixedWidths):
+def medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> FixedWidths:
     """Medusa's drafting.
 
-    Args:
-        llm: model and heads.
-        options: `config.MedusaOptions`.
-        sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
     """
-
-    name = "medusa"
-
-    def __init__(self, llm: Resources, options: MedusaOptions, sampler: Sampler) -> None:
-        heads = llm.heads_of("medusa")
-        if heads is None:
-            raise InputError(
-                "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
-                f"tokenswift train --kind medusa{rivals_note()}"
-            )
-        tree = options.tree
-        check_tree(tree, llm.target.vocab_size)
-        drafter = HeadDrafter(llm.target, llm.packed(heads), options.vocabulary == "frequent")
-        coupled = options.candidates == "coupled"
-        super().__init__([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
+    heads, tree = llm.heads_of("medusa"), options.tree
+    if heads is None:
+        raise InputError(
+            "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
+            f"tokenswift train --kind medusa{rivals_note()}"
+        )
+    check_tree(tree, llm.target.vocab_size)
+    drafter = HeadDrafter(llm.target, llm.packed(heads), options.vocabulary == "frequent")
+    coupled = options.candidates == "coupled"
+    return FixedWidths([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
 
 
 class TokenSwift(FixedWidths):
-    """The paper's method.
+    """The paper's method; without heads its n-grams and passes over the partial cache alone.
 
-    Args:
-        llm: model and heads (without heads: backbone and n-grams only).
-        options: `config.TokenSwiftOptions`.
-        sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: tree widths above the vocabulary, or too many nodes.
     """
-
-    name = "tokenswift"
 
     def __init__(self, llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
         target, coupled = llm.target, options.candidates == "coupled"
@@ -193,115 +158,102 @@ class TokenSwift(FixedWidths):
         total = sequence.cache.length
         pays = total > self.budget and total * self.target.kv_bytes > self.target.weight_bytes
         passes = self.mode == "partial" or (self.mode == "auto" and pays)
-        if passes and sequence.newest is not None and not self.partial.refusals.dropped:
+        if passes and sequence.newest is not None:
             return [self.partial, *self.ngrams]
         return [*self.heads, *self.ngrams]
 
 
-class TriForce(FixedWidths):
+def small_model(
+    llm: Resources,
+    name: Any,
+    asked: tuple[str, Any],
+    size: int,
+    sinks: int,
+    longest: int,
+    kv: str = "streaming",
+) -> ModelDrafter:
+    """A draft model that drafts up to ``longest`` tokens over a cache of ``size``; ``asked``: the option that
+    sets it, and its value."""
+    target, model = llm.target, llm.draft_models.get(name)
+    frequent = None if llm.heads is None else llm.heads.frequent
+    context = ModelContext(model, target.vocab_size, kv, size, sinks, longest, frequent)
+    return ModelDrafter(context, target, asked)
+
+
+def triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> FixedWidths:
     """TriForce's drafting: a chain of at least γ tokens.
 
-    Args:
-        llm: model and draft model.
-        options: `config.TriForceOptions`.
-        sampler: the target's choice rule, shared by both levels.
     Raises:
         InputError: the draft model cannot be had.
     """
-
-    name = "triforce"
-
-    def __init__(self, llm: Resources, options: TriForceOptions, sampler: Sampler) -> None:
-        gamma, sinks, size = options.gamma, options.sinks, options.draft_budget
-        longest, coupled = gamma + options.inner_gamma, options.candidates == "coupled"
-        small = llm.draft_models.get(options.draft_model)
-        own = ModelContext(small, llm.target.vocab_size, "streaming", size, sinks, longest, llm.frequent())
-        inner = ModelDrafter(own, llm.target, ("draft_budget", size))
-        context = SparseContext(
-            llm.target, "chunks", options.budget, sinks, longest + 1, options.refresh, chunk=options.chunk
-        )
-        drafter = CheckedDrafter(context, inner, options.inner_gamma, gamma)
-        super().__init__([drafter], sampler, coupled, (1,) * (gamma + 1), ("gamma", gamma))
+    gamma, sinks, longest = options.gamma, options.sinks, options.gamma + options.inner_gamma
+    asked = ("draft_budget", options.draft_budget)
+    inner = small_model(llm, options.draft_model, asked, options.draft_budget, sinks, longest)
+    sizes = (options.budget, sinks, longest + 1, options.refresh)
+    context = SparseContext(llm.target, "chunks", *sizes, chunk=options.chunk)
+    drafter = CheckedDrafter(context, inner, options.inner_gamma, gamma)
+    coupled, widths = options.candidates == "coupled", (1,) * (gamma + 1)
+    return FixedWidths([drafter], sampler, coupled, widths, ("gamma", gamma))
 
 
-POLICIES = {"snapkv": "snapkv", "streaming": "recent"}
+def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> FixedWidths:
+    """MagicDec's drafting: a chain of γ tokens; without a draft model the target drafts for itself.
 
-
-class MagicDec(FixedWidths):
-    """MagicDec's drafting: a chain of γ tokens.
-
-    Args:
-        llm: model and draft model.
-        options: `config.MagicDecOptions`; without a draft model the target drafts for itself.
-        sampler: the target's choice rule, shared for coupled drafting.
     Raises:
         InputError: the draft model cannot be had.
     """
-
-    name = "magicdec"
-
-    def __init__(self, llm: Resources, options: MagicDecOptions, sampler: Sampler) -> None:
-        budget, sinks, gamma = options.budget, options.sinks, options.gamma
-        drafter: Drafter
-        if options.draft_model is None:
-            refresh = 0 if options.kv == "snapkv" else None
-            context = SparseContext(llm.target, POLICIES[options.kv], budget, sinks, gamma, refresh)
-            drafter = PartialDrafter(llm.target, context, mark=CHAIN)
-        else:
-            small = llm.draft_models.get(options.draft_model)
-            own = ModelContext(small, llm.target.vocab_size, options.kv, budget, sinks, gamma, llm.frequent())
-            drafter = ModelDrafter(own, llm.target, ("budget", budget))
-        coupled, widths = options.candidates == "coupled", (1,) * gamma
-        super().__init__([drafter], sampler, coupled, widths, ("gamma", gamma))
+    budget, sinks, gamma, kv = options.budget, options.sinks, options.gamma, options.kv
+    drafter: Drafter
+    if options.draft_model is None:
+        policy, refresh = ("snapkv", 0) if kv == "snapkv" else ("recent", None)
+        context = SparseContext(llm.target, policy, budget, sinks, gamma, refresh)
+        drafter = PartialDrafter(llm.target, context, mark="chain")
+    else:
+        drafter = small_model(llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv)
+    coupled, widths = options.candidates == "coupled", (1,) * gamma
+    return FixedWidths([drafter], sampler, coupled, widths, ("gamma", gamma))
 
 
 BUDGET = 1024  # tokens of the partial cache: smaller passes pay earlier
 MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
 
 
-class Auto(ByChance):
+def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> ByChance:
     """All drafters that the model has, each where it gains time.
 
-    Args:
-        llm: model, heads, what is known of costs, and draft models.
-        options: `config.AutoOptions`.
-        sampler: the target's choice rule, shared for coupled candidates.
     Raises:
-        InputError: the draft model cannot be had, or the file for explanations cannot be written.
+        InputError: the draft model cannot be had.
     """
-
-    name = "auto"
-
-    def __init__(self, llm: Resources, options: AutoOptions, sampler: Sampler) -> None:
-        target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
-        drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
-        if options.ngrams != 0:
-            drafters.append(PromptLookup(sampler.params.window > 0))
-            drafters.append(Recycle(sampler, coupled, llm.learnt().outcomes))
-        levels = None
-        if heads is not None:
-            depth = DEPTH if heads.conditioned else heads.count
-            levels = HeadDrafter(target, llm.packed(heads), options.vocabulary == "frequent", depth)
-            drafters += [levels] if options.draft != "partial" else []
-        if options.draft != "hidden" and options.cache != "full":
-            budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
-            context = SparseContext(target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen)
-            drafters.append(PartialDrafter(target, context, levels, least=context.budget))
-        if options.draft_model is not None:
-            small = llm.draft_models.get(options.draft_model)
-            own = ModelContext(
-                small, llm.target.vocab_size, "streaming", MODEL_BUDGET, MODEL_SINKS, LONGEST, llm.frequent()
-            )
-            drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
-        if llm.eagle is not None:
-            drafters.append(EagleDrafter(llm.eagle))
-        priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.learnt(), priors)
+    target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
+    drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
+    if options.ngrams != 0:
+        drafters.append(PromptLookup(sampler.params.window > 0))
+        drafters.append(Recycle(sampler, coupled, llm.learnt().outcomes))
+    levels = None
+    if heads is not None:
+        depth = DEPTH if heads.conditioned else heads.count
+        levels = HeadDrafter(target, llm.packed(heads), options.vocabulary == "frequent", depth)
+        drafters += [levels] if options.draft != "partial" else []
+    if options.draft != "hidden" and options.cache != "full":
+        budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
+        context = SparseContext(target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen)
+        drafters.append(PartialDrafter(target, context, levels, least=context.budget))
+    if options.draft_model is not None:
+        asked = ("draft_model", "given")
+        drafters.append(small_model(llm, options.draft_model, asked, MODEL_BUDGET, MODEL_SINKS, LONGEST))
+    if llm.eagle is not None:
+        drafters.append(EagleDrafter(llm.eagle))
+    return ByChance(drafters, sampler, coupled, llm.learnt())
 
 
-#: what makes each strategy from resources, its options and the choice rule
+#: what makes each strategy from resources, its options and the choice rule, which coupled drafts share
 STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedWidths | ByChance]] = {
-    build.name: build for build in (Auto, Autoregressive, TokenSwift, Medusa, TriForce, MagicDec)
+    "auto": auto,
+    "autoregressive": autoregressive,
+    "tokenswift": TokenSwift,
+    "medusa": medusa,
+    "triforce": triforce,
+    "magicdec": magicdec,
 }
 
 

@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tokenswift.config import (
     ANSWERS,
@@ -46,10 +45,10 @@ from tokenswift.loader.weights import base_of_weights, digest_of, identity_of, p
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
-from tokenswift.spec.control import Learnt
-from tokenswift.spec.eagle.files import EagleWeights, trained_for
-from tokenswift.spec.eagle.model import Features, eagle_of
-from tokenswift.spec.heads.files import (
+from tokenswift.spec.control import Calibration, Learnt
+from tokenswift.spec.eagle import EagleWeights, Features, eagle_of, trained_for
+from tokenswift.spec.heads import (
+    Heads,
     HeadsHost,
     holds_heads,
     host_of,
@@ -57,7 +56,6 @@ from tokenswift.spec.heads.files import (
     shipped_heads,
     shipped_kinds,
 )
-from tokenswift.spec.heads.modules import Heads
 from tokenswift.types import InputError, OnProgress, check_callback
 
 logger = logging.getLogger("tokenswift")
@@ -350,13 +348,7 @@ class Resources:
         """What keeps a text's features for :attr:`eagle`; None where there is none."""
         return None if self.eagle is None else self.eagle.features()
 
-    def frequent(self) -> Tensor | None:
-        """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
-        return None if self.heads is None else self.heads.frequent
-
     def learnt(self) -> Learnt:
         """What runs of this model with as many threads have learnt (see `spec.control`)."""
-        return self._learnt.setdefault(torch.get_num_threads(), Learnt())
-
-
-logger = logging.getLogger("tokenswift")
+        calibration = Calibration(None if self.heads is None else self.heads.calibration)
+        return self._learnt.setdefault(torch.get_num_threads(), Learnt(calibration))

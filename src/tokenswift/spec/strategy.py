@@ -9,7 +9,7 @@ from typing import Any
 from tokenswift.kv import FullCache, Pass
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.eagle.model import Features
+from tokenswift.spec.eagle import Features
 from tokenswift.types import Meter, Stopped
 
 

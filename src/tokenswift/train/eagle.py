@@ -28,7 +28,7 @@ from tokenswift.files import line_of, replacing
 from tokenswift.kernels.base import turned
 from tokenswift.loader.gguf import straight
 from tokenswift.loader.weights import file_digest, unstored
-from tokenswift.spec.eagle.files import BASE, FEATURES, NAMES, EagleConfig, EagleWeights, load_eagle
+from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig, EagleWeights, load_eagle
 from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job
@@ -246,7 +246,7 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
 
 
 def _say(writer: Any, config: EagleConfig, target: str) -> None:
-    """The config, as `spec.eagle.files` reads it."""
+    """The config, as `spec.eagle` reads it."""
     writer.add_name(f"drafter for {target}")
     for name, number in {
         "context_length": config.trained,

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from tokenswift.spec.heads.files import save_heads
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads import Heads, HeadsConfig, save_heads
 from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.loss import FrozenBase, Student
 from tokenswift.train.options import Job

@@ -27,7 +27,7 @@ from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, Ticket
 from tokenswift.files import replacing
-from tokenswift.spec.eagle.model import Features
+from tokenswift.spec.eagle import Features
 from tokenswift.train.data import SHORTEST, blocks, questions
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.types import InputError, OnProgress, RunError

@@ -24,7 +24,7 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kv import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.methods import Autoregressive
+from tokenswift.spec.methods import autoregressive
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 
@@ -86,7 +86,7 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     assert target.equal_bits and not target.prefill_keeps_bits
     first = sequence_of(target, LONG[:200], 200)
     prefill(first)
-    first.strategy, first.left = Autoregressive(None, None, first.sampler), 100
+    first.strategy, first.left = autoregressive(None, None, first.sampler), 100
     first.strategy.begin(first)
     for _ in decode(first):
         pass

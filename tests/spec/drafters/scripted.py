@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import build
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads import Heads, HeadsConfig
 
 CYCLE, VARIANTS = 7, 3
 CLASSES = 2 * CYCLE

@@ -12,30 +12,16 @@ from tests.spec.drafters.scripted import scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.spec.control import PLAIN, Control, Gain
+from tokenswift.spec.control import PLAIN, Control
 from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.spec.drafters.passes import MODEL, PARTIAL
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads import Heads, HeadsConfig
 from tokenswift.spec.strategy import BatchLoad
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_prices(monkeypatch)
-
-
-def test_the_gain_is_measured_against_steps_without_drafts() -> None:
-    gain = Gain()
-    gain.add(3, 4, {"draft": 1.0, "verify": 4.0, "observe": 1.0})
-    gain.add(1, 0, {"draft": 0.5, "verify": 2.5, "choose": 0.5, "observe": 0.25})
-    assert gain.ratio is None  # once is no measurement
-    gain.add(1, 0, {"verify": 2.0, "choose": 0.5, "commit": 0.5})
-    spent = 6 + 3.75 + 3
-    assert gain.ratio == pytest.approx(5 * 3 / spent)  # each of the five would have taken 3
-    gain.add(2, 2, {"verify": 5.0})
-    assert gain.ratio == pytest.approx(7 * 3 / (spent + 5))
-    gain.add(1, 0, {"verify": 90.0})  # a hiccup of the machine: time that was spent, no price of a step
-    assert gain.ratio == pytest.approx(8 * 3 / (spent + 95))
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])

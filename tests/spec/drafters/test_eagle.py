@@ -30,9 +30,9 @@ from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
+from tokenswift.spec import eagle as eagle_model
 from tokenswift.spec.control import PLAIN, Control
-from tokenswift.spec.eagle import model as eagle_model
-from tokenswift.spec.eagle.model import Features
+from tokenswift.spec.eagle import Features
 from tokenswift.spec.strategy import BatchLoad
 
 

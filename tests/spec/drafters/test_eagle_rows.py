@@ -19,10 +19,9 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 from tokenswift.spec.control import Control
-from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.base import Candidates
 from tokenswift.spec.drafters.eagle import Branches
-from tokenswift.spec.eagle.files import EagleWeights
-from tokenswift.spec.eagle.model import EagleModel
+from tokenswift.spec.eagle import WINDOW, EagleModel, EagleWeights
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import InputError
 
@@ -53,7 +52,9 @@ def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
     given = (model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
-    return EagleReference(weights, *given, window=weights.config.default_window)
+    return EagleReference(
+        weights, *given, window=min(weights.config.window or WINDOW, weights.config.trained)
+    )
 
 
 def backends() -> list[Backend]:

@@ -1,8 +1,7 @@
-"""Drafts that hold NaN end no run and change no token: no candidates, one line, the source is left out."""
+"""Drafts that hold NaN end no run and change no token: they have no candidates."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.spec.drafters.passes import MODEL, PARTIAL, ModelContext
-from tokenswift.spec.strategy import ALONE, BatchLoad
 
 NEW = 60
 TREE = {"tree": (2, 1, 2, 1), "ngrams": 2}
@@ -52,33 +50,16 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_prices(monkeypatch)
 
 
-def equal_to_plain(
-    llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams, caplog: Any, *words: str
-) -> None:
-    """The run has plain decoding's tokens and says once what was refused."""
+def equal_to_plain(llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams) -> None:
     plain = llm.generate(prompt(PROMPT), NEW, "autoregressive", sampling=params)
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "tokenswift"):
-        got = llm.generate(prompt(PROMPT), NEW, strategy, options, params)
+    got = llm.generate(prompt(PROMPT), NEW, strategy, options, params)
     assert got.token_ids == plain.token_ids
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "\n" not in line and all(word in line for word in (*words, "NaN")), line
-
-
-def opened(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A mode for every step, until it is dropped."""
-    wanted, other = always(name), Control.mode
-
-    def mode(self: Control, context: int, load: BatchLoad = ALONE) -> str:
-        return (wanted if self._open(name, context) else other)(self, context, load)
-
-    monkeypatch.setattr(Control, "mode", mode)
 
 
 @pytest.mark.parametrize(
     ("kind", "first"), [("linear", 0), ("linear", 2), ("conditioned", 0), ("medusa", 0), ("medusa", 2)]
 )
-def test_heads(kind: str, first: int, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first level on, or from a later one."""
     heads = scripted_heads(kind)
     for layer in list(heads.layers)[first:]:
@@ -88,8 +69,8 @@ def test_heads(kind: str, first: int, caplog: Any, monkeypatch: pytest.MonkeyPat
     for strategy, options in [*OF_HEADS, *[("medusa", {"tree": (2, 1, 2)})] * (kind == "medusa")]:
         with monkeypatch.context() as patch:
             if strategy == "auto":
-                opened(patch, HIDDEN if options["draft"] == "hidden" else PARTIAL)
-            equal_to_plain(llm, strategy, options, NOISY, caplog, "draft heads")
+                patch.setattr(Control, "mode", always(HIDDEN if options["draft"] == "hidden" else PARTIAL))
+            equal_to_plain(llm, strategy, options, NOISY)
 
 
 @pytest.mark.parametrize("late", [0, 6])
@@ -102,7 +83,6 @@ def test_passes(
     strategy: str,
     options: dict[str, Any],
     late: int,
-    caplog: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a draft model, or over a partial cache, that give NaN from the first or from a later one on."""
@@ -126,12 +106,11 @@ def test_passes(
     else:
         monkeypatch.setattr(NativeTarget, "forward", forward)
     if strategy == "auto":
-        opened(monkeypatch, MODEL if models else PARTIAL)
+        monkeypatch.setattr(Control, "mode", always(MODEL if models else PARTIAL))
     if models or strategy == "triforce":
         options = {**options, "draft_model": scripted_model()}
-    source, params = ("draft model", GREEDY) if models else ("partial cache", NOISY)
-    equal_to_plain(made, strategy, options, params, caplog, source)
-    assert late < passes[0] <= late + 4, "left out after a few refused rows"
+    equal_to_plain(made, strategy, options, GREEDY if models else NOISY)
+    assert passes[0] > late
 
 
 def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
-from tokenswift.sampling.choice import Noise, gumbel, position_key
+from tokenswift.sampling.choice import gumbel, gumbels_of, position_key
 from tokenswift.spec.drafters import recycle
 from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of
@@ -51,7 +51,7 @@ def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_noise_of_a_token_is_the_samplers() -> None:
     tokens = [0, 1, 77, 999]
     made = [gumbel(position_key(5, 1234), token) for token in tokens]
-    wanted = Noise(5, 1000).gather(1234, torch.tensor(tokens)).tolist()
+    wanted = gumbels_of(5, 1234, torch.tensor(tokens)).tolist()
     assert made == pytest.approx(wanted, rel=1e-6) and all(map(math.isfinite, made))
 
 

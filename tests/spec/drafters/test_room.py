@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.spec import strategy as texts
 
 VOCAB = 12
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
@@ -96,24 +94,3 @@ def test_a_draft_ends_between_two_passes(strategy: str, options: dict[str, Any],
         assert ticket.result.finish_reason == "cancelled"
         beside = scheduler.submit(Request(PROMPT, 5, "autoregressive", ignore_eos=True))
         assert beside.wait(60) and len(beside.result.token_ids) == 5
-
-
-@pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
-def test_a_draft_that_takes_long_is_short_where_another_text_waits(
-    strategy: str, options: dict[str, Any], small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock after which every draft has taken days: one pass, and a part of a chain, are all it gets."""
-    monkeypatch.setattr(texts, "perf_counter", lambda: time.perf_counter() + 1e6)
-    llm, options = LLM.from_model(model_of()), options_of(options, small)
-    request = Request(PROMPT, 60, strategy, options, ignore_eos=True)
-    plain = llm.generate(PROMPT, 60, "autoregressive", sampling=request.sampling, ignore_eos=True)
-    for beside in (False, True):
-        with Scheduler(llm) as scheduler:
-            if beside:
-                other = scheduler.submit(Request([3, 4], 400, "autoregressive", ignore_eos=True))
-                next(other.steps())
-            ticket = scheduler.submit(request)
-            drafted = [step.drafted for step in ticket.steps()]
-            assert not beside or not other.is_over
-        assert ticket.result.token_ids == plain.token_ids
-        assert max(drafted) <= 2 if beside else max(drafted) > 2, drafted

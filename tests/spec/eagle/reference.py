@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tokenswift.kernels.base import turned
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.eagle.files import EagleWeights
+from tokenswift.spec.eagle import EagleWeights
 
 
 @dataclass(slots=True)

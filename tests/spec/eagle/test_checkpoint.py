@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import eagles
-from tokenswift.spec.eagle.files import EagleConfig, EagleWeights, load_eagle
+from tokenswift.spec.eagle import EagleConfig, EagleWeights, load_eagle
 from tokenswift.types import InputError
 
 CONFIG = eagles.config(norm_before_residual=True)

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from tests import eagles
 from tests.spec.eagle.reference import EagleCache, EagleReference
-from tokenswift.spec.eagle.files import load_eagle
+from tokenswift.spec.eagle import load_eagle
 
 core = pytest.importorskip("speculators.models.eagle3.core", reason="make eagle-peer installs speculators")
 

@@ -14,15 +14,16 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
 from tokenswift.loader.weights import base_of
-from tokenswift.spec.heads.files import (
+from tokenswift.spec.heads import (
     METADATA_KEY,
+    Heads,
+    HeadsConfig,
     host_of,
     load_heads,
     read_heads,
     resolve_heads,
     save_heads,
 )
-from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
 
 D, V = 16, 40

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_model
-from tokenswift.spec.heads.files import host_of, load_heads, resolve_heads
-from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.heads import Heads, host_of, load_heads, resolve_heads
 from tokenswift.types import InputError
 
 D, V = 32, 260
@@ -122,5 +121,5 @@ def test_heads_by_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(name)
         return str(tmp_path / "c")
 
-    monkeypatch.setattr("tokenswift.spec.heads.files.fetch", fetched)
+    monkeypatch.setattr("tokenswift.spec.heads.fetch", fetched)
     assert load_heads("owner/heads", host_of(model)).count == 3 and asked == ["owner/heads"]

@@ -13,9 +13,8 @@ from torch import Tensor
 from tokenswift.kv import FullCache
 from tokenswift.memory import Need
 from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.drafters.base import EAGLE, Drafter
-from tokenswift.spec.drafters.candidates import Candidates, Source
-from tokenswift.spec.eagle.model import CHUNK, SCRATCH, EagleModel
+from tokenswift.spec.drafters.base import Candidates, Drafter
+from tokenswift.spec.eagle import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import TokenSequence
 
 _LAG = 32  # rows read before a draft, from which on that is no price of a step
@@ -76,15 +75,12 @@ class EagleDrafter(Drafter):
 
     Args:
         model: the drafter.
-
-    Attributes:
-        refusals: whether its rows can be chosen from; once it is left out, nothing is drafted.
     """
 
-    name, mark = EAGLE.name, EAGLE
+    name = mark = "eagle"
 
     def __init__(self, model: EagleModel) -> None:
-        self.model, self.refusals = model, Source("the EAGLE-3 drafter")
+        self.model = model
         self._cache: FullCache | None = None
         self._next = 0  # position of the next row to read
         self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
@@ -106,19 +102,15 @@ class EagleDrafter(Drafter):
         cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
             "the EAGLE-3 drafter",
-            "the EAGLE-3 drafter",
             tokens=1.9,
             rows=3,
             price=2 * cost,
             pass_cost=cost,
             lead=0.6,
-            given=True,
         )
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A tree, as far as its branches are worth a pass."""
-        if self.refusals.dropped:
-            return
         candidates.loaded |= self._read(sequence) > _LAG
         cache, newest = self._cache, len(sequence.tokens) - 2
         if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:

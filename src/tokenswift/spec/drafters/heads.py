@@ -1,4 +1,4 @@
-"""Draft heads: their logits, level by level, and the drafter that ends in them."""
+"""Draft heads: their logits, level by level."""
 
 from __future__ import annotations
 
@@ -7,56 +7,12 @@ from torch import Tensor
 from tokenswift.kv import to_device
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
-from tokenswift.spec.drafters.base import HEAD, Drafter
-from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source
-from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.drafters.base import Candidates, Drafter, DraftVocabulary
+from tokenswift.spec.heads import Heads
 from tokenswift.spec.strategy import TokenSequence
 
 HIDDEN = "hidden"
 DEPTH = 8  # levels of heads in adaptive drafting
-
-
-def newest_hidden(sequence: TokenSequence) -> Tensor:
-    """Hidden state (1, D) that the last verify pass left for the newest committed token.
-
-    Raises:
-        ValueError: nothing was committed yet.
-    """
-    if sequence.newest is None:
-        raise ValueError("nothing was committed yet")
-    return sequence.newest.hidden[sequence.newest_row][None]
-
-
-class HeadLevels:
-    """The heads' logits, level by level.
-
-    Args:
-        model: the target.
-        heads: draft heads.
-        frequent: let them draft frequent tokens and the prompt's only, where they name them.
-    """
-
-    def __init__(self, model: BaseTarget, heads: Heads, frequent: bool) -> None:
-        self.model, self.heads, self.frequent = model, heads, frequent
-        self.vocabulary = DraftVocabulary(model, model.vocab_size)
-
-    def begin(self, tokens: list[int]) -> None:
-        """Settle which tokens may be drafted, from the prompt."""
-        if self.frequent:
-            self.vocabulary = DraftVocabulary(self.model, self.model.vocab_size, self.heads.frequent, tokens)
-
-    def level(self, head: int, base: Tensor, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
-        """States (m, D) and logits (m, S) of a head, from those of the head before it.
-
-        Args:
-            head: counted from 0.
-            base: the hidden state (1, D) that the levels start from; the first head's ``states``, too.
-            last: the token before the one that the head predicts, for each row.
-        """
-        heads, model = self.heads, self.model
-        embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
-        states = heads.advance(head, states, base.expand(len(states), -1), embeds)
-        return states, self.vocabulary.project(heads.normed(head, states))
 
 
 class HeadDrafter(Drafter):
@@ -70,46 +26,58 @@ class HeadDrafter(Drafter):
         heads: draft heads.
         frequent: let them draft frequent tokens and the prompt's only, where they name them.
         depth: levels at most; None: one for each head.
-
-    Attributes:
-        refusals: whether their rows can be chosen from; heads that were left out draft nothing.
     """
 
-    name, mark = HIDDEN, HEAD
+    name, mark = HIDDEN, "head"
 
     def __init__(self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None) -> None:
-        self.heads, self.levels = heads, HeadLevels(model, heads, frequent)
+        self.model, self.heads, self.frequent = model, heads, frequent
+        self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self.depth = heads.count if depth is None else depth
-        self.refusals = Source(f"the draft heads ({heads.source})" if heads.source else "the draft heads")
         self._begun: TokenSequence | None = None
 
     def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens may be drafted, from the prompt; once, whoever asks."""
         if self._begun is not sequence:
             self._begun = sequence
-            self.levels.begin(sequence.tokens)
+            if self.frequent:
+                size, frequent = self.model.vocab_size, self.heads.frequent
+                self.vocabulary = DraftVocabulary(self.model, size, frequent, sequence.tokens)
 
     def offer(self, costs: Costs) -> CostEstimate:
         """One candidate of the verified state, or two, what pays better."""
         trees = ((1.4, 2, 1.5 * LEVEL), (1.5, 3, 2 * LEVEL))
         best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
-        return CostEstimate("heads from the verified state", "the heads", *best)
+        return CostEstimate("heads from the verified state", *best)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Levels below the root."""
         if sequence.newest is not None:
-            self.grow(candidates, [0], newest_hidden(sequence), HIDDEN)
+            self.grow(candidates, [0], sequence.newest.hidden[sequence.newest_row][None], HIDDEN)
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
         """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
-        levels, states, head = self.levels, base, 0
+        states, head = base, 0
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
-        while head < self.depth and nodes and not self.refusals.dropped:
+        while head < self.depth and nodes:
             last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
-            states, logits = levels.level(head, base, states, last)
-            below = candidates.rank(nodes, logits, head, levels.vocabulary.subset, kind, self.refusals)
+            states, logits = self.level(head, base, states, last)
+            below = candidates.rank(nodes, logits, head, self.vocabulary.subset, kind)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]
             head += 1
+
+    def level(self, head: int, base: Tensor, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
+        """States (m, D) and logits (m, S) of a head, from those of the head before it.
+
+        Args:
+            head: counted from 0.
+            base: the hidden state (1, D) that the levels start from; the first head's ``states``, too.
+            last: the token before the one that the head predicts, for each row.
+        """
+        heads, model = self.heads, self.model
+        embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
+        states = heads.advance(head, states, base.expand(len(states), -1), embeds)
+        return states, self.vocabulary.project(heads.normed(head, states))

@@ -28,10 +28,9 @@ import torch
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler, gumbels_of
-from tokenswift.spec.chances import Regression
-from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.drafters.base import NGRAM, Drafter, Outcome
-from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.sampling.masks import Masks
+from tokenswift.spec.control import Regression
+from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import TokenSequence
 
 LENGTH = 4  # n of the n-grams that are drafted
@@ -46,12 +45,14 @@ _COUNT = 40  # the bits below hold the position, so that integers compare by cou
 Followers = tuple[int, ...]
 
 
-class Matches:
-    """Finds the longest earlier match of the text's end and predicts what followed it.
+class PromptLookup(Drafter):
+    """What followed the longest earlier match of the text's end, in every step, for nothing.
 
     Args:
         penalised: the sampler penalises repetition, which makes repeating less likely.
     """
+
+    name, mark = "lookup", "ngram"
 
     def __init__(self, penalised: bool) -> None:
         self._text: list[int] = []
@@ -66,7 +67,28 @@ class Matches:
         self._agreed = self._differed = 0  # newest tokens that the followed match predicted, or did not
         self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
 
-    def extend(self, tokens: list[int]) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
+        """Read the prompt."""
+        self._extend(sequence.tokens)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """One path."""
+        node = 0
+        for token, chance in self._predict():
+            node = candidates.add(node, token, chance)
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Compare the last prediction with what came, up to the first token that differs; read on."""
+        for token, (drafted, x, chance) in zip(outcome.tokens, self._drafted, strict=False):
+            hit = token == drafted
+            self._chance.learn(x, hit - chance)
+            self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
+            if not hit:
+                break
+        self._drafted = []
+        self._extend(outcome.tokens)
+
+    def _extend(self, tokens: list[int]) -> None:
         """Append tokens to the text."""
         text, places = self._text, self._places
         for token in tokens:
@@ -87,7 +109,7 @@ class Matches:
             if len(known) > _PLACES:
                 del known[0]
 
-    def predict(self) -> list[tuple[int, float]]:
+    def _predict(self) -> list[tuple[int, float]]:
         """Tokens that may follow, each with its chance given the one before; empty without a match."""
         self._drafted = []
         text, end = self._text, len(self._text)
@@ -121,15 +143,6 @@ class Matches:
             found.append((agreed, place))
         found.sort(reverse=True)
         return [place for _, place in found], found[0][0] if found else 0
-
-    def learn(self, right: list[int]) -> None:
-        """Compare the last prediction with what came, up to the first token that differs."""
-        for token, (drafted, x, chance) in zip(right, self._drafted, strict=False):
-            hit = token == drafted
-            self._chance.learn(x, hit - chance)
-            self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
-            if not hit:
-                break
 
 
 class NgramTable:
@@ -166,39 +179,6 @@ class NgramTable:
         return [(followers, counts[followers] >> _COUNT) for followers in best]
 
 
-class PromptLookup(Drafter):
-    """What followed earlier occurrences of the newest tokens, in every step, for nothing.
-
-    Args:
-        penalised: the sampler penalises repetition.
-    """
-
-    name, mark = "lookup", NGRAM
-
-    def __init__(self, penalised: bool) -> None:
-        self.matches = Matches(penalised)
-        self.refusals = Source("matches of the text")
-
-    def begin(self, sequence: TokenSequence) -> None:
-        """Read the prompt."""
-        self.matches.extend(sequence.tokens)
-
-    def offer(self, costs: Costs) -> CostEstimate:
-        """It costs nothing."""
-        return CostEstimate("long matches of the text", "the text", tokens=1.0, rows=1, price=0.0)
-
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        """One path."""
-        node = 0
-        for token, chance in self.matches.predict():
-            node = candidates.add(node, token, chance)
-
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Read on."""
-        self.matches.learn(outcome.tokens)
-        self.matches.extend(outcome.tokens)
-
-
 class Ngrams(Drafter):
     """The paper's n-gram branches, behind the token that is likeliest to follow.
 
@@ -209,14 +189,13 @@ class Ngrams(Drafter):
         coupled: choose among frequent n-grams with the target's noise.
     """
 
-    name, mark = "ngrams", NGRAM
+    name, mark = "ngrams", "ngram"
 
     def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
         self.count, self.least, self.sampler = count, least, sampler
         # coupled branches are chosen by the noise, from more than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
-        self.refusals = Source("n-grams of the text")
 
     def begin(self, sequence: TokenSequence) -> None:
         """Read the prompt."""
@@ -230,10 +209,7 @@ class Ngrams(Drafter):
         """The best branches."""
         tree, start = candidates.tree, candidates.copies_from
         for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
-            node = start
-            for token in followers:
-                node = candidates.add(node, token)
-            tree.branches.append(node)
+            tree.add_path(followers, parent=start)
 
     def _branches(self, sequence: TokenSequence, start: int, depth: int) -> list[Followers]:
         """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""
@@ -251,3 +227,41 @@ class Ngrams(Drafter):
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Read on."""
         self.table.extend(outcome.tokens)
+
+
+# ---- what a grammar forces ---------------------------------------------------------------------------------
+
+
+FORCED = 31  # tokens drafted in a step
+_FIRST, _SLOW = 0.5, 1 / 16  # chance of a token that is not certain, and the weight of a new one
+
+
+class GrammarDrafter(Drafter):
+    """The forced text, in every step, for the price of its rows. Where it could be written in other tokens,
+    and its last token could reach beyond it, the tokenizer's own are proposed.
+
+    Args:
+        masks: of the text.
+    """
+
+    name = mark = "grammar"
+
+    def __init__(self, masks: Masks) -> None:
+        self.masks = masks
+        self._chance = _FIRST
+        self._open: tuple[int, int] | None = None  # place in the step, and token, of the first uncertain one
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """One path."""
+        tokens, sure = self.masks.forced(sequence.tokens)
+        self._open = (sure, tokens[sure]) if sure < len(tokens) else None
+        node = 0
+        for place, token in enumerate(tokens[:FORCED]):
+            node = candidates.add(node, token, 1.0 if place < sure else self._chance)
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Learn how often a token came that was not certain."""
+        if self._open is not None and self._open[0] < len(outcome.tokens):
+            place, token = self._open
+            self._chance += _SLOW * ((outcome.tokens[place] == token) - self._chance)
+        self._open = None

@@ -8,6 +8,7 @@ the same position, so it guesses right wherever both would choose alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 
 import torch
@@ -20,11 +21,9 @@ from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
-from tokenswift.spec.drafters.base import CHAIN, HEAD, Drafter, Outcome
-from tokenswift.spec.drafters.candidates import Candidates, DraftVocabulary, Source
-from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
+from tokenswift.spec.drafters.base import Candidates, Drafter, DraftVocabulary, Outcome
+from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.strategy import TokenSequence
-from tokenswift.types import DraftSource
 
 MODEL, PARTIAL = "model", "partial"
 _LAG = 3  # tokens without slots that a step leaves at most: the newest, and two accepted undrafted
@@ -33,54 +32,46 @@ _LAG = 3  # tokens without slots that a step leaves at most: the newest, and two
 # ---- the target's own passes -----------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class SparseContext:
     """Selects from the full cache, takes in what is committed, and selects anew when it is due.
 
     Args:
         model: the target.
         policy: one of `kv.POLICIES`.
-        budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
+        wanted, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
             B only what windows and sinks can fill.
         scratch: rows of draft passes per step.
         refresh: new tokens after which the selection is made again; None: when they have replaced all
             of it; 0: never.
         frozen: take in nothing after the first selection.
         chunk: tokens of a chunk (policy "chunks").
+        sparse: the cache, once there is one.
 
     Attributes:
-        wanted, budget: B as asked for, and as it is used.
+        budget: B as it is used.
     """
 
-    def __init__(
-        self,
-        model: BaseTarget,
-        policy: str,
-        budget: int,
-        sinks: int,
-        scratch: int,
-        refresh: int | None = None,
-        frozen: bool = False,
-        chunk: int = 8,
-    ) -> None:
-        self.model = model
-        self.policy = policy
-        self.wanted, self.budget = budget, useful(budget, model.windows, sinks)
-        self.sinks, self.scratch = sinks, scratch
-        self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
-        self.sparse: SparseCache | None = None
+    model: BaseTarget
+    policy: str
+    wanted: int
+    sinks: int
+    scratch: int
+    refresh: int | None = None
+    frozen: bool = False
+    chunk: int = 8
+    sparse: SparseCache | None = None
+
+    def __post_init__(self) -> None:
+        self.budget = useful(self.wanted, self.model.windows, self.sinks)
 
     def need(self, sure: bool = True) -> Need:
         """Its memory."""
         size = (self.budget + self.scratch) * self.model.kv_bytes
         return Need("budget", self.wanted, size, sure=sure)
 
-    @property
-    def selections(self) -> int:
-        """Selections made so far; 0 without a cache."""
-        return 0 if self.sparse is None else self.sparse.selections
-
-    def cache(self, sequence: TokenSequence) -> SparseCache:
-        """The sparse cache to draft over, without draft rows.
+    def cache(self, sequence: TokenSequence, candidates: Candidates) -> SparseCache:
+        """The sparse cache to draft over, without draft rows; a selection for it is no price of the step.
 
         Raises:
             ValueError: nothing was committed yet.
@@ -93,6 +84,7 @@ class SparseContext:
             sparse = SparseCache(full, self.budget, self.sinks, self.scratch)
             self.sparse = sparse
         if self._due(sparse):
+            candidates.loaded = True
             queries, windows = newest.queries, self.model.windows
             if full.tail is not None:  # it is read as it is
                 queries = [query for query, window in zip(queries, windows, strict=True) if window is None]
@@ -115,6 +107,7 @@ class SparseContext:
             self.sparse.append(full, full.length - committed, full.length)
 
 
+@dataclass(eq=False)
 class PartialDrafter(Drafter):
     """Passes of the target along the best path, over the partial cache.
 
@@ -126,20 +119,13 @@ class PartialDrafter(Drafter):
         least: while the full cache holds fewer tokens, it is drafted over itself.
     """
 
+    model: BaseTarget
+    context: SparseContext | None
+    heads: HeadDrafter | None = None
+    mark: str = "head"
+    least: int = 0
     name = PARTIAL
-
-    def __init__(
-        self,
-        model: BaseTarget,
-        context: SparseContext | None,
-        heads: HeadDrafter | None = None,
-        mark: DraftSource = HEAD,
-        least: int = 0,
-    ) -> None:
-        self.model, self.context, self.heads = model, context, heads
-        self.mark, self.least = mark, least
-        self.refusals = Source("passes over the partial cache")
-        self._prompt = 0
+    _prompt = 0  # length of the prompt
 
     def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
@@ -158,17 +144,22 @@ class PartialDrafter(Drafter):
         model, budget = self.model, self.context.budget
         kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
         cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
-        words, title, price = "passes over the partial cache", "the partial pass", cost + LEVEL
-        return CostEstimate(words, title, 2.1, 4, price, pass_cost=cost, lead=0.85, least=budget, loads=True)
+        words, price = "passes over the partial cache", cost + LEVEL
+        return CostEstimate(words, 2.1, 4, price, pass_cost=cost, lead=0.85, least=budget, loads=True)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
-        if sequence.newest is None or self.refusals.dropped:
+        if sequence.newest is None:
             return
-        cache, sparse = self._cache(sequence, candidates)
-        start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
+        context, sparse, full = self.context, None, sequence.cache
+        if context is not None and full.length >= self.least:
+            sparse = context.cache(sequence, candidates)
+        cache: KVCache = full if sparse is None else sparse
+        start = len(sequence.tokens) - 1
+        states = [sequence.newest.hidden[sequence.newest_row][None]]  # after so many passes
 
-        def run(path: list[int]) -> torch.Tensor:
+        def run(nodes: list[int]) -> torch.Tensor:
+            path = candidates.path(nodes[0])
             if path and sparse is not None:
                 sparse.grow(1)  # the pass before is context of this one
             token = torch.tensor(path[-1:] or sequence.tokens[-1:])
@@ -176,18 +167,9 @@ class PartialDrafter(Drafter):
             states.append(self.model.forward(token, position, cache).hidden)
             return self.model.logits(states[-1])
 
-        nodes = candidates.chain(run, kind="backbone")
+        nodes = candidates.spread(run, kind="backbone", places=1)
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
-
-    def _cache(self, sequence: TokenSequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
-        """What to draft over, also as the sparse cache that it is."""
-        if self.context is None or sequence.cache.length < self.least:
-            return sequence.cache, None
-        before = self.context.selections
-        cache = self.context.cache(sequence)
-        candidates.loaded |= self.context.selections != before  # once in many steps: no price of a step
-        return cache, cache
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Keep the cache in step with the text while it is used; drop it otherwise."""
@@ -202,6 +184,7 @@ class PartialDrafter(Drafter):
 # ---- a draft model ---------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class ModelContext:
     """A draft model and its sparse cache, kept in step with the text.
 
@@ -223,32 +206,27 @@ class ModelContext:
         frequent: token ids that may be drafted besides the prompt's; None for all.
     """
 
-    def __init__(
-        self,
-        model: BaseTarget,
-        size: int,
-        kv: str,
-        budget: int,
-        sinks: int,
-        longest: int,
-        frequent: Tensor | None = None,
-    ) -> None:
-        self.model, self.size, self.kv = model, size, kv
-        self.budget = min([budget, *(w for w in model.windows if w is not None)])
+    model: BaseTarget
+    size: int
+    kv: str
+    budget: int
+    sinks: int
+    longest: int
+    frequent: Tensor | None = None
+    _known = 0  # tokens of the text that have slots
+    _shift = 0  # text position minus the model's position
+    _origin = None  # the sinks' keys as first written
+    _turned = 0  # positions that the sinks have moved
+
+    def __post_init__(self) -> None:
+        self.budget = min([self.budget, *(w for w in self.model.windows if w is not None)])
         self.slots = self.budget
-        if kv == "streaming":
-            spare = max(1, (self.budget - sinks) // 8) + longest + 2
+        if self.kv == "streaming":
+            spare = max(1, (self.budget - self.sinks) // 8) + self.longest + 2
             self.slots = max(1, self.budget - spare)
-        self.room = max(0, self.budget - self.slots - longest - 2)
-        self.sinks = min(sinks, self.slots - 1)
-        self.longest = longest
-        self.frequent = frequent
-        self.vocabulary = DraftVocabulary(model, size)
-        self._cache: SparseCache
-        self._known = 0  # tokens of the text that have slots
-        self._shift = 0  # text position minus the model's position
-        self._origin: Tensor | None = None  # the sinks' keys as first written
-        self._turned = 0  # positions that the sinks have moved
+        self.room = max(0, self.budget - self.slots - self.longest - 2)
+        self.sinks = min(self.sinks, self.slots - 1)
+        self.vocabulary = DraftVocabulary(self.model, self.size)
         self._drafted: list[int] = []  # tokens of the draft rows; those that nobody knows yet are negative
 
     @torch.inference_mode()
@@ -344,16 +322,12 @@ class ModelDrafter(Drafter):
         context: the draft model, over its own cache.
         target: the model that it drafts for.
         asked: the option that sets its cache's size, and the value, as errors name them.
-
-    Attributes:
-        refusals: whether its rows can be chosen from; once it is left out, nothing is drafted.
     """
 
-    name, mark = MODEL, CHAIN
+    name, mark = MODEL, "chain"
 
     def __init__(self, context: ModelContext, target: BaseTarget, asked: tuple[str, object]) -> None:
         self.context, self.target, self.asked = context, target, asked
-        self.refusals = Source("the draft model")
 
     def begin(self, sequence: TokenSequence) -> None:
         """Run the prompt."""
@@ -366,22 +340,23 @@ class ModelDrafter(Drafter):
 
     def offer(self, costs: Costs) -> CostEstimate:
         """Two passes, at the target's price by the byte of weights."""
-        cost, title = self.context.model.weight_bytes / self.target.weight_bytes, "the draft model"
-        return CostEstimate(title, title, 2.1, 3, 2 * cost, pass_cost=cost, lead=0.6, given=True)
+        cost = self.context.model.weight_bytes / self.target.weight_bytes
+        return CostEstimate("the draft model", 2.1, 3, 2 * cost, pass_cost=cost, lead=0.6)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain."""
-        if self.refusals.dropped:
-            return
         context, text = self.context, sequence.tokens
         candidates.loaded |= context.catch_up(text, sequence.check)
-        most = context.passes(text, candidates.ahead)
-        candidates.chain(lambda path: context.row(text, path), context.vocabulary.subset, most=most)
+        candidates.spread(
+            lambda nodes: context.row(text, candidates.path(nodes[0])),
+            context.vocabulary.subset,
+            places=1,
+            most=context.passes(text, candidates.ahead) - 1,
+        )
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Settle the draft rows that became text."""
-        if not self.refusals.dropped:
-            self.context.observe(sequence.tokens)
+        self.context.observe(sequence.tokens)
 
 
 # ---- two levels ---------------------------------------------------------------------------------
@@ -395,14 +370,13 @@ class CheckedDrafter(Drafter):
         inner: drafts for it.
         step: tokens that ``inner`` drafts at a time.
         goal: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
-            tree has no room for more, none once either is left out.
+            tree has no room for more.
     """
 
-    name, mark = "checked", CHAIN
+    name, mark = "checked", "chain"
 
     def __init__(self, context: SparseContext, inner: Drafter, step: int, goal: int) -> None:
         self.context, self.inner, self.step, self.goal = context, inner, step, goal
-        self.refusals = Source("passes over the partial cache")
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Both caches."""
@@ -414,12 +388,12 @@ class CheckedDrafter(Drafter):
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The chain, in parts."""
-        if sequence.newest is None or self.refusals.dropped:
+        if sequence.newest is None:
             return
         chain: list[int] = []
-        cache, room = self.context.cache(sequence), len(candidates.widths)
+        cache, room = self.context.cache(sequence, candidates), len(candidates.widths)
         goal = min(self.goal, room)
-        while len(chain) < goal and not self.refusals.dropped:
+        while len(chain) < goal:
             part = self._part(sequence, candidates, cache, chain, goal)
             if not part:
                 break
@@ -437,8 +411,6 @@ class CheckedDrafter(Drafter):
         widths = (1,) * min(self.step, goal - len(chain))
         inner = Candidates(sequence, sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
-        if self.inner.refusals.dropped:
-            self.refusals = self.inner.refusals
         tree = inner.tree.build()
         tokens = torch.tensor(tree.tokens)
         positions = torch.tensor(tree.depths) + len(text) + len(chain) - 1
@@ -447,16 +419,12 @@ class CheckedDrafter(Drafter):
         candidates.passes += 1
         try:
             accepted = accept_exact(tree, logits, text, sampler, not sampler.walks, ahead=chain)
-        except RefusedRow as error:
-            self.refusals.note(error)
-            return []
-        except NoMask:  # of a draft; the text may never come there
+        except (RefusedRow, NoMask):  # of a draft; the text may never come there
             return []
         cache.grow(len(accepted.nodes))
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Keep both caches in step with the text."""
-        if not self.refusals.dropped:
-            self.inner.observe(sequence, outcome)
-            self.context.observe(sequence, outcome.nodes)
+        self.inner.observe(sequence, outcome)
+        self.context.observe(sequence, outcome.nodes)

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler, gumbel, position_key
-from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.drafters.base import RECYCLE, Drafter, Outcome
-from tokenswift.spec.drafters.candidates import Candidates, Source
+from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.types import DraftTree
 
@@ -95,12 +93,11 @@ class Recycle(Drafter):
         outcomes: by kind of candidate, how many were right, and how many there were, in earlier texts too.
     """
 
-    name, mark = RECYCLE.name, RECYCLE
+    name = mark = "recycle"
 
     def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
         self.params, self.rankings = sampler.params, Rankings()
         self.coupled = coupled and not sampler.params.greedy
-        self.refusals = Source("rankings of earlier passes")
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
         #: places whose candidates were proposed: tokens behind the root, candidates and their kinds
         self._places: list[tuple[list[int], dict[int, Kind]]] = []
@@ -108,10 +105,6 @@ class Recycle(Drafter):
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""
         return [Need("recycle", "auto", SLOTS * _SLOT)]
-
-    def offer(self, costs: Costs) -> CostEstimate:
-        """It costs nothing."""
-        return CostEstimate("rankings of earlier passes", "recycling", tokens=1.0, rows=1, price=0.0)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Candidates below the root and the likeliest nodes, whoever proposed these, as far as they pay."""
@@ -165,7 +158,7 @@ class Recycle(Drafter):
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Learn what was right, and keep the rankings of the pass."""
         done, tree = sequence.newest, outcome.tree
-        if done is not None and done.logits is not None and tree is not None:
+        if outcome.in_use and done is not None and done.logits is not None and tree is not None:
             self._learn(outcome.tokens)
             self._keep(sequence, outcome.tokens, tree, done.logits)
 

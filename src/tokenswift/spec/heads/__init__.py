@@ -1,1 +1,0 @@
-"""Draft heads. Every kind is known to `modules.Heads`."""
