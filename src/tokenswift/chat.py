@@ -28,7 +28,7 @@ import regex
 from tokenswift.config import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar, closed
 from tokenswift.loader import prompts
-from tokenswift.sampling.masks import special_tokens
+from tokenswift.sampling.masks import SPACING, special_tokens
 from tokenswift.types import Generation, InputError, check_flag, shown
 
 logger = logging.getLogger("tokenswift")
@@ -220,8 +220,6 @@ def _form(name: str, function: str, arguments: Any) -> dict[str, Any]:
 
 # ---- families -------------------------------------------------------------------------------------
 
-#: separators as templates write JSON, and no other whitespace: small models write it for ever
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
 
 

@@ -109,10 +109,6 @@ atexit.register(templates.close)
 # ---- the process itself -----------------------------------------------------------------------------------
 
 
-class TooMuch(Exception):
-    """A limit is met; its argument is how."""
-
-
 #: marks what the model wrote; here it is a block like any other, with a scope of its own
 GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 
@@ -141,7 +137,7 @@ def _rendered(size: int, template: str, given: dict[str, Any]) -> str:
     """The text that a template makes of what it is given."""
     text = _compiled(template).render(**given)
     if len(text) > TEXT + TEXT_EACH * size:
-        raise TooMuch("writes too much text")
+        raise ValueError("it writes too much text")
     return text
 
 
@@ -176,8 +172,6 @@ def _answer(line: bytes) -> dict[str, Any]:
         return {"made": {"render": _rendered, "compile": _compile}[task](len(line), *given)}
     except MemoryError:
         return {"limit": "takes too much memory"}
-    except TooMuch as error:
-        return {"limit": str(error)}
     except Exception as error:  # whatever a template's own code raises
         return {"error": str(error)[:SHOWN] or type(error).__name__}
     finally:

@@ -472,16 +472,9 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with its texts changed, but for names of roles."""
+    """A JSON value with its texts changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {
-            _mapped(key, change): inner if _is_role(key, inner) else _mapped(inner, change)
-            for key, inner in value.items()
-        }
+        return {_mapped(key, change): _mapped(inner, change) for key, inner in value.items()}
     return [_mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _is_role(key: object, value: object) -> bool:
-    return key == "role" and isinstance(value, str) and value.isidentifier()

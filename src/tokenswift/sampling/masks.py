@@ -30,8 +30,7 @@ from tokenswift.types import InputError, RunError
 
 _KEPT = 8  # compiled grammars of a model
 #: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
-_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
+SPACING: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 LEFT = "the text leaves the grammar"
@@ -104,7 +103,8 @@ class Grammars:
                 return Masks(found, tokenizer, start, ends)
         except Exception as error:  # two libraries raise plain ones
             why = f"the {TITLES[grammar.kind]} cannot be compiled ({_line(error)})"
-            raise InputError(f"{why}; valid: {_VALID}", "grammar") from error
+            valid = "a schema or grammar that llguidance knows (see docs/grammars.md)"
+            raise InputError(f"{why}; valid: {valid}", "grammar") from error
 
     def _tokenizer(self, ends: tuple[int, ...]) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -323,7 +323,7 @@ def _bare_source(grammar: Grammar) -> str:
 
     if grammar.kind == "json_schema":
         schema = json.dumps(closed(json.loads(grammar.text)), ensure_ascii=False)
-        return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
+        return LLMatcher.grammar_from_json_schema(schema, defaults=SPACING)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     return LLMatcher.grammar_from_lark(grammar.text)
