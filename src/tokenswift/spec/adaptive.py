@@ -133,13 +133,7 @@ class ByChance:
 
     acceptance, max_nodes = "exact", MOST_NODES + 1
 
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        sampler: Sampler,
-        coupled: bool,
-        learnt: Learnt,
-    ) -> None:
+    def __init__(self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt) -> None:
         self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}

@@ -257,10 +257,6 @@ class _Mode:
     bias: float = 1.0  # drafted tokens that came over those that were expected
     judged: float = 4.0  # drafted tokens that the bias is known from
 
-    def count(self, made: int, rows: int) -> None:
-        """A step yielded ``made`` tokens by so many rows."""
-        self.steps, self.made, self.drafted = self.steps + 1, self.made + made, self.drafted + rows - 1
-
     def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
         """It was expected to yield so many; ``draft``: None where what it took is no price of a step."""
         weight = max(_SLOW, 1 / (self.learnt + 3))
@@ -422,7 +418,7 @@ class Control:
             self._spent += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
         mode = self.modes[last.mode]
-        mode.count(tokens, rows)
+        mode.steps, mode.made, mode.drafted = mode.steps + 1, mode.made + tokens, mode.drafted + rows - 1
         if not self.bare:  # else it says nothing of what drafts in plain steps
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
         self.biases[last.mode] = mode.bias

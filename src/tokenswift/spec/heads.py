@@ -253,10 +253,7 @@ class _Header(msgspec.Struct):
 
 
 def save_heads(
-    heads: Heads,
-    path: str | Path,
-    base: BaseIdentity,
-    notes: dict[str, Any] | None = None,
+    heads: Heads, path: str | Path, base: BaseIdentity, notes: dict[str, Any] | None = None
 ) -> None:
     """Write a heads file, matrices of whole blocks in Q8_0 and all else in float32; a failure leaves no
     half-written file behind.

@@ -17,15 +17,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import (
-    ANSWERS,
-    NEUTRAL,
-    LoadConfig,
-    RopeScaling,
-    SamplingParams,
-    check_backend,
-    shown,
-)
+from tokenswift.config import ANSWERS, NEUTRAL, LoadConfig, RopeScaling, SamplingParams, check_backend, shown
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling

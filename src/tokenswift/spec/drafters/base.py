@@ -21,7 +21,7 @@ from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.strategy import TokenSequence
 from tokenswift.tree import CandidateTree
-from tokenswift.types import DraftTree, RunError
+from tokenswift.types import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +123,11 @@ class Candidates:
         """Let a drafter propose.
 
         Raises:
-            RunError: what it proposed is no token.
             Stopped: nobody wants the text any more.
         """
         self.sequence.check()
-        self.drafter, before = drafter, len(self.tree)
+        self.drafter = drafter
         drafter.propose(self.sequence, self)
-        size = self.sequence.model.vocab_size
-        for token in self.tree.tokens[before:]:
-            if not 0 <= token < size:
-                raise RunError(
-                    f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
-                )
 
     def forbidden(self, among: Sequence[int]) -> set[int]:
         """Those of some nodes that the text's grammar does not allow there: no step follows them."""

@@ -101,12 +101,7 @@ class EagleDrafter(Drafter):
             return None
         cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
-            "the EAGLE-3 drafter",
-            tokens=1.9,
-            rows=3,
-            price=2 * cost,
-            pass_cost=cost,
-            lead=0.6,
+            "the EAGLE-3 drafter", tokens=1.9, rows=3, price=2 * cost, pass_cost=cost, lead=0.6
         )
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
