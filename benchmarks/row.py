@@ -19,7 +19,7 @@ from benchmarks.common import Trial, options_of
 from benchmarks.decode import decode
 from benchmarks.needs import heads_place, missing
 from benchmarks.settings import LATER
-from tokenswift.config import OPTIONS, build_options
+from tokenswift.config import build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.load import locate
@@ -61,7 +61,7 @@ def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     drafters = {"heads": heads_place(config), "eagle": config.get("eagle")}
     with LLM(config["model"], **drafters, rope_scaling=scaling, **place) as llm:
         made = {"dtype": llm.dtype, "device": llm.device, "heads": None}
-        made |= {"weights": llm.source.identity()["weights"], "stored": stored_as(llm, config)}
+        made |= {"weights": llm.source.identity["weights"], "stored": stored_as(llm, config)}
         if kind not in UNDRAFTED:
             made |= used(llm, config)
         made |= KINDS[kind](Trial(llm, config))
@@ -78,7 +78,7 @@ def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses, and what it
     drafts from."""
-    options = build_options(OPTIONS[config["strategy"]], config["strategy"], options_of(config))
+    options = build_options(config["strategy"], options_of(config))
     heads, source = drafts_from(llm.resources, config["strategy"], options)
     made: dict[str, Any] = {"heads": None, "drafts": source}
     if heads is not None:

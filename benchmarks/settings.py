@@ -130,7 +130,7 @@ def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
             options["tree"] = tuple(int(width) for width in str(options["tree"]).split(","))
         except ValueError:
             raise InputError(f"tree is {shown(options['tree'])}; valid: integers such as 1,3,3,3") from None
-    build_options(OPTIONS[strategy], strategy, options)
+    build_options(strategy, options)
     return options
 
 

@@ -12,7 +12,7 @@ import atexit, gc
 # called last
 atexit.register(lambda: print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000))
 import tokenswift
-from tokenswift.runs import state
+from tokenswift.runs import journal
 """
 
 

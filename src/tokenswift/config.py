@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -30,8 +30,6 @@ from tokenswift.types import (
     meant,
     shown,
 )
-
-T = TypeVar("T")
 
 # ---- words that arguments take: editors complete them, and checks take the valid ones from them ----
 
@@ -298,11 +296,12 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
     off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
     off = SamplingParams()
     made = asdict(params)
-    return {k: _listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
+    return {k: listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+def listed(value: Any) -> Any:
+    """A value with lists for its tuples, as JSON has it."""
+    return [listed(one) for one in value] if isinstance(value, tuple) else value
 
 
 def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
@@ -428,8 +427,9 @@ class LoadConfig:
         return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
 
 
+@dataclass(frozen=True, slots=True)
 class MethodOptions:
-    """Options of a decoding method; each has those that it names.
+    """Options of a decoding method; each has those that it names, plain decoding none.
 
     Attributes:
         tree: auto, or candidates per level, integers of at least 1
@@ -452,8 +452,6 @@ class MethodOptions:
         draft_budget: tokens in the draft model's KV cache, more than sinks
     """
 
-    __slots__ = ()
-
     def __post_init__(self) -> None:
         check_fields(self)
         if hasattr(self, "tree"):
@@ -462,11 +460,6 @@ class MethodOptions:
             sinks, size = getattr(self, "sinks", 0), getattr(self, name, None)
             small = size is not None and size <= sinks
             refuse(small, self, name, f"; valid: more than the {sinks} sink tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class NoOptions(MethodOptions):
-    """Options of a strategy that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,7 +535,7 @@ HEAD_KINDS = get_args(HeadKind)
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {
     "auto": AutoOptions,
-    "autoregressive": NoOptions,
+    "autoregressive": MethodOptions,
     "tokenswift": TokenSwiftOptions,
     "medusa": MedusaOptions,
     "triforce": TriForceOptions,
@@ -583,11 +576,10 @@ def names_of(strategy: str) -> list[str]:
     return [f.name for f in fields(OPTIONS[strategy])]
 
 
-def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None) -> T:
+def build_options(strategy: str, values: Mapping[str, Any] | None) -> Any:
     """Make a strategy's options.
 
     Args:
-        kind: dataclass of the strategy's options.
         values: names and values; None for the defaults.
     Raises:
         InputError: an unknown name, or a bad value.
@@ -602,4 +594,4 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None
         owners = f" (strategy {' or '.join(having)} has it)" if having else ""
         valid = f"{', '.join(known) or 'none'}{meant(name, known)}{owners}"
         raise InputError(f"{shown(name)} is not an option of strategy {strategy}; valid: {valid}")
-    return kind(**(values or {}))
+    return OPTIONS[strategy](**(values or {}))

@@ -15,37 +15,13 @@ from typing import Any
 
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
-from tokenswift.runs import folder as folders
-from tokenswift.types import InputError, check_integer
+from tokenswift.runs.folder import Busy
+from tokenswift.types import InputError
 
-__all__ = ["Generator", "pool"]
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90
 PATIENCE = 150.0
 #: columns that are added to a row
-COLUMNS = {"text": "string", "finish_reason": "string", "new_tokens": "int64", "went_on_at": "int64"}
-COLUMNS |= {"node": "string", "error": "string"}
-
-
-def pool(actors: int = 1, cores: int = 1, gpus: float = 0, at_once: int = 4) -> dict[str, Any]:
-    """Arguments of ``map_batches`` for :class:`Generator`.
-
-    Args:
-        actors: how many.
-        cores: of each.
-        gpus: of each.
-        at_once: rows that each takes at once; give the constructor the same number.
-    """
-    from ray.data import ActorPoolStrategy
-
-    check_integer("at_once", at_once, 1)
-    compute = ActorPoolStrategy(
-        size=check_integer("actors", actors, 1),
-        max_tasks_in_flight_per_actor=at_once,  # none waits at an actor while another has nothing to do
-        max_concurrent_calls_per_actor=at_once,
-        enable_true_multi_threading=True,
-    )
-    made = {"compute": compute, "num_cpus": cores, "batch_size": None, "batch_format": "pyarrow"}
-    return made | ({"num_gpus": gpus} if gpus else {})
+COLUMNS = {"text": "string", "finish_reason": "string", "new_tokens": "int64", "error": "string"}
 
 
 class Generator:
@@ -55,13 +31,21 @@ class Generator:
         texts = rows.map_batches(
             Generator,
             fn_constructor_kwargs={"out": "/shared/texts", "max_new_tokens": 50_000},
-            **pool(actors=8, cores=16),
+            num_cpus=16,
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(
+                size=8,
+                max_tasks_in_flight_per_actor=4,  # ``at_once``: none waits at an actor while another has room
+                max_concurrent_calls_per_actor=4,
+                enable_true_multi_threading=True,
+            ),
         )
 
     A row has ``prompt`` (text, continued as it is) or ``messages`` (a chat, answered), an ``id`` that no
     other row has, and settings of its own where it has such columns (``seed``, ``max_new_tokens``, …; a null
-    is none). Added to it are ``text``, ``finish_reason``, ``new_tokens``, ``went_on_at`` (tokens that its
-    journal had when this actor took it up), ``node`` (where), and ``error`` (what made it fail, else null).
+    is none). Added to it are ``text``, ``finish_reason``, ``new_tokens`` and ``error`` (what made it fail,
+    else null).
     The text is, token by token, that of ``LLM.generate``.
 
     A folder is written by one actor at a time: another waits until it is let go of, as the system does when
@@ -91,11 +75,10 @@ class Generator:
         from tokenswift.engine.llm import LLM
         from tokenswift.engine.scheduler import Scheduler
 
-        self._node, cores = _place()
         if not Path(out).is_dir():
-            seen = f"out is {str(out)!r}: node {self._node} does not see it"
+            seen = f"out is {str(out)!r}: node {socket.gethostname()} does not see it"
             raise InputError(f"{seen}; valid: a folder that all nodes share")
-        self._llm = LLM(model, **{"threads": cores, **(loading or {})})
+        self._llm = LLM(model, **(loading or {}))
         self._fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
         self._sampling, self._settings = sampling, settings
         self._usual("")  # what is wrong with it is said now
@@ -117,53 +100,36 @@ class Generator:
             batch = batch.append_column(name, pyarrow.array([one.get(name) for one in made], kind))
         return batch
 
-    def _begin(self, row: Mapping[str, Any]) -> tuple[Request, Any, int] | Exception:
-        """Have a row's text written: what was asked for, its ticket, and how many tokens its journal had
-        before; or what is wrong with it."""
+    def _begin(self, row: Mapping[str, Any]) -> Any:
+        """The ticket of a row's text, or the exception that says what is wrong with the row."""
         try:
             record = {key: value for key, value in row.items() if key in FIELDS and value is not None}
             if "id" not in record:
                 raise InputError("a row has no id; valid: a column id, with a value of its own in each row")
             one = asked(record, "")
-            folder = self._out / one.name
-            request = one.request(self._settings, self._usual(one.prompt), folder)
-            return request, *self._submit(request, folder)
+            return self._submit(one.request(self._settings, self._usual(one.prompt), self._out / one.name))
         except Exception as error:  # of this row: the others go on
             return error
 
-    def _submit(self, request: Request, folder: Path) -> tuple[Any, int]:
+    def _submit(self, request: Request) -> Any:
         """Have it run, as soon as nobody else writes its folder."""
         end = time.monotonic() + PATIENCE
         while True:
-            known = len(folders.load(folder)[1].tokens) if folders.has_run(folder) else 0
             try:
-                return self._scheduler.submit(request), known
-            except folders.Busy:
+                return self._scheduler.submit(request)
+            except Busy:
                 if time.monotonic() > end:
                     raise
             time.sleep(1.0)
 
-    def _end(self, begun: tuple[Request, Any, int] | Exception) -> dict[str, Any]:
+    def _end(self, begun: Any) -> dict[str, Any]:
         """The columns of a row, once its text is over."""
-        made: dict[str, Any] = {"node": self._node}
         try:
             if isinstance(begun, Exception):
                 raise begun
-            _, ticket, known = begun
-            ticket.wait()
-            result = ticket.result
+            begun.wait()
+            result = begun.result
         except Exception as error:
-            return made | {"error": " ".join(str(error).split()) or type(error).__name__}
-        made |= {"text": result.text, "finish_reason": result.finish_reason}
-        return made | {"new_tokens": len(result.token_ids), "went_on_at": known}
-
-
-def _place() -> tuple[str, int | None]:
-    """The node's name, and how many cores Ray gave the actor; None: this is no actor."""
-    import ray
-
-    if not ray.is_initialized():
-        return socket.gethostname(), None
-    context = ray.get_runtime_context()
-    cores = context.get_assigned_resources().get("CPU", 0)
-    return f"{socket.gethostname()}, {context.get_node_id()[:6]}", max(1, int(cores)) if cores else None
+            return {"error": " ".join(str(error).split()) or type(error).__name__}
+        made = {"text": result.text, "finish_reason": result.finish_reason}
+        return made | {"new_tokens": len(result.token_ids)}

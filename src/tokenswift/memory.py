@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -45,22 +44,11 @@ class Memory(NamedTuple):
     total: int
 
 
-class Sized(Protocol):
-    """What the reckoning takes from a model; ``kv_bytes``: of keys and values per token of a long text;
-    ``cache_bytes``: of all tokens of a text."""
-
-    kv_bytes: int
-    cache_bytes: Callable[[int], int]
-    vocab_size: int
-    dtype: torch.dtype
-    backend: Any
-    rotary: Any
-
-
-def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
+def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
     """See that the caches and tree rows of a run fit the free memory of the model's device.
 
     Args:
+        model: a `models.decoder.BaseTarget`.
         strategy: tells by ``needs(tokens, bytes of a tree's node)`` what it holds besides the text's cache.
         prompt, max_new_tokens: tokens.
         spare: bytes that will be free besides by the time that it runs.
@@ -90,7 +78,7 @@ def check_run(model: Sized, strategy: Any, prompt: int, max_new_tokens: int, spa
     raise InputError(f"{most.name} is {value}; {needed}; valid: {valid}")
 
 
-def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
+def needs_of(model: Any, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
     """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
     read, node = model.cache_bytes(prompt), model.cache_bytes(1) + 4 * model.vocab_size  # a float32 a logit
     return [
@@ -100,7 +88,7 @@ def needs_of(model: Sized, strategy: Any, prompt: int, max_new_tokens: int) -> l
     ]
 
 
-def largest(model: Sized, strategy: Any, prompt: int, free: int) -> int:
+def largest(model: Any, strategy: Any, prompt: int, free: int) -> int:
     """The most new tokens whose run fits ``free`` bytes; 0 when none does."""
 
     def taken(new: int) -> int:
@@ -110,7 +98,7 @@ def largest(model: Sized, strategy: Any, prompt: int, free: int) -> int:
     return max(0, bisect_right(lengths, free, key=taken) - 1)
 
 
-def default_length(model: Sized, answered: bool, prompt: int) -> int:
+def default_length(model: Any, answered: bool, prompt: int) -> int:
     """New tokens at most after a prompt of ``prompt`` tokens, where no number is given.
 
     A continued text has 200. An answer ends where the model ends it: it has what is left of the model's

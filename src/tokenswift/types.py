@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -286,15 +287,12 @@ class Meter:
         self.accepted = 0
         self.ngram_accepted = 0
         self.gamma = 0
-        self._phases: dict[str, _Phase] = {}
+        self._phases = defaultdict[str, _Phase](_Phase)
         self._lap: dict[str, float] = {}
 
     def phase(self, name: str) -> _Phase:
         """A context manager that adds its time to the phase; "prefill" is kept apart."""
-        phase = self._phases.get(name)
-        if phase is None:
-            phase = self._phases[name] = _Phase()
-        return phase
+        return self._phases[name]
 
     def add(self, step: Step) -> None:
         """Count one verify pass."""
@@ -316,7 +314,7 @@ class Meter:
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
-        """Count steps of an earlier part of the run, as journals have them (see `runs.state.Tokens`), and
+        """Count steps of an earlier part of the run, as journals have them (see `runs.journal.Tokens`), and
         the seconds by phase of all."""
         for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
             self.add(Step((), drafted, accepted, ngram_accepted, gamma))
@@ -348,11 +346,6 @@ class Meter:
             phases=phases,
             loop=loop,
         )
-
-
-def decoding(seconds: Mapping[str, float]) -> float:
-    """Of seconds by phase those of the steps."""
-    return sum(value for phase, value in seconds.items() if phase != PREFILL)
 
 
 # ---- checks of single values --------------------------------------------------------------------

@@ -42,14 +42,17 @@ def cluster() -> Iterator[Any]:
 PROGRAM = """
 import json, pathlib, sys
 import ray
-from tokenswift.distributed import Generator, pool
+from tokenswift.distributed import Generator
 
 address, model, prompts, out = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
 items = [json.loads(line) for line in pathlib.Path(prompts).read_text().splitlines()]
 rows = ray.data.from_items(items, override_num_blocks=len(items))  # no task that reads: all cores are taken
 how = {"out": out, "model": model, "max_new_tokens": 400, "ignore_eos": True}
-texts = rows.map_batches(Generator, fn_constructor_kwargs=how, **pool(actors=2, cores=1)).take_all()
+most = {"max_tasks_in_flight_per_actor": 4, "max_concurrent_calls_per_actor": 4}
+compute = ray.data.ActorPoolStrategy(size=2, enable_true_multi_threading=True, **most)
+where = {"compute": compute, "num_cpus": 1, "batch_size": None, "batch_format": "pyarrow"}
+texts = rows.map_batches(Generator, fn_constructor_kwargs=how, **where).take_all()
 assert len(texts) == 12 and not any(row["error"] for row in texts), texts
 """
 

@@ -32,7 +32,10 @@ def llm() -> Iterator[LLM]:
         ({"strategy_options": {"gamma": 2}}, "'gamma' is not an option of strategy auto"),
         ({"strategy_options": {"budget": 4.0}}, "budget is 4.0; valid: an integer"),
         ({"strategy": None}, "strategy is None; valid: auto, autoregressive"),
-        ({"strategy": "magicdec", "strategy_options": {"draft_model": 5}}, "draft_model is 5; valid: alias"),
+        (
+            {"strategy": "magicdec", "strategy_options": {"draft_model": 5}},
+            "draft_model int cannot be used: model type",
+        ),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; valid: an integer of at least 1"),
         ({"stop": None}, "stop is None; valid: up to 1,024 texts"),
         ({"stop": ["x", ""]}, "stop is ['x', '']; valid: up to 1,024 texts"),

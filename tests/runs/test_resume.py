@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,13 @@ def test_another_strategy_may_go_on(llm: LLM, tmp_path: Path) -> None:
     assert found.token_ids == llm.generate("hello", **CALL).token_ids
     assert sum(len(step.token_ids) for step in steps) == 80
     assert found.text.endswith("".join(step.text for step in steps))
+
+
+def test_options_of_numpy_are_kept_as_numbers(llm: LLM, tmp_path: Path) -> None:
+    how = {"strategy": "tokenswift", "strategy_options": {"tree": (1, np.int64(3)), "ngrams": np.int64(2)}}
+    begin(llm, tmp_path / "run", 2, **how)
+    assert folders.load(tmp_path / "run")[1].session.options == {"tree": [1, 3], "ngrams": 2}
+    assert len(tokenswift.resume(tmp_path / "run", llm=llm).token_ids) == CALL["max_new_tokens"]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
@@ -190,7 +198,7 @@ def test_unequal_bits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert [r.getMessage().count("may differ") for r in caplog.records] == [1]
     begin(llm, tmp_path / "equal", 20)
     tokenswift.resume(tmp_path / "equal", llm=llm)
-    assert len(caplog.records) == 1 and llm.numerics()["equal_bits"]
+    assert len(caplog.records) == 1 and llm.target.numerics()["equal_bits"]
 
 
 def test_a_signal_before_the_journals_thread_starts(

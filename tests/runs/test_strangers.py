@@ -122,7 +122,7 @@ def test_a_folder_that_holds_other_files_is_not_filled(llm: LLM, tmp_path: Path,
     assert main(["generate", "hello", "--run-dir", str(place)]) == 2
     assert "error: --run-dir is '" in capsys.readouterr().err and everything(tmp_path) == before
     (place / "chapter 1.tex").unlink()
-    (place / "journal.17.part").write_text("of a process that died before there was a journal")
+    (place / "journal.17ab34cd.part").write_text("of a process that died before there was a journal")
     (place / "lock").write_text("17\n")
     assert llm.generate("hello", **CALL, run_dir=place).finish_reason == "length"
 

@@ -132,7 +132,7 @@ class Chat:
     """
 
     def __init__(self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any) -> None:
-        from tokenswift.engine.prefix_cache import Prefixes
+        from tokenswift.engine.sequence import Prefixes
 
         self._llm, self._args, self._call = llm, args, call
         self.prefixes = Prefixes.beside(llm.target)  # an answer has to read only what is new

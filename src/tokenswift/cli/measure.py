@@ -258,7 +258,7 @@ def both(
     for name in STRATEGIES:
         request = Request(ids, new, name, {}, sampling=sampling, ignore_eos=True)
         result = stream(llm, request, TextSink(None, name == "autoregressive"), args.quiet, known=known)
-        records.append(record_of(llm, result, name, {}, sampling))
+        records.append(record_of(llm, result, request))
     say("\n")
     return records
 

@@ -159,7 +159,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     for strategy in OPTIONS if args.strategy == "all" else [args.strategy]:
         config.check_strategy(strategy)
         known = given if args.strategy != "all" else [name for name in given if name in names_of(strategy)]
-        config.build_options(OPTIONS[strategy], strategy, {name: given[name] for name in known})
+        config.build_options(strategy, {name: given[name] for name in known})
     return given
 
 

@@ -97,5 +97,5 @@ def list_runs(args: argparse.Namespace) -> int:
         output.write_json(record, *rows)
     if record != output.STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        say((table(COLUMNS, lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
+        say((table(tuple(COLUMNS), lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
     return 0

@@ -15,6 +15,7 @@ import torch
 from tokenswift.chat import Calls, Reply, Tools, conversation, thought_of, tools_of
 from tokenswift.config import (
     CONTINUED,
+    Backend,
     Device,
     Dtype,
     HeadKind,
@@ -23,16 +24,15 @@ from tokenswift.config import (
     SamplingParams,
     Strategy,
 )
-from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
-from tokenswift.engine.sequence import Prefilled, Stream, asked_of
+from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.sequence import Prefilled, Prefixes, Stream, asked_of
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
-from tokenswift.runs.state import RunState
+from tokenswift.runs.journal import RunState
 from tokenswift.spec.eagle import EagleWeights
 from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
@@ -164,9 +164,6 @@ class LLM(AbstractContextManager["LLM"]):
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         `from_model` is as it was before."""
         self._resources = None
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not name.startswith("_")]
 
     def __repr__(self) -> str:
         if self._resources is None:
@@ -361,7 +358,6 @@ class LLM(AbstractContextManager["LLM"]):
         if "run_dir" in options:
             raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
-        check_at_once(at_once)
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size, options.get("template_options"))
         pairs = zip(prompts, ids, strict=True)
         requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]
@@ -386,10 +382,6 @@ class LLM(AbstractContextManager["LLM"]):
             InputError: naming the prompt's fault and what is valid.
         """
         return Prefilled(self, prompt)
-
-    def numerics(self) -> dict[str, Any]:
-        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
-        return self.target.numerics()
 
 
 def resume(

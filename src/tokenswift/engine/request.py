@@ -6,18 +6,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tokenswift.config import (
-    OPTIONS,
     OnLoop,
     SamplingParams,
     Strategy,
     build_options,
     check_fields,
     check_texts,
+    listed,
     sampling_over,
     settings_of,
     shown,
@@ -41,6 +41,7 @@ class Request:
 
     Attributes:
         asked: what stands for the conversation whose ids the prompt is, where it is one.
+        options: the dataclass of the strategy's options.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -59,6 +60,7 @@ class Request:
     logprobs: int | None = None
     template_options: Mapping[str, Any] | None = None
     asked: str | None = None
+    options: Any = field(default=None, init=False, compare=False)
 
     @classmethod
     def of(
@@ -84,7 +86,7 @@ class Request:
         """
         chosen = {name: options.pop(name) for name in SAMPLING if name in options}
         wanted = Grammar.of_format(options.pop("response_format", None))
-        own = [one.name for one in fields(cls) if one.name != "asked"]
+        own = [one.name for one in fields(cls) if one.init and one.name != "asked"]
         for name in options:
             if name not in own:
                 known = [*own, "response_format", *SAMPLING]
@@ -103,7 +105,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
+        keep_field(self, "options", build_options(self.strategy, self.strategy_options))
         if not isinstance(self.sampling, SamplingParams):
             valid = "None, or an object such as SamplingParams(seed=7)"
             raise InputError(f"sampling is {shown(self.sampling)}; valid: {valid}", "sampling")
@@ -122,16 +124,6 @@ class Request:
             keep_field(self, "run_dir", Path(self.run_dir))
         if self.logprobs is not None and self.run_dir is not None:
             raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
-
-    @property
-    def options(self) -> Any:
-        """The dataclass of the strategy's options."""
-        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The strategy's options that were given, by name."""
-        return dict(self.strategy_options or {})
 
 
 # ---- as JSON --------------------------------------------------------------------------------------
@@ -192,9 +184,7 @@ def asked(record: Any, name: str) -> Asked:
     return Asked(name, prompt, given)
 
 
-def record_of(
-    llm: Any, result: Generation, strategy: str, options: Mapping[str, Any], sampling: SamplingParams
-) -> dict[str, Any]:
+def record_of(llm: Any, result: Generation, request: Request) -> dict[str, Any]:
     """The JSON record of a run (``docs/commands.md`` describes the fields)."""
     import torch
 
@@ -203,10 +193,12 @@ def record_of(
     own = {one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN}
     return {
         "model": llm.name,
-        "strategy": strategy,
-        "strategy_options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
-        "seed": sampling.seed,
-        "sampling": settings_of(sampling),
+        "strategy": request.strategy,
+        "strategy_options": {
+            name: listed(getattr(request.options, name)) for name in request.strategy_options or ()
+        },
+        "seed": request.sampling.seed,
+        "sampling": settings_of(request.sampling),
         **own,
         **asdict(result.metrics),
         "distinct": list(result.metrics.distinct),

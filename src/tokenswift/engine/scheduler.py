@@ -13,17 +13,18 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from threading import Condition, Thread, current_thread
+from threading import Condition, Lock, Thread, current_thread
 from time import monotonic, perf_counter
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.sequence import Sequence, failure
+from tokenswift.engine.sequence import Prefixes, Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv import FeatureStore
 from tokenswift.types import Generation, InputError, Step, Stopped, check_callback, check_integer, counted
@@ -32,7 +33,6 @@ MOST = 16  # concurrent texts with "auto": about from there rows cost what they 
 READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
 PART = 0.5  # seconds that it takes where none does: whoever comes, or cancels, does not wait long
 FEWEST = 4  # rows of a part
-AT_ONCE = "auto, or an integer of at least 1"
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 #: a step; None: the text has ended; an exception: it has failed
@@ -57,10 +57,9 @@ class Ticket:
         self.sequence = sequence
         self.state, self.is_cancelled = "waiting", False
         self._events: deque[Event] = deque()
-        self._changed = Condition()
+        self._giving = Lock()
         self._callback: Callable[[Event], object] | None = None
-        self._result: Generation | None = None
-        self._error: Exception | None = None
+        self._over = Future[Generation | None]()
 
     def steps(self) -> Iterator[Step]:
         """The steps as they come; waits for the next.
@@ -104,13 +103,12 @@ class Ticket:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_over, timeout)
+        return not wait([self._over], timeout).not_done
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended, failed or was cancelled."""
-        return self._result is not None or self._error is not None
+        return self._over.done()
 
     @property
     def result(self) -> Generation:
@@ -121,11 +119,9 @@ class Ticket:
             InputError: it is not over.
             Exception: its failure.
         """
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
+        if not self.is_over or (made := self._over.result()) is None:
             raise InputError("ticket.result is not available before the end; valid: after ticket.wait()")
-        return self._result
+        return made
 
     def cancel(self) -> None:
         """End the text after the step under way, or the draft pass; a journal stays and can be gone on
@@ -138,7 +134,7 @@ class Ticket:
         from the caller's. A callback that raises ends the text."""
         check_callback("callback", callback)
         while True:
-            with self._changed:
+            with self._giving:
                 if not self._events:
                     self._callback = callback
                     return
@@ -147,14 +143,16 @@ class Ticket:
 
     def tell(self, event: Event, result: Generation | None = None) -> None:
         """An event. With the last one the text is over: whoever sees that it is finds that event."""
-        with self._changed:
-            if not isinstance(event, Step):
-                self._result, self._error = result, event
-                del self.sequence  # its memory can be had
+        with self._giving:
             callback = self._callback
             if callback is None:
                 self._events.append(event)
-            self._changed.notify_all()
+            if not isinstance(event, Step):
+                del self.sequence  # its memory can be had
+                if event is None:
+                    self._over.set_result(result)
+                else:
+                    self._over.set_exception(event)
         if callback is not None:
             callback(event)
 
@@ -163,37 +161,12 @@ class QueueFull(InputError):
     """As many requests wait as may wait."""
 
 
-@dataclass(slots=True)
-class Figures:
-    """What a scheduler does and has done.
-
-    Attributes:
-        running, reading, waiting: texts that are written, whose prompts are read, and that wait their turn.
-        ended, failed, cancelled: texts so far.
-        steps: that texts have made; several in one pass count for each.
-        passes: verify passes.
-        tokens, drafted, accepted: new tokens, drafted nodes that were verified, and drafted tokens accepted.
-        read, reused: tokens of prompts that were read, and that were copied from another text's beginning.
-        rows: of the last verify pass.
-    """
-
-    running: int = 0
-    reading: int = 0
-    waiting: int = 0
-    ended: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    steps: int = 0
-    passes: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    read: int = 0
-    reused: int = 0
-    rows: int = 0
+#: what a scheduler counts, see `Scheduler.figures`
+FIGURES = ("running", "reading", "waiting", "ended", "failed", "cancelled", "steps", "passes", "tokens")
+FIGURES += ("drafted", "accepted", "read", "reused", "rows")
 
 
-class Scheduler:
+class Scheduler(AbstractContextManager["Scheduler"]):
     """Runs many requests of one ``LLM``, several in each pass, on one thread of its own.
 
     A scheduler is a context manager; `close` ends what is under way.
@@ -202,12 +175,16 @@ class Scheduler:
         llm: the ``LLM``.
         at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
         queue: requests that may wait; None: any number.
+
+    Attributes:
+        is_closed: whether it takes nothing more: `close` was called, or a fault of its own ended it.
     Raises:
         InputError: naming the argument and what is valid.
     """
 
     def __init__(self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None) -> None:
-        self.at_once = check_at_once(at_once)
+        valid = "auto, or an integer of at least 1"
+        self.at_once = MOST if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
         self._prefixes = Prefixes.beside(llm.target)
@@ -215,8 +192,8 @@ class Scheduler:
         self._turns: dict[str, int] = {}  # of each owner, its last one's number
         self._wake = Condition()  # guards the tickets, and what is counted
         self._tickets: list[Ticket] = []
-        self._is_closed = False
-        self._figures = Figures()
+        self.is_closed = False
+        self._figures: dict[str, int] = dict.fromkeys(FIGURES, 0)
         self._turn = 0
         self._seconds = self._speed = 0.0  # running means: of a step, and of rows that are read in a second
         self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
@@ -268,7 +245,7 @@ class Scheduler:
         return ticket
 
     def _check_queue(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise InputError("the scheduler is closed; valid: one that was not closed")
         waiting = len(self._of("waiting"))
         idle = self.at_once - len(self._tickets) + waiting
@@ -276,16 +253,19 @@ class Scheduler:
             said = counted(waiting, "request waits", "requests wait")
             raise QueueFull(f"{said} already; valid: up to queue {self._queue}")
 
-    def figures(self) -> Figures:
-        """What is under way, and what was done so far."""
+    def figures(self) -> SimpleNamespace:
+        """What is under way, and what was done so far, as attributes.
+
+        ``running``, ``reading``, ``waiting``: texts that are written, whose prompts are read, and that wait
+        their turn; ``ended``, ``failed``, ``cancelled``: texts so far; ``steps`` that texts have made
+        (several in one pass count for each), ``passes``: verify passes; ``tokens``, ``drafted``,
+        ``accepted``: new tokens, drafted nodes that were verified, and drafted tokens accepted; ``read``,
+        ``reused``: tokens of prompts that were read, and that were copied from another text's beginning;
+        ``rows`` of the last verify pass.
+        """
         with self._wake:
             states = Counter(ticket.state for ticket in self._tickets)
-            return replace(self._figures, reused=self._prefixes.reused, **states)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes nothing more: `close` was called, or a fault of its own ended it."""
-        return self._is_closed
+            return SimpleNamespace(**self._figures | {"reused": self._prefixes.reused} | states)
 
     @property
     def stalled(self) -> float:
@@ -297,20 +277,17 @@ class Scheduler:
         """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them. A callback
         that calls it does not wait for that."""
         with self._wake:
-            self._is_closed = True
+            self.is_closed = True
             self._wake.notify()
         if current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Scheduler:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _wants(self, ticket: Ticket) -> bool:
         """Whether a text is to go on."""
-        return not (self._is_closed or ticket.is_cancelled)
+        return not (self.is_closed or ticket.is_cancelled)
 
     def _of(self, *states: str) -> list[Ticket]:
         return [ticket for ticket in self._tickets if ticket.state in states]
@@ -331,7 +308,7 @@ class Scheduler:
                     self._read()
         except BaseException as error:  # a fault of this class: nobody is to wait for ever
             with self._wake:
-                self._is_closed = True  # from here on nothing is submitted
+                self.is_closed = True  # from here on nothing is submitted
             for ticket in list(self._tickets):
                 self._leave(ticket, "failed", error)
         self._prefixes.clear()
@@ -339,10 +316,10 @@ class Scheduler:
     def _waits(self) -> bool:
         """Wait for something to do, and let those go that are not wanted; False once it is closed."""
         with self._wake:
-            while not (self._is_closed or self._tickets):
+            while not (self.is_closed or self._tickets):
                 self._wake.wait()
             gone = [ticket for ticket in self._tickets if not self._wants(ticket)]
-            closed = self._is_closed
+            closed = self.is_closed
         for ticket in gone:
             self._leave(ticket, "cancelled")
         return not closed
@@ -416,7 +393,7 @@ class Scheduler:
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, made in zip(tickets, step(sequences), strict=True):
             self._take(ticket, made)
-        self._figures.rows = sum(sequence.rows for sequence in sequences)
+        self._figures["rows"] = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
         self._seconds += _SLOW * (perf_counter() - begun - self._seconds)
 
@@ -462,16 +439,7 @@ class Scheduler:
         with self._wake:
             self._sign = monotonic()
             for name, number in more.items():
-                setattr(self._figures, name, getattr(self._figures, name) + number)
-
-
-def check_at_once(at_once: object) -> int:
-    """How many texts run concurrently at most.
-
-    Raises:
-        InputError: neither "auto" nor an integer from 1 on.
-    """
-    return MOST if at_once == "auto" else check_integer("at_once", at_once, 1, AT_ONCE)
+                self._figures[name] += number
 
 
 def run_all(

@@ -1,5 +1,5 @@
 """One text, from its request to its end: checked against the model, its prompt read, its steps taken one by
-one, its tokens turned into text and kept in a journal.
+one, its tokens turned into text and kept in a journal. And what texts share: their beginnings.
 
 Whoever wants it alone iterates it; the scheduler makes the same calls for several concurrently.
 """
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,15 +22,15 @@ import torch
 from tokenswift.chat import Tools
 from tokenswift.config import SamplingParams, settings_of
 from tokenswift.engine.detokenize import LoopGuard, TextStream
-from tokenswift.engine.prefix_cache import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.step import decode, prefill
-from tokenswift.kv import FullCache
+from tokenswift.engine.step import prefill, step
+from tokenswift.kv import OBSERVED, FullCache
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.loader.weights import digest_of, versions
 from tokenswift.memory import check_run, default_length, needs_of
+from tokenswift.models.decoder import BaseTarget
 from tokenswift.runs.folder import RunWriter, load
-from tokenswift.runs.state import End, Header, Identity, Loading, RunState, Session
+from tokenswift.runs.journal import End, Header, Identity, Loading, RunState, Session
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.methods import STRATEGIES, drafts_from
 from tokenswift.spec.strategy import TokenSequence
@@ -48,6 +48,9 @@ from tokenswift.types import (
 )
 
 logger = logging.getLogger("tokenswift")
+PLAIN = str | int | float | tuple | None  # options that a journal can hold: no model objects
+SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
+LEAST = 16  # tokens that are worth a copy
 
 
 class Sequence(TokenSequence):
@@ -140,10 +143,11 @@ class Sequence(TokenSequence):
             self.open()
             if self.finish_reason is None:  # by its journal
                 self.read()
-                for step in decode(self):
-                    yield self.take(step)
-                    if self.finish_reason is not None:
-                        break
+            while self.finish_reason is None:
+                (made,) = step([self])
+                if isinstance(made, Exception):
+                    raise made
+                yield self.take(made)
             self.finish()
         except GeneratorExit:  # left unfinished, at the interpreter's end too, where torch may be gone
             raise
@@ -208,30 +212,30 @@ class Sequence(TokenSequence):
             self.meter.lap()
         return left
 
-    def take(self, step: Step) -> Step:
+    def take(self, made: Step) -> Step:
         """Take in a step; returns it up to the end of the text, with what it released."""
         pieces: list[str] = []
-        for token in step.token_ids:
+        for token in made.token_ids:
             pieces.append(self._piece(token))
             if self.finish_reason is not None:
                 break
         count = len(pieces)
-        step = replace(
-            step,
-            token_ids=step.token_ids[:count],
-            sources=step.sources[:count],
-            logprobs=step.logprobs[:count],
+        made = replace(
+            made,
+            token_ids=made.token_ids[:count],
+            sources=made.sources[:count],
+            logprobs=made.logprobs[:count],
             text="".join(pieces),
             chars=tuple(map(len, pieces)),
         )
-        self.sources.update(step.sources)
-        self.logprobs += step.logprobs
-        self._written.append(step.text)
+        self.sources.update(made.sources)
+        self.logprobs += made.logprobs
+        self._written.append(made.text)
         tail = self._release()
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
-            self.journal.add(step, {**newest, "loop": self.guard.first, "end": self._end()})
-        return replace(step, text=step.text + tail)
+            self.journal.add(made, {**newest, "loop": self.guard.first, "end": self._end()})
+        return replace(made, text=made.text + tail)
 
     def _piece(self, token: int) -> str:
         """The text that a new token releases; says whether the text ends with it."""
@@ -360,6 +364,123 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         self.close()
 
 
+# ---- beginnings -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What is kept of a text that has ended; see `TokenSequence`."""
+
+    owner: str
+    tokens: list[int]
+    prompt_tokens: int
+    cache: FullCache
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache, with the kernels' scratch memory."""
+        return self.cache.nbytes + self.cache.work.nbytes
+
+
+class Prefixes:
+    """Caches of texts under way and of some that have ended, for one model and one thread: what begins as one
+    of them is not read again.
+
+    Keys and values of a beginning are copied into the cache of the text that shares it, so neither text sees
+    what the other does. But how soon a text begins tells what was read before it: texts of one owner alone
+    share beginnings. A row's bits depend on its own context alone, not on the passes that read it, so a copy
+    has the bits of reading; models of which this is not true are not given any. Where it is true of decoding
+    alone (`BaseTarget.prefill_keeps_bits`), whole chunks that both prompts have are copied.
+
+    Args:
+        most: bytes that caches of ended texts may take.
+
+    Attributes:
+        reused: tokens that were copied instead of read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.reused = 0
+        self._running: list[TokenSequence] = []
+        self._kept: list[Kept] = []  # those that were used last at the end
+
+    @classmethod
+    def beside(cls, model: BaseTarget) -> Prefixes:
+        """For a model: ended texts may take a quarter of what is free now on its device."""
+        memory = model.backend.memory()
+        return cls(0 if memory is None else memory.free // SHARE)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of caches of ended texts."""
+        return sum(one.nbytes for one in self._kept)
+
+    def begin(self, text: TokenSequence, capacity: int) -> FullCache | None:
+        """A cache with the longest known beginning of a text; None where none is worth it.
+
+        The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
+
+        Args:
+            text: of whose tokens the last one is not to be cached.
+            capacity: tokens that the cache is to hold, scratch room included.
+        """
+        tokens, model, prompt = text.tokens, text.model, text.prompt_tokens
+        best, longest = None, LEAST - 1
+        for one in (*self._running, *self._kept):
+            if one.owner != text.owner:
+                continue
+            shared = min(common(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
+            if not model.prefill_keeps_bits:
+                shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
+                shared -= shared % model.prefill_chunk
+            if shared > longest and one.cache.holds(shared):
+                best, longest = one, shared
+        if best is None or not model.equal_bits:
+            return None
+        self._kept = sorted(self._kept, key=lambda one: one is best)
+        self.reused += longest
+        return best.cache.fork(capacity, longest)
+
+    def watch(self, sequence: TokenSequence) -> None:
+        """A text begins; others may begin as it does from now on."""
+        self._running.append(sequence)
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """A text has ended: keep it while there is room, instead of those that it begins with."""
+        self._running = [one for one in self._running if one is not sequence]
+        tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
+        if not LEAST <= length < len(tokens) or not sequence.model.equal_bits:
+            return  # nothing to share, or interrupted within a step
+        own = [(one, common(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
+        if any(shared >= length and one.cache.holds(length) for one, shared in own):
+            return
+        if 2 * length <= cache.capacity:
+            cache = cache.fork(length)  # it ended early: most of its room is empty
+        contained = [one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)]
+        self._kept = [one for one in self._kept if one not in contained]
+        self._kept.append(Kept(sequence.owner, tokens, sequence.prompt_tokens, cache))
+        self.shrink(self.most)
+
+    def shrink(self, most: int) -> None:
+        """Let go of the texts that were not used for longest, until the rest take ``most`` bytes."""
+        kept = list(self._kept)
+        while kept and sum(one.nbytes for one in kept) > most:
+            del kept[0]
+        self._kept = kept
+
+    def clear(self) -> bool:
+        """Let go of all ended texts; whether there were any."""
+        there, self._kept = bool(self._kept), []
+        return there
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """How many tokens two texts have in common at their beginnings."""
+    size = min(len(one), len(other))
+    return next((i for i in range(size) if one[i] != other[i]), size)
+
+
 class Prefilled(Prefixes):
     """The state after a prompt's prefill (``LLM.prefill`` makes it). Generations fork it: they neither change
     it nor see one another, in whatever order or thread they run, and give the tokens that ``LLM.generate``
@@ -411,8 +532,6 @@ class Prefilled(Prefixes):
 
 # ---- the journal ----------------------------------------------------------------------------------
 
-PLAIN = str | int | float | tuple | None  # options that a journal can hold: no model objects
-
 
 def asked_of(
     prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
@@ -438,7 +557,7 @@ def kept_prompt(request: Request) -> list[int] | None:
     return None
 
 
-def open_journal(sequence: Sequence) -> RunWriter:
+def open_journal(sequence: Any) -> RunWriter:
     """Take the folder of a text's run; the text goes on with the run that is there already.
 
     Raises:
@@ -454,7 +573,7 @@ def open_journal(sequence: Sequence) -> RunWriter:
     )
     loading = None if llm.loading is None else Loading(**llm.loading)
     header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _asked(request))
-    checked = ((name, getattr(request.options, name)) for name in request.given)
+    checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
     options: dict[str, Any] = {name: value for name, value in checked if isinstance(value, PLAIN)}
     session = Session(
         time=time.time(),
@@ -464,7 +583,7 @@ def open_journal(sequence: Sequence) -> RunWriter:
         options=options,
         on_loop=request.on_loop,
         ignore_eos=request.ignore_eos,
-        numerics=llm.numerics(),
+        numerics=llm.target.numerics(),
         threads=torch.get_num_threads(),
         versions=versions(),
     )

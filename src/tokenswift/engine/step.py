@@ -9,7 +9,7 @@ what fails in one of them ends that one alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -40,15 +40,6 @@ def step(sequences: Sequence[TokenSequence]) -> list[Step | Exception]:
         found if isinstance(found, Exception) else _tried(_accept_and_commit, sequence, tree, *found)
         for sequence, tree, found in zip(sequences, trees, passes, strict=True)
     ]
-
-
-def decode(sequence: TokenSequence) -> Iterator[Step]:
-    """The steps of one text, once its prompt is read and its strategy has begun."""
-    while not sequence.is_done:
-        made = step([sequence])[0]
-        if isinstance(made, Exception):
-            raise made
-        yield made
 
 
 def _tried(function: Callable[..., T], *args: Any) -> T | Exception:
@@ -125,7 +116,7 @@ def _accept_and_commit(sequence: TokenSequence, tree: DraftTree, result: Pass, l
     strategy, meter = sequence.strategy, sequence.meter
     with meter.phase("choose"):
         accepted = _accept(sequence, tree, logits)
-        new, sequence.ended = _new_tokens(tree, accepted, sequence)
+        new = _new_tokens(tree, accepted, sequence)
         kept = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
         logprobs = _logprobs(sequence, logits, kept, new)
     with meter.phase("commit"):
@@ -162,14 +153,12 @@ def _accept(sequence: TokenSequence, tree: DraftTree, logits: Tensor) -> Accepte
     return accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
 
 
-def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: TokenSequence) -> tuple[list[int], bool]:
-    """The step's tokens, cut to what may come and after the first EOS; whether an EOS ended the text."""
+def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: TokenSequence) -> list[int]:
+    """The step's tokens, cut to what may come and after the first EOS."""
     new = [tree.tokens[node] for node in accepted.nodes[1:]] + [accepted.token]
     new = new[: sequence.left]
-    for i, token in enumerate(new):
-        if token in sequence.eos:
-            return new[: i + 1], True
-    return new, False
+    end = next((i for i, token in enumerate(new, 1) if token in sequence.eos), None)
+    return new[:end]
 
 
 def _logprobs(

@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -30,28 +30,28 @@ from typing import Any
 from tokenswift.config import shown
 from tokenswift.files import line_of
 from tokenswift.runs import journal
-from tokenswift.runs.journal import check_regular, open_regular, read_regular, write_whole
-from tokenswift.runs.state import (
+from tokenswift.runs.journal import (
     End,
     Header,
     Record,
     RunState,
     Session,
     Tokens,
+    check_regular,
     check_same,
+    open_regular,
+    read_regular,
     replay,
     sources_of,
+    write_whole,
 )
-from tokenswift.types import PREFILL, InputError, RunError, Step, counted, decoding
+from tokenswift.types import PREFILL, InputError, RunError, Step, counted
 
 JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
 SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
 BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
 LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
-#: columns of a list of runs, see :func:`cells`
-COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "sessions", "loop from", "model", "strategy")
-COLUMNS += ("last written",)
 
 
 class Busy(InputError):
@@ -110,7 +110,7 @@ def check_new(folder: Path) -> None:
     """
     for name in (JOURNAL, LOCK, TEXT):
         check_regular(folder / name)
-    left = re.compile(rf"{LOCK}|{JOURNAL}\.\d+\.part")
+    left = re.compile(rf"{LOCK}|{JOURNAL}\.[0-9a-f]+\.part")
     found = sorted(os.listdir(folder)) if folder.is_dir() else []
     names = [name for name in found if not left.fullmatch(name)]
     if names and JOURNAL not in names:
@@ -251,7 +251,7 @@ class RunWriter:
 
         Args:
             step: its tokens, their text and figures.
-            newest: of the run after it, the other fields of `runs.state.Tokens`.
+            newest: of the run after it, the other fields of `runs.journal.Tokens`.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
@@ -355,7 +355,8 @@ def summary_of(folder: Path) -> dict[str, Any]:
         contents, state = load(folder)
     except InputError as error:
         return {"run": str(folder), "state": f"unreadable: {error}"}
-    spent, tokens = decoding(state.seconds), len(state.tokens)
+    prefill, tokens = state.seconds.get(PREFILL, 0.0), len(state.tokens)
+    spent = sum(state.seconds.values()) - prefill
     written = time.localtime(min(max(0.0, os.lstat(folder / JOURNAL).st_mtime), LATEST))
     word = f"finished ({state.end.reason})" if state.end else "interrupted"
     damaged = f"damaged at byte {contents.good}" if contents.damaged else ""
@@ -370,7 +371,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "tokens_per_second": tokens / spent if spent else 0.0,
         "tokens_a_pass": tokens / max(1, len(state.steps)),
         "seconds": spent,
-        "prefill_seconds": state.seconds.get(PREFILL, 0.0),
+        "prefill_seconds": prefill,
         "loop_start": state.loop.start if state.loop else None,
         "model": state.header.name,
         "dtype": state.header.identity.dtype,
@@ -385,17 +386,20 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     name and state alone."""
     if "tokens" not in row:
         return {"run": row["run"], "state": row["state"]}
-    loop = row["loop_start"]
-    return {
-        "run": row["run"],
-        "state": row["state"],
-        "tokens": f"{row['tokens']:,}",
-        "of": f"{row['max_new_tokens']:,}",
-        "tokens/s": f"{row['tokens_per_second']:,.1f}",
-        "a pass": f"{row['tokens_a_pass']:.2f}",
-        "sessions": str(row["sessions"]),
-        "loop from": "" if loop is None else f"{loop:,}",
-        "model": f"{row['model']} ({row['dtype']})",
-        "strategy": row["strategy"],
-        "last written": row["written"],
-    }
+    return {name: show(row) for name, show in COLUMNS.items()}
+
+
+#: columns of a list of runs
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "run": lambda row: row["run"],
+    "state": lambda row: row["state"],
+    "tokens": lambda row: f"{row['tokens']:,}",
+    "of": lambda row: f"{row['max_new_tokens']:,}",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.1f}",
+    "a pass": lambda row: f"{row['tokens_a_pass']:.2f}",
+    "sessions": lambda row: str(row["sessions"]),
+    "loop from": lambda row: "" if row["loop_start"] is None else f"{row['loop_start']:,}",
+    "model": lambda row: f"{row['model']} ({row['dtype']})",
+    "strategy": lambda row: row["strategy"],
+    "last written": lambda row: row["written"],
+}

@@ -1,5 +1,6 @@
-"""The journal of a run: an append-only file of checksummed records. And the regular files of its folder,
-which may come from anybody: nothing is reached through a link.
+"""The journal of a run: an append-only file of checksummed records, which say where the run stands: tokens,
+text, figures, and how it ended. And the regular files of its folder, which may come from anybody:
+nothing is reached through a link.
 
 The first line names the minor version of the library that wrote it; others refuse it. Every further line is
 one record::
@@ -13,6 +14,11 @@ one JSON object without a raw newline.
 One rule says what counts: the longest prefix of whole records. A killed process or a power cut leaves the
 beginning of one record behind it, which the next one overwrites; whatever else is there is *damage*, which
 stays until the user cuts it off.
+
+Kinds of records (key ``kind``): ``header``, the first; ``session``, each time a process begins to write;
+``tokens``, the last of which says how the text ended. What they may hold is said by name, type and range;
+nothing else is read. So no field is a path that is written to, and words that reach a terminal hold no
+control characters.
 """
 
 from __future__ import annotations
@@ -23,22 +29,30 @@ import stat
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from tokenswift.config import shown
-from tokenswift.files import sync
-from tokenswift.types import InputError
+from tokenswift.config import OPTIONS, SamplingParams, shown
+from tokenswift.files import replacing, sync
+from tokenswift.types import InputError, Loop, Step, check_choice
 from tokenswift.version import __version__
 
 VERSION = ".".join(__version__.split(".")[:2])
 MAGIC = b"tokenswift journal "
 FIRST = MAGIC + VERSION.encode() + b"\n"
 HEAD = 18  # two numbers of eight digits, each with a blank
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+When = Annotated[float, Meta(ge=0, lt=253_402_000_000)]  # Unix time, up to the year 9999
+Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+LONG = ("config", "weights", "tokenizer", "prompt")  # of these it is only said that they differ
 
 
 @dataclass(slots=True)
@@ -244,16 +258,228 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: as the system says.
     """
     check_regular(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)  # of a process that died, or a link
-    try:
-        with open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            write_all(file, data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, FileIO(part, "wb") as file:
+        write_all(file, data)
     handle = os.open(path.parent, os.O_RDONLY)  # the name has to last as well
     try:
         sync(handle)
     finally:
         os.close(handle)
+
+
+# ---- records --------------------------------------------------------------------------------------
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """A record, or a part of one, that has its own fields alone."""
+
+
+class Identity(Strict):
+    """What decides the tokens; see `loader.weights` and `runs.journal.check_same`."""
+
+    dtype: Word
+    config: Word
+    weights: Word
+    tokenizer: Word | None
+    rope: Word
+    sampling: dict[str, bool | int | float | list[str | list[int | float]] | dict[str, str] | None]
+    eos: list[Token]
+    stop: list[Annotated[str, Meta(min_length=1)] | Annotated[list[Token], Meta(min_length=1)]]
+    acceptance: Literal["exact", "published"]
+    activations: Word | None = None
+    kv_cache_dtype: Word | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.params  # it is one
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling."""
+        given: dict[str, Any] = dict(self.sampling)
+        return SamplingParams(**given)
+
+
+class Loading(Strict):
+    """How the model was loaded: arguments of ``LLM``."""
+
+    model: Word
+    dtype: Word
+    device: Word
+    heads: Word | None
+    rope_scaling: Word | None
+    weights: Word
+    kv_cache_dtype: Word
+    backend: Word
+    eagle: Word | None
+
+
+class Header(Strict, tag_field="kind", tag="header"):
+    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model; ``asked`` is
+    a digest of the conversation that the prompt was made of, if it was."""
+
+    made: When
+    name: Word
+    model: Loading | None
+    identity: Identity
+    prompt: Annotated[list[Token], Meta(min_length=1)]
+    asked: Word | None = None
+
+
+class Session(Strict, tag_field="kind", tag="session"):
+    """A process began to write: settings that may change without changing the tokens."""
+
+    time: When
+    pid: Count
+    max_new_tokens: Positive
+    strategy: Word
+    options: dict[Word, bool | int | float | Word | list[bool | int | float | Word] | None]
+    on_loop: Literal["report", "stop"]
+    ignore_eos: bool
+    numerics: dict[Word, bool | int | float | Word | None]
+    threads: Positive
+    versions: dict[Word, Word]
+
+    def __post_init__(self) -> None:
+        check_choice("strategy", self.strategy, tuple(OPTIONS))
+
+
+class End(Strict):
+    """How a text ended: ``tail`` is text that was held back."""
+
+    reason: Literal["length", "eos", "stop", "loop"]
+    tail: str
+
+
+class Tokens(Strict, tag_field="kind", tag="tokens"):
+    """Accepted tokens: a letter (source) and a number of characters for each, and their text; figures of each
+    step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase and draft passes of the
+    run so far; the first loop seen; the end, where they are the last."""
+
+    ids: list[Token]
+    sources: Annotated[str, Meta(pattern=r"^[thncger]*\Z")]
+    chars: list[Count]
+    text: str
+    steps: list[tuple[Positive, Count, Count, Count, Count, Count]]
+    seconds: dict[Word, Seconds]
+    passes: Count
+    loop: Loop | None = None
+    end: End | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.ids), len(self.sources), len(self.chars), sum(step[0] for step in self.steps)}
+        if len(lengths) > 1 or sum(self.chars) != len(self.text):
+            raise ValueError("ids, sources, chars, text and steps do not fit each other")
+
+
+Record: TypeAlias = Header | Session | Tokens
+
+
+def sources_of(step: Step) -> str:
+    """A letter for each token of a step; "t" for all where nobody says."""
+    named = step.sources or ("target",) * len(step.token_ids)
+    return "".join(name[0] for name in named)
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run so far.
+
+    Attributes:
+        header: the journal's first record.
+        sessions: records of the processes that wrote it.
+        tokens, sources, chars: new tokens, a letter and a number of characters for each.
+        text: their text, without ``tail``.
+        steps: the figures of each step.
+        seconds: by phase, of all sessions.
+        passes: draft passes.
+        loop: the first loop that was seen.
+        end: how it ended; None while it goes on.
+    """
+
+    header: Header
+    sessions: list[Session] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    sources: str = ""
+    chars: list[int] = field(default_factory=list)
+    text: str = ""
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    passes: int = 0
+    loop: Loop | None = None
+    end: End | None = None
+
+    @property
+    def session(self) -> Session:
+        """The newest session."""
+        return self.sessions[-1]
+
+    @property
+    def tail(self) -> str:
+        """Text that the end released."""
+        return self.end.tail if self.end else ""
+
+    def take(self, record: Tokens) -> None:
+        """Add a record of tokens.
+
+        Raises:
+            ValueError: what it says of the tokens so far cannot be.
+        """
+        self.tokens += record.ids
+        self.sources += record.sources
+        self.chars += record.chars
+        self.steps += record.steps
+        self.text += record.text
+        self.seconds, self.passes, self.end = record.seconds, record.passes, record.end
+        loop = record.loop
+        if loop is not None and not 0 <= loop.start <= loop.start + loop.span <= len(self.tokens):
+            raise ValueError("loop: it is not in the text")
+        self.loop = loop or self.loop
+
+
+def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
+    """The state that a journal's records lead to.
+
+    Raises:
+        InputError: records that are whole but make no run.
+    """
+    if [type(record) for record in records[:2]] != [Header, Session]:
+        raise InputError(f"{name} does not begin with a run's header; valid: a run's journal")
+    state = RunState(records[0])
+    for number, record in enumerate(records[1:], 2):
+        try:
+            if isinstance(record, Tokens):
+                state.take(record)
+            elif isinstance(record, Session):
+                state.sessions.append(record)
+            else:
+                raise ValueError("a second header")
+        except ValueError as error:
+            wrong = f"record {number}, {error}"
+            raise InputError(f"{name} holds what no run writes ({wrong}); valid: a run's journal") from None
+    return state
+
+
+def check_same(folder: str, kept: Header, now: Header) -> None:
+    """See that what decides a run's tokens is what it was.
+
+    Args:
+        folder: the run's, for the message.
+        kept, now: the headers that the journal has and that would begin it now.
+    Raises:
+        InputError: naming everything that differs, with both values where they are short.
+    """
+    was, given = (
+        {**msgspec.structs.asdict(one.identity), **asdict(one.identity.params), "prompt": one.prompt}
+        for one in (kept, now)
+    )
+    found = []
+    for key in sorted(was.keys() - {"sampling"}):
+        if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
+            continue  # other values in another dtype: said once
+        values = "differs" if key in LONG else f"is {shown(given[key])}, was {shown(was[key])}"
+        found.append(f"{key} {values}")
+    if found:
+        raise InputError(
+            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began with, or "
+            f"another folder"
+        )

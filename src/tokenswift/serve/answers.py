@@ -23,7 +23,7 @@ import msgspec
 from tokenswift.chat import Calls, message_of, thought_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.runs.state import RunState, sources_of
+from tokenswift.runs.journal import RunState, sources_of
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.serve.guard import Refused

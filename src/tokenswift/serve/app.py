@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
@@ -163,7 +162,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
 
     @app.get("/metrics", summary="Figures for Prometheus")
     async def metrics() -> Response:
-        figures = asdict(answers.scheduler.figures())
+        figures = vars(answers.scheduler.figures())
         lines = (f"tokenswift_{name} {value}\n" for name, value in figures.items())
         return Response("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")
 

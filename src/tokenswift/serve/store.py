@@ -22,8 +22,7 @@ import msgspec
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.journal import read_regular
-from tokenswift.runs.state import RunState
+from tokenswift.runs.journal import RunState, read_regular
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")

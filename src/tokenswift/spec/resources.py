@@ -67,6 +67,7 @@ class Source:
         model, tokenizer: transformers' own.
         codec: what makes ids of texts and texts of ids.
         host: what heads must fit.
+        named: the sampling settings that the model itself names.
     """
 
     def __init__(self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend) -> None:
@@ -75,19 +76,19 @@ class Source:
         self.name: str = getattr(model, "name_or_path", "")
         self.host: HeadsHost = host_of(model)
         self.scaling, self.backend = scaling, backend
+        self.named = named_sampling(getattr(model, "generation_config", None))
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
-        rope = str(self.scaling or "none")
-        return {**self._identity, "tokenizer": self._tokenizer_digest, "rope": rope}
+        return {
+            **self._identity(),
+            "tokenizer": tokenizer_digest(self.codec),
+            "rope": str(self.scaling or "none"),
+        }
 
-    @cached_property
     def _identity(self) -> dict[str, Any]:
         return identity_of(self.model.config, self.model.dtype, parameters(self.model))
-
-    @cached_property
-    def _tokenizer_digest(self) -> str | None:
-        return tokenizer_digest(self.codec)
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids; those that the model cannot give end no text."""
@@ -102,17 +103,12 @@ class Source:
     def _turn_ends(self) -> set[int]:
         return turn_ends(self.codec)
 
-    def named_sampling(self) -> dict[str, Any]:
-        """The sampling settings that the model itself names."""
-        return named_sampling(getattr(self.model, "generation_config", None))
-
     @cached_property
     def answers(self) -> SamplingParams:
         """The sampling of answers: as the model itself names it, `config.ANSWERS` where it names none that
         can be used."""
         try:
-            named = self.named_sampling()
-            return SamplingParams(**{**NEUTRAL, **named}) if named else ANSWERS
+            return SamplingParams(**{**NEUTRAL, **self.named}) if self.named else ANSWERS
         except InputError as error:
             logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
             return ANSWERS
@@ -128,10 +124,7 @@ class Source:
             RunError: the device has no room for it.
         """
         with fitting(self.name, self.host.device):
-            return self._made(on_progress)
-
-    def _made(self, on_progress: OnProgress | None) -> Target:
-        return make_target(self.model, self.scaling, on_progress, self.backend)
+            return make_target(self.model, self.scaling, on_progress, self.backend)
 
 
 class FromFiles(Source):
@@ -148,6 +141,7 @@ class FromFiles(Source):
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
         self._files, self._how = files, how
         self.name, self.scaling, self.backend = files.name, how.scaling, backend
+        self.named = dict(files.sampling)
         self.codec: Any = files.tokenizer
         if self.codec is None:
             self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
@@ -187,15 +181,15 @@ class FromFiles(Source):
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
         return self._files.weights.get(name)
 
-    def _made(self, on_progress: OnProgress | None) -> Target:
-        weights = self._files.weights
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """The target, made now."""
+        weights, rotary = self._files.weights, self._files.rotary.to(self.backend.device)
         if on_progress is not None:
             for done in (0, len(weights.entries)):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.entries))
-        rotary = self._files.rotary.to(self.backend.device)
-        return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
+        with fitting(self.name, self.host.device):
+            return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
 
-    @cached_property
     def _identity(self) -> dict[str, Any]:
         files, kind = self._files, self._how.weights
         files.check_unchanged()
@@ -206,13 +200,7 @@ class FromFiles(Source):
         return found
 
     def _ends(self) -> tuple[set[int], int]:
-        if "model" in self.__dict__:  # somebody has it, and may have set others
-            return super()._ends()
         return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
-
-    def named_sampling(self) -> dict[str, Any]:
-        """The sampling settings that the model itself names."""
-        return super().named_sampling() if "model" in self.__dict__ else dict(self._files.sampling)
 
 
 def open_model(
@@ -318,7 +306,7 @@ class Resources:
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens: dtype, config, weights, positions, tokenizer."""
-        return self.source.identity() | self.target.identity()
+        return self.source.identity | self.target.identity()
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, where they are automatic, shipped ones."""

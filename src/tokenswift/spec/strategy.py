@@ -43,7 +43,6 @@ class TokenSequence:
         strategy: one of `spec.methods`; None: the text is only read.
         left: new tokens that may still come, the step's own included; None: nobody knows.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
-        ended: whether one of ``eos`` came.
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         features: takes those of every committed token; None where nothing drafts from them.
@@ -66,7 +65,6 @@ class TokenSequence:
     strategy: Any = None
     left: int | None = None
     eos: Collection[int] = ()
-    ended: bool = False
     newest: Pass | None = None
     newest_row: int = 0
     features: Features | None = None
@@ -79,11 +77,6 @@ class TokenSequence:
     wanted: Callable[[], bool] = lambda: True
     top_logprobs: int | None = None
     meter: Meter = field(default_factory=Meter)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no further token may come."""
-        return self.ended or self.left == 0
 
     def check(self) -> None:
         """Called between passes that draft.
