@@ -30,7 +30,7 @@ from tokenswift.types import InputError, RunError
 
 _KEPT = 8  # compiled grammars of a model
 #: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
-SPACING: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 LEFT = "the text leaves the grammar"
