@@ -76,7 +76,7 @@ class Rows:
 
 
 class Drawn:
-    """Weights drawn on a device in the shape of an 8B Llama (implements `checkpoint.StoredWeights`)."""
+    """Weights drawn on a device in the shape of an 8B Llama (as `loader.weights.Weights`)."""
 
     copies = False
 
@@ -89,26 +89,12 @@ class Drawn:
         self._shapes = self.layout.shapes()
 
     def get(self, name: str) -> Tensor | None:
-        """See `checkpoint.Weights`."""
+        """See `Weights`."""
         shape = self._shapes.get(name)
         if shape is None or len(shape) == 1:
             return None if shape is None else torch.ones(shape, device=self.device)
         size = shape[1] ** -0.5 * (4.0 if name == HEAD else 1.0)
         return torch.empty(shape, device=self.device, dtype=self.dtype).normal_(0.0, size)
-
-    def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
-        """See `checkpoint.Weights`."""
-
-    def rest(self) -> None:
-        """See `checkpoint.Weights`."""
-
-    def done(self) -> list[Any]:
-        """See `checkpoint.Weights`."""
-        return []
-
-    def names(self) -> list[str]:
-        """See `checkpoint.StoredWeights`."""
-        return sorted(self._shapes)
 
 
 def library(states: Tensor, weight: Tensor) -> Tensor:

@@ -304,7 +304,7 @@ def shipped_files(end: str) -> list[Path]:
 
 
 def draft_file() -> Path:
-    """The trained layers of TriForce's draft model (see `load.packed_draft`).
+    """The trained layers of TriForce's draft model (`load` adds the rest).
 
     Raises:
         InputError: this installation is no checkout.

@@ -85,7 +85,7 @@ class PlainTokenizer:
 
 
 def read(folder: Path, family: str) -> PlainTokenizer | None:
-    """The tokenizer of a model folder whose files were checked (`config.check_small_files`).
+    """The tokenizer of a model folder, without transformers.
 
     Args:
         family: the model type of its config.json.
