@@ -340,17 +340,6 @@ def test_a_file_without_merges_is_refused() -> None:
 # ---- files ----------------------------------------------------------------------------------------------
 
 
-def test_files_that_changed_are_not_mixed(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write(path, small(tie_word_embeddings=False))
-    llm, content = opened(path), path.read_bytes()
-    before = llm.resources.identity()
-    path.write_bytes(content[:-4] + b"\0\0\0\1")
-    assert opened(path).resources.identity() != before
-    with pytest.raises(InputError, match="has changed since the model was loaded"):
-        _ = llm.model
-
-
 def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
     small().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
