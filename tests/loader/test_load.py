@@ -55,7 +55,7 @@ def test_bad_names(tmp_path: Path) -> None:
     (tmp_path / "file.gguf").write_text("x")
     refused(tmp_path / "file.gguf", "is not a complete GGUF file (it does not begin with GGUF)")
     (tmp_path / "file.bin").write_text("")
-    refused(tmp_path / "file.bin", "its config.json cannot be used (Not a directory)")
+    refused(tmp_path / "file.bin", "is a file, but not a GGUF file")
 
 
 def test_other_architectures(tmp_path: Path) -> None:

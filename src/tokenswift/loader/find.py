@@ -74,12 +74,16 @@ def check_name(name: str, option: str = "model") -> None:
     """
     plain = HUB_ID.fullmatch(name) and not name.endswith(".gguf")
     of_hub = bool(plain or GGUF_FILE.fullmatch(name)) and ".." not in name
-    known = name in (ALIASES if option == "model" else DRAFTERS) or of_hub
-    if not known and not (name and "\0" not in name and Path(name).expanduser().exists()):
-        ways = ", ".join(ALIASES) if option == "model" else "auto, none, shipped"
+    words = ALIASES if option == "model" else DRAFTERS
+    wrong = f"{option} is {name!r}: no such folder or file"
+    valid = name in words or of_hub
+    if not valid and name and "\0" not in name and (path := Path(name).expanduser()).exists():
+        valid = option != "model" or path.is_dir() or gguf_in(path) is not None
+        wrong = f"model {name} is a file, but not a GGUF file"
+    if not valid:
         raise InputError(
-            f"{option} is {name!r}: no such folder or file; valid: {ways}, a folder in transformers' format, "
-            "a GGUF file, a hub id owner/name, owner/name:file.gguf or owner/name:Q4_K_M",
+            f"{wrong}; valid: {', '.join(words)}, a folder in transformers' format, a GGUF file, a hub id "
+            "owner/name, owner/name:file.gguf or owner/name:Q4_K_M",
             option,
         )
 
