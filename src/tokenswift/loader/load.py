@@ -161,8 +161,9 @@ def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str
             f"files with {size:,} bytes; valid: the config of these weights"
         )
     dtype = how.floats or getattr(config, "dtype", None)
-    dense = isinstance(dtype, torch.dtype) and not hasattr(config, "quantization_config")
-    check_memory(name, numbers * dtype.itemsize if dense else size, place)
+    if isinstance(dtype, torch.dtype) and not hasattr(config, "quantization_config"):
+        size = numbers * dtype.itemsize
+    check_memory(name, size, place)
 
 
 def _empty(config: Any) -> Any:
@@ -357,7 +358,9 @@ def _filled(config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None
     """
     from transformers import AutoConfig
 
-    said = {"pad_token_id": None} | vars(config)  # some families' own is beyond a small vocabulary
+    said: dict[str, Any] = {"pad_token_id": None} | vars(
+        config
+    )  # some families' own is beyond a small vocabulary
     model = _empty(AutoConfig.for_model(said.pop("model_type"), **copy.deepcopy(said)))
     body = model.model  # with its only buffers:
     with quiet_transformers():

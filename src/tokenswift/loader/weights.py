@@ -111,8 +111,10 @@ class Weights:
         for entry in self.entries.values():
             kind = entry.kind if self.kind == "stored" or len(entry.shape) != 2 else self.kind
             form = FORMATS.get(kind.lower())
-            stored = form is not None and keeps(form.name, self.dtype)
-            found += math.prod(entry.shape) * (form.nbytes / form.block if stored else self.dtype.itemsize)
+            each = float(self.dtype.itemsize)
+            if form is not None and keeps(form.name, self.dtype):
+                each = form.nbytes / form.block
+            found += math.prod(entry.shape) * each
         return int(found)
 
 

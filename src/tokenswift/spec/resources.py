@@ -193,7 +193,7 @@ class FromFiles(Source):
     def _identity(self) -> dict[str, Any]:
         files, kind = self._files, self._how.weights
         files.check_unchanged()
-        named = ((name, files.weights.raw(name)) for name in sorted(files.weights.entries))
+        named = ((name, entry.get()) for name, entry in sorted(files.weights.entries.items()))
         found = identity_of(files.config, files.weights.dtype, named)
         if kind not in ("stored", "float32", found["dtype"]):
             found["weights"] = digest_of([found["weights"], kind], 32)
