@@ -20,9 +20,9 @@ HEADS_OF = {"auto": "conditioned", "tokenswift": "conditioned", "medusa": "medus
 #: what `tokenswift train` makes → further options of it
 TRAINED = {
     "linear": "",
-    "conditioned": " --continued",
-    "medusa": " --continued --num-heads 4",
-    "eagle": " --continued",
+    "conditioned": "",
+    "medusa": " --num-heads 4",
+    "eagle": "",
 }
 
 

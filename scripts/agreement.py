@@ -23,7 +23,7 @@ from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
 from tokenswift.spec.eagle import load_eagle
 from tokenswift.train.eagle import EagleStudent
-from tokenswift.train.loss import FrozenBase
+from tokenswift.train.loop import FrozenBase
 from tokenswift.train.states import HiddenStore, held_out
 
 WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what the recipe of kind eagle holds out
@@ -46,15 +46,12 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
     mark = llm.encode([{"role": "user", "content": "?"}])[-MARK:]
     right = {kind: torch.zeros(DEPTHS + 1) for kind in [*kinds, "all"]}
     drawn = torch.Generator().manual_seed(5)
-    all_tokens, all_states = store.arrays()
-    for block in held_out(store, SHARE)[1]:
-        rows = slice(block.start, block.start + block.length)
-        tokens = torch.from_numpy(all_tokens[rows].copy()).long()
-        states = torch.from_numpy(all_states[rows].copy()).view(torch.bfloat16)
-        count = block.length - student.levels
+    for number in held_out(store, SHARE)[1]:
+        tokens, states = store.texts[number].long(), store.states(number)
+        count = len(tokens) - student.levels
         text = tokens.tolist()
         first = next((at + MARK for at in range(count) if text[at : at + MARK] == mark), count)
-        noise = -torch.log(-torch.log(torch.rand(block.length, len(head), generator=drawn)))
+        noise = -torch.log(-torch.log(torch.rand(len(tokens), len(head), generator=drawn)))
         hidden = states[:, -llm.target.hidden_size :]
         wanted = ((base.normed(hidden) @ head.T).float() / WARMTH + noise).argmax(-1)
         same, came = torch.ones(count, dtype=torch.bool), [count - first]
@@ -63,7 +60,7 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
             scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH + noise[at][:, found.d2t]
             same &= found.d2t[scores.argmax(-1)] == wanted[at]
             came.append(int(same[first:].sum()))
-        for kind in (kinds[block.number % len(kinds)], "all"):  # questions come of each kind in turns
+        for kind in (kinds[number % len(kinds)], "all"):  # questions come of each kind in turns
             right[kind] += torch.tensor(came)
     return {
         kind: [round(float(n / total[0]), 3) for n in total[1:]] for kind, total in right.items() if total[0]
@@ -75,8 +72,7 @@ def main() -> None:
     model, work, *files = sys.argv[1:]
     llm = LLM(model, eagle=None, heads=None)
     folder = Path(work) / "states"
-    made_from = json.loads((folder / "index.json").read_text(encoding="utf-8"))["made_from"]
-    store = HiddenStore(folder, len(made_from["layers"]) * llm.target.hidden_size, made_from)
+    store = HiddenStore(folder, (folder / "made_from").read_text(encoding="utf-8"))
     for file in files:
         print(json.dumps({"drafter": Path(file).name, **agreement(llm, store, file)}), flush=True)
 

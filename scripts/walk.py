@@ -32,7 +32,7 @@ SHORT = {
     "plan": "--no-measure",
     "demo": "--max-new-tokens {most}",
     "audit": "--max-new-tokens 8",
-    "train": "--tokens 1024 --sequence-length 128 --prompt-length 64 --write-batch 4 --epochs 1",
+    "train": "--tokens 1024 --sequence-length 128 --write-batch 4 --epochs 1",
 }
 LENGTH = re.compile(r"(--max-new-tokens |max_new_tokens=)([\d_]+)")
 

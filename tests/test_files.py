@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tokenswift.cli.output import check_writable, write_text
+from tokenswift.cli.terminal import check_writable, write_text
 from tokenswift.files import replacing
 from tokenswift.loader.load import load
 from tokenswift.memory import Memory

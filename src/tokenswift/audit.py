@@ -3,19 +3,17 @@ over one row and over trees against transformers' own pass in float32."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
-from itertools import zip_longest
+from itertools import product
 from statistics import median
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from tokenswift.config import SamplingParams, names_of
 from tokenswift.engine.llm import LLM
@@ -34,25 +32,15 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 BEFORE = 60  # characters of text shown before a difference
 ONE_ROW: tuple[int, ...] = ()
-#: tree passes that are looked at: siblings at each depth after the root
-TREES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
+TREE = (1, 3, 3, 3)  # of the passes that are looked at: siblings at each depth after the root
 PLACES = 48  # new tokens whose logits are compared, at most
 #: How far the furthest logit of half of the positions may be from the reference's, as a share of the standard
 #: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
 BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
 WORST = 4.0  # times that, at any position
-HALF = (torch.bfloat16, torch.float16)
 
 
 # ---- logits ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """The furthest logit of each position, over positions: greatest and median; infinite where one is NaN."""
-
-    worst: float
-    typical: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +50,30 @@ class LogitError:
     Attributes:
         positions: that were compared, over the whole vocabulary.
         error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit for bit.
-        one_row, tree: from transformers' own pass in float32 over the whole text.
-        allowed: what they may be, for the model's dtype.
+        one_row, tree: the furthest logit from transformers' own pass in float32 over the whole text: of any
+            position, and of half of them; infinite where one is NaN.
+        allowed: what these may be, for the model's dtype.
     """
 
     positions: int
     error: float
-    one_row: Distance
-    tree: Distance
-    allowed: Distance
+    one_row: tuple[float, float]
+    tree: tuple[float, float]
+    allowed: tuple[float, float]
 
     @property
     def sound(self) -> bool:
         """Both kinds of pass compute what transformers' pass computes, in this dtype."""
-        passes, allowed = (self.one_row, self.tree), self.allowed
-        return all(p.worst <= allowed.worst and p.typical <= allowed.typical for p in passes)
+        return all(
+            max(pair) <= most for *pair, most in zip(self.one_row, self.tree, self.allowed, strict=True)
+        )
 
     def __str__(self) -> str:
-        far = [f"{d.worst:.1e} (median {d.typical:.1e})" for d in (self.one_row, self.tree, self.allowed)]
+        far = ["{:.1e} (median {:.1e})".format(*pair) for pair in (self.one_row, self.tree, self.allowed)]
         return (
             f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by {far[1]}, "
             f"each other by {self.error:.1e}; valid: at most {far[2]}"
         )
-
-
-class _InFloat32(TorchFunctionMode):
-    """Every torch function sees tensors of half precision in float32: a model is not copied, its weights are
-    converted for each operation that reads them."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as the dtype
-            return _float32(func(*args, **(kwargs or {})))
-        return func(*tree_map(_float32, args), **tree_map(_float32, kwargs or {}))
-
-
-def _float32(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return torch.float32 if value in HALF else value
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
 @torch.inference_mode()
@@ -108,9 +82,10 @@ def reference_logits(llm: LLM, text: Sequence[int], count: int) -> Tensor:
     model = llm.model
     if llm.source.scaling is not None:
         model = shared_copy(model, rotary_of(model, llm.source.scaling))
+    if model.dtype != torch.float32:
+        model = deepcopy(model).float()
     ids = torch.tensor([list(text)], device=llm.target.device)
-    with _InFloat32():
-        return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+    return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
 
 
 @torch.inference_mode()
@@ -119,24 +94,17 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     tokens = tokens[:PLACES]
     reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
     rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
-    trees = [one for shape in TREES for one in forced_passes(llm, prompt, tokens, shape)]
-    one_row, tree = (
-        Distance(max(far), median(far))
-        for far in ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
-    )
+    trees = list(forced_passes(llm, prompt, tokens, TREE))
+    far = ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
+    one_row, tree = ((max(one), median(one)) for one in far)
     int8 = llm.target.whole or llm.target.keys == torch.int8
     kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
     typical = BOUNDS[kind] * float(reference.std())
-    allowed = Distance(WORST * typical, typical)
-    return LogitError(len(tokens), max(_far(rows[i], row) for i, row in trees), one_row, tree, allowed)
+    between = max(_far(rows[i], row) for i, row in trees)
+    return LogitError(len(tokens), between, one_row, tree, (WORST * typical, typical))
 
 
 @torch.inference_mode()
-def last_logits(llm: LLM, text: list[int]) -> Tensor:
-    """(V,): the logits behind a text, by a pass of one row."""
-    return next(forced_passes(llm, text, [0], ONE_ROW))[1]
-
-
 def forced_passes(
     llm: LLM, prompt: list[int], tokens: list[int], widths: tuple[int, ...]
 ) -> Iterator[tuple[int, Tensor]]:
@@ -171,12 +139,10 @@ def forced_passes(
 
 
 def _far(one: Tensor, other: Tensor) -> float:
-    """Greatest absolute difference of a logit, of tokens that are left out aside; infinite where either holds
-    NaN."""
+    """Greatest absolute difference of a logit, tokens that are left out aside; infinite where it is NaN."""
     other = other.to(one.device)
     chosen = (one != -torch.inf) & (other != -torch.inf)
-    furthest = float((one.float() - other.float())[chosen].abs().max())
-    return furthest if furthest == furthest else float("inf")
+    return float((one.float() - other.float())[chosen].abs().nan_to_num(torch.inf).max())
 
 
 # ---- what was found -------------------------------------------------------------------------------
@@ -277,17 +243,11 @@ def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]
     return given if options else {name: SMALL.get(name, {}) for name in names}
 
 
-def split_prompts(text: str) -> list[str]:
-    """The prompts of a file: texts with lines of ``---`` between them."""
-    parts = re.split(r"^\s*---\s*$", text, flags=re.MULTILINE)
-    return [part.strip() for part in parts if part.strip()]
-
-
 def shipped_prompts() -> list[str]:
     """A story, a list of instructions, and a piece of program."""
     data = resources.files("tokenswift").joinpath("data")
-    files = ("demo_prompt.txt", "audit_prompts.txt")
-    return [p for name in files for p in split_prompts(data.joinpath(name).read_text(encoding="utf-8"))]
+    texts = [data.joinpath(name).read_text("utf-8") for name in ("demo_prompt.txt", "audit_prompts.txt")]
+    return [part.strip() for text in texts for part in text.split("\n---\n")]
 
 
 def difference(
@@ -295,12 +255,12 @@ def difference(
 ) -> tuple[int, str | None]:
     """How many tokens after a prompt are plain decoding's, and what is next where they are not all: a score
     is plain decoding's, processed and with the noise, minus infinity where a filter took the token."""
-    pairs = enumerate(zip_longest(plain, others))
-    place = next((i for i, (one, other) in pairs if one != other), None)
+    place = next((i for i, pair in enumerate(zip(plain, others, strict=True)) if len({*pair}) > 1), None)
     if place is None:
         return len(plain), None
     text = [*ids, *plain[:place]]
-    scores = llm.target.sampler(params).perturbed(last_logits(llm, text)[None], text, [[]])[0]
+    _, logits = next(forced_passes(llm, text, [0], ONE_ROW))
+    scores = llm.target.sampler(params).perturbed(logits[None], text, [[]])[0]
     shown = llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
     own, other = (
         f"{shown([one])!r} ({one}), score {float(scores[one]):.6g}" for one in (plain[place], others[place])
@@ -308,76 +268,66 @@ def difference(
     return place, f"new token {place}: {other} instead of {own}, after …{shown(text)[-BEFORE:]!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """An audit.
+def audit(
+    llm: LLM,
+    variants: dict[str, dict[str, Any]],
+    prompts: Sequence[str | list[int]],
+    samplings: dict[str, SamplingParams],
+    tokens: int = 64,
+    seeds: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Audit a model.
 
-    Attributes:
+    Args:
         variants: options by strategy; of several, one that cannot run here is skipped.
         prompts: text or token ids.
         samplings: name → parameters.
         tokens: new tokens per text.
         seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
         say: gets a line of progress now and then.
+    Raises:
+        InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
-
-    llm: LLM
-    variants: dict[str, dict[str, Any]]
-    prompts: list[str | list[int]]
-    samplings: dict[str, SamplingParams]
-    tokens: int = 64
-    seeds: int = 1
-    say: Callable[[str], None] = lambda line: None
-
-    def run(self) -> Report:
-        """Make it.
-
-        Raises:
-            InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
-        """
-        report, prompts = Report(self.llm.name, self.llm.dtype, self.llm.device), self._fitting()
-        for number, ids in enumerate(prompts, 1):
-            for name, params in self.samplings.items():
-                for seed in range(params.seed, params.seed + (1 if params.greedy else self.seeds)):
-                    self._compare(report, number, ids, name, replace(params, seed=seed))
-        report.leave_unused()
-        return report
-
-    def _fitting(self) -> list[list[int]]:
-        """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
-        says which were."""
-        limit, found = self.llm.target.rotary.limit or LARGEST, [self.llm.encode(one) for one in self.prompts]
-        room = limit - self.tokens
-        if room < 1:
-            valid = f"at most {limit - 1} (the model has {limit} positions)"
-            raise InputError(f"max_new_tokens is {self.tokens}; valid: {valid}", "max_new_tokens")
-        for number, ids in enumerate(found, 1):
-            if len(ids) > room:
-                short = f"is shortened to its first {counted(room, 'token')}"
-                self.say(f"prompt {number} of {len(found)} {short} (the model has {limit} positions)")
-        return [ids[:room] for ids in found]
-
-    def _compare(
-        self, report: Report, number: int, ids: list[int], name: str, params: SamplingParams
-    ) -> None:
-        """A prompt by every strategy against plain decoding, with one sampling and seed."""
-        where = f"prompt {number} of {len(self.prompts)}, {name}, seed {params.seed}"
-        self.say(f"{where}: plain decoding")
-        plain = self.llm.generate(ids, self.tokens, BASELINE, sampling=params, ignore_eos=True).token_ids
+    report, texts = Report(llm.name, llm.dtype, llm.device), _fitting(llm, prompts, tokens, say)
+    for (number, ids), (name, params), n in product(enumerate(texts, 1), samplings.items(), range(seeds)):
+        if params.greedy and n:
+            continue
+        params = replace(params, seed=params.seed + n)
+        where = f"prompt {number} of {len(texts)}, {name}, seed {params.seed}"
+        say(f"{where}: plain decoding")
+        plain = llm.generate(ids, tokens, BASELINE, sampling=params, ignore_eos=True).token_ids
         if len(report.errors) < number:
-            self.say(f"{where}: logits")
-            report.errors.append(logit_error(self.llm, ids, plain))
-        for strategy in [name for name in self.variants if name not in report.skipped]:
-            self.say(f"{where}: {strategy}")
+            say(f"{where}: logits")
+            report.errors.append(logit_error(llm, ids, plain))
+        for strategy in [one for one in variants if one not in report.skipped]:
+            say(f"{where}: {strategy}")
             steps: list[Step] = []
-            how = (strategy, self.variants[strategy], params)
+            how = (strategy, variants[strategy], params)
             try:
-                got = self.llm.generate(ids, len(plain), *how, ignore_eos=True, on_step=steps.append)
+                got = llm.generate(ids, len(plain), *how, ignore_eos=True, on_step=steps.append)
             except InputError as refused:
-                if len(self.variants) == 1:
+                if len(variants) == 1:
                     raise
                 report.skipped[strategy] = str(refused)
                 continue
-            found = difference(self.llm, ids, plain, got.token_ids, params)
+            found = difference(llm, ids, plain, got.token_ids, params)
             drafted = sum(step.drafted for step in steps)
             report.comparisons.append(Comparison(strategy, number, name, params.seed, *found, drafted))
+    report.leave_unused()
+    return report
+
+
+def _fitting(
+    llm: LLM, prompts: Sequence[str | list[int]], tokens: int, say: Callable[[str], None]
+) -> list[list[int]]:
+    """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
+    says whether some were."""
+    limit = llm.target.rotary.limit or LARGEST
+    if limit <= tokens:
+        valid = f"at most {limit - 1} (the model has {limit} positions)"
+        raise InputError(f"max_new_tokens is {tokens}; valid: {valid}", "max_new_tokens")
+    found = [llm.encode(one) for one in prompts]
+    if max(map(len, found)) > limit - tokens:
+        say(f"prompts are cut to their first {limit - tokens} tokens (the model has {limit} positions)")
+    return [ids[: limit - tokens] for ids in found]

@@ -37,7 +37,7 @@ def error_of(llm: LLM, prompt: list[int] = LONG) -> LogitError:
 @pytest.mark.parametrize("family", families())
 def test_families_are_sound(family: str, dtype: torch.dtype) -> None:
     error = error_of(LLM.from_model(cast(tiny_model(family), dtype)))
-    assert error.sound and error.positions == 24 and 0 < error.one_row.typical <= error.one_row.worst, error
+    assert error.sound and error.positions == 24 and 0 < error.one_row[1] <= error.one_row[0], error
 
 
 DEFECTS: dict[str, Callable[[Any], LLM]] = {
@@ -84,7 +84,7 @@ def test_trees_at_wrong_positions_are_not_sound(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(llm.target, "forward", late)
     error = logit_error(llm, LONG, tokens)
-    assert not error.sound and error.error > error.allowed.worst > error.one_row.worst
+    assert not error.sound and error.error > error.allowed[0] > error.one_row[0]
 
 
 def test_not_a_number_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_not_a_number_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, real = written(llm, LONG), llm.target.logits
     monkeypatch.setattr(llm.target, "logits", lambda hidden: real(hidden) * math.nan)
     error = logit_error(llm, LONG, tokens)
-    assert not error.sound and error.error == error.tree.worst == math.inf
+    assert not error.sound and error.error == error.tree[0] == math.inf
 
 
 def test_rows_of_a_padded_vocabulary_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:

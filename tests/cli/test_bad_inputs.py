@@ -55,7 +55,6 @@ def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
 #: what is typed, and what the error has to name: field, value, and a list of what is valid; … is any words
 TRAIN: list[tuple[str, str]] = [
     ("--out prompt.txt/x --data prompt.txt", "--out prompt.txt/x"),
-    ("--out new --data prompt.txt --work prompt.txt", "--data and --work are both"),
 ]
 OTHERS: dict[str, list[tuple[str, str]]] = {
     "generate": [
@@ -71,8 +70,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         # files
         ("hi --output -", "--output is -; valid: a file"),
         ("--prompt-file prompt.txt --output ./prompt.txt", "--output are both ./prompt.txt"),
-        ("hi --json-schema prompt.txt --json prompt.txt", "--json-schema and --json are both"),
-        ("hi --run-dir run --output run/journal", "--run-dir and --output are both run/journal"),
         ("hi --run-dir prompt.txt", "--run-dir prompt.txt cannot be written (Not a directory)"),
         # models
         ("hi --model prompt.txt", "--model prompt.txt is a file"),

@@ -172,9 +172,8 @@ def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypa
     [
         (
             b"/sytem Hi\n",
-            "/sytem is not a command; valid: /clear, /exit, /help, /retry, /save, /system, /undo",
+            "/sytem is not a command; valid: /clear, /exit, /help, /save",
         ),
-        (b"/undo\n", "there is no answer yet; valid: /retry and /undo after an answer"),
         (b"/save\n", "/save cannot be written ("),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
         (b"ok\n\xff\n", "a line of standard input is not UTF-8"),
@@ -200,28 +199,11 @@ def test_no_file_is_replaced(talk: Callable[..., Outcome]) -> None:
     assert Path("mine.json").read_text() == "mine"
 
 
-def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
-    lines = b"/system\nHello\n/system Be brief.\nAnd then?\n/save a.json\n/system\n/clear\n/save b.json\n"
-    done = talk(lines)
-    assert done.code == 0, done
-    asked = [("user", "Hello"), ("user", "And then?")]
-    said = [pair for pair in messages_of("a.json") if pair[0] != "assistant"]
-    assert said == [("system", "Be brief."), *asked]
+def test_the_system_text_stays(talk: Callable[..., Outcome]) -> None:
+    done = talk(b"Hello\n/save a.json\n/clear\n/save b.json\n", "--system", "Be brief.")
+    assert done.code == 0 and "1 message written to b.json\n" in done.err, done
+    assert messages_of("a.json")[:2] == [("system", "Be brief."), ("user", "Hello")]
     assert messages_of("b.json") == [("system", "Be brief.")]
-    assert "no system prompt but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
-    assert "1 message written to b.json\n" in done.err
-
-
-def test_retry_and_undo(talk: Callable[..., Outcome]) -> None:
-    """Another answer has the next seed; an answer that is taken back is as if it had never been."""
-    lines = b"Hello\n/save a.json\n/retry\n/save b.json\nAnd?\n/undo\n/save c.json\n/undo\n/undo\n"
-    done = talk(lines, seed=("--seed", "7"))
-    assert done.code == 2 and "there is no answer yet" in done.err, done
-    assert "another answer, with seed 8\n" in done.err and "2 messages left\n" in done.err
-    first, second = (talk(b"Hello\n", "--quiet", seed=("--seed", seed)).out.strip() for seed in "78")
-    said = [messages_of(f"{name}.json") for name in "abc"]
-    assert [len(one) for one in said] == [2, 2, 2] and said[1] == said[2]
-    assert (said[0][1][1].strip(), said[1][1][1].strip()) == (first, second) and first != second
 
 
 # ---- chat, interrupted ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenswift.cli.declare import Parser, add_options, command, option
+from tokenswift.cli.options import Parser, add_options, command, option
 from tokenswift.types import InputError
 
 

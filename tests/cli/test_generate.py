@@ -13,8 +13,9 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli import measure
-from tokenswift.cli.output import write_json
+from tokenswift.cli.terminal import write_json
 from tokenswift.engine import sequence
+from tokenswift.engine.llm import LLM
 from tokenswift.types import RunError, Step
 
 
@@ -142,31 +143,39 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 
 
 def test_demo(cli: Call, roomy: Path) -> None:
-    done = cli("demo", "--model", roomy, "-n", "16", "--json", "r.jsonl")
-    assert done.code == 0 and done.files == ["r.jsonl"], done
-    found = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
-    assert [one["strategy"] for one in found] == ["autoregressive", "auto"] * 2
-    for plain, auto in (found[:2], found[2:]):
-        assert auto["token_ids"] == plain["token_ids"] and len(plain["token_ids"]) == 16
-        assert plain["text"] in done.out
-    assert [one["sampling"]["greedy"] for one in found] == [False, False, True, True]
-    lines = [line.split() for line in done.out.splitlines()]
-    rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
-    plain = [row[3:] for row in rows if row[0] == "plain"]
-    assert len(rows) == 4 and plain == [["1.00", "1.00"]] * 2 and done.out.endswith("\nidentical: yes\n")
+    done = cli("demo", "--model", roomy, "-n", "16", "--json", "r.json")
+    assert done.code == 0 and done.files == ["r.json"], done
+    found = json.loads(Path("r.json").read_text())
+    assert [*found] == ["prose", "list"] and all(one["identical"] for one in found.values())
+    with LLM(roomy) as llm:
+        listed = llm.encode(measure.repeating_list(measure.LIST))[: found["list"]["context"]]
+        text = llm.generate(listed, 16, "autoregressive", greedy=True, ignore_eos=True).text
+    assert text in done.out
+    rows = [line.split() for line in done.out.splitlines()]
+    rows = [row for row in rows if row[1:2] in (["prose"], ["list"])]
+    assert [row[0] for row in rows] == ["plain", "adaptive"] * 2
+    assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2]) and done.out.endswith("\nidentical: yes\n")
 
 
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
     """A model with few positions, and one that is slow: fewer tokens are read and written."""
+    counts: list[int] = []
+    real = measure.measure
+
+    def counted(llm: Any, ids: list[int], new: int, *rest: Any) -> Any:
+        counts.append(new)
+        return real(llm, ids, new, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "measure", counted)
         for limit in (measure.READING, 1e-9):
             patch.setattr(measure, "READING", limit)
             patch.setattr(measure, "WRITING", limit)
-            done = cli("demo", "--model", tiny, "--json", "r.jsonl")
+            done = cli("demo", "--model", tiny, "--json", "r.json")
             assert done.code == 0 and "identical: yes" in done.out, done
-            made = json.loads(Path("r.jsonl").read_text().splitlines()[-1])
-            sizes = made["prompt_tokens"], len(made["token_ids"])
-            assert sizes == ((128, 128) if limit > 1 else (measure.TRIAL, measure.WARM))
+            made = json.loads(Path("r.json").read_text())["list"]
+            assert made["context"] == (128 if limit > 1 else measure.TRIAL)
+            assert counts[-1] == (128 if limit > 1 else measure.WARM)
 
 
 @pytest.mark.model

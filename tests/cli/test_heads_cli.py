@@ -10,7 +10,7 @@ from tests.cli.conftest import Call
 from tests.train.test_train import words
 from tokenswift.spec.heads import read_heads
 
-SMALL = "--tokens 1500 --sequence-length 96 --prompt-length 16 --write-batch 4 --steps 4 --num-heads 2"
+SMALL = "--tokens 1500 --sequence-length 96 --write-batch 4 --steps 4 --num-heads 2"
 
 
 @pytest.mark.parametrize("kind", ["conditioned", "medusa"])

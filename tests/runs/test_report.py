@@ -37,7 +37,7 @@ def test_states_and_figures(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_for_it() -> None:
     """Reading journals needs no torch: it would take seconds."""
-    code = "import sys, tokenswift.runs.folder, tokenswift.cli.runs;"
+    code = "import sys, tokenswift.runs.folder, tokenswift.cli.generate;"
     code += "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.spec.eagle import EagleModel, EagleWeights, load_eagle
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
-from tokenswift.train.loss import FrozenBase
+from tokenswift.train.loop import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
 
@@ -104,24 +103,6 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parted.out.read_bytes() == whole.out.read_bytes()
     with pytest.raises(InputError, match="belongs to a training of other data or options"):
         trained(llm, parted, depths=2)
-
-    further = job(tmp_path / "d", epochs=0)
-    trained(llm, further, start=whole.out)  # begins where the other one ended
-    assert further.out.read_bytes() == whole.out.read_bytes()
-
-    both = replace(job(tmp_path / "f", epochs=0), data=None, states=(whole.work, parted.work))
-    assert trained(llm, both, start=whole.out)["tokens"] == 2 * notes["tokens"]
-    for folder, about, line in (
-        (tmp_path, llm, "holds no hidden states"),
-        (whole.work, LLM.from_model(model(seed=1), tiny_tokenizer()), "are of another model"),
-    ):
-        with pytest.raises(InputError, match=line):
-            trained(about, replace(both, states=(folder,)))
-
-    wide = eagles.config(llm.model.config, feature_layers=(2, 3, 7))
-    other = eagles.write_gguf(tmp_path / "wide.gguf", wide, eagles.tensors(wide), eagles.ids(wide))
-    with pytest.raises(InputError, match="valid: a drafter of this model by tokenswift train"):
-        trained(llm, job(tmp_path / "e"), start=other)
 
 
 @torch.no_grad()

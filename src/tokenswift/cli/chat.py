@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.generate import Text, stream
-from tokenswift.cli.output import TextSink, summary
-from tokenswift.cli.terminal import Interrupted, Signals, table
+from tokenswift.cli.options import add_options, command
+from tokenswift.cli.terminal import Interrupted, Signals, TextSink, summary, table
 from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.files import line_of
 from tokenswift.loader.prompts import check_template_options
-from tokenswift.types import LARGEST, InputError, RunError, counted
+from tokenswift.types import InputError, RunError, counted
 
 KEYS = "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps what there is."
 logger = logging.getLogger("tokenswift")
@@ -56,7 +55,14 @@ def run(args: argparse.Namespace) -> int:
     call["template_options"] = check_template_options(args.template_options)
     live = sys.stdin.isatty() and sys.stdout.isatty()
     with Signals():
-        ask, chat = editor() if live else piped, _begin(args, call)
+        ask, llm = editor() if live else piped, options.load_model(args)
+        options.check_template(llm, "chat")
+        sampling = options.sampling_from(args, llm.default_sampling(options.asking(None, "?")))
+        if args.seed is None:  # a chat need not begin like the one before
+            sampling = replace(sampling, seed=secrets.randbits(31))
+    seed = f"; --seed {sampling.seed} repeats the answers" if args.verbose else ""
+    logger.info("/help lists the commands%s", seed)
+    chat = Chat(llm, sampling, args, **call)
     while True:
         try:
             with Signals():  # a signal raises, so that the terminal is given back as it was
@@ -72,18 +78,6 @@ def run(args: argparse.Namespace) -> int:
             if not live:
                 raise
             logger.error("error: %s", args.parser.in_words(str(error)))
-
-
-def _begin(args: argparse.Namespace, call: dict[str, Any]) -> Chat:
-    """The chat, once its model is loaded."""
-    llm = options.load_model(args)
-    options.check_template(llm, "chat")
-    sampling = options.sampling_from(args, llm.default_sampling(options.asking(None, "?")))
-    if args.seed is None:  # a chat need not begin like the one before
-        sampling = replace(sampling, seed=secrets.randbits(31))
-    seed = f"; --seed {sampling.seed} repeats the answers" if args.verbose else ""
-    logger.info("/help lists the commands%s", seed)
-    return Chat(llm, sampling, args, **call)
 
 
 # ---- where messages come from ------------------------------------------------------------------------------
@@ -128,7 +122,6 @@ class Chat:
 
     Attributes:
         messages: the conversation, oldest first.
-        sampling: of the next answer.
     """
 
     def __init__(self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any) -> None:
@@ -136,7 +129,7 @@ class Chat:
 
         self._llm, self._args, self._call = llm, args, call
         self.prefixes = Prefixes.beside(llm.target)  # an answer has to read only what is new
-        self.sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
+        self._sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
 
     def take(self, line: str) -> None:
         """Do what a line says, a command or a message.
@@ -149,7 +142,7 @@ class Chat:
         text = line.strip()
         found = re.fullmatch(r"/([a-z]+)(?:\s+(.*))?", text, re.DOTALL)
         if found is None and text:
-            self.answer(self.messages, text)
+            self.answer(text)
         elif found is not None:
             done = getattr(self, f"do_{found[1]}", None)
             if done is None:
@@ -160,16 +153,16 @@ class Chat:
         """What each command does."""
         return {f"/{name[3:]}": str(getattr(self, name).__doc__) for name in dir(self) if name[:3] == "do_"}
 
-    def answer(self, before: list[dict[str, str]], text: str) -> None:
-        """Answer a message that follows others; what Ctrl-C left of the answer is kept."""
+    def answer(self, text: str) -> None:
+        """Answer a message; what Ctrl-C left of the answer is kept."""
         from tokenswift.engine.request import Request
 
-        asked = [*before, {"role": "user", "content": text}]
+        asked = [*self.messages, {"role": "user", "content": text}]
         most, limit = self._args.max_new_tokens, self._llm.target.rotary.limit
         if limit is not None and most is not None:  # the last answer may be shorter
             read = len(self._llm.encode(asked, template_options=self._call["template_options"]))
             most = max(1, min(most, limit - read))
-        request = Request(asked, most, sampling=self.sampling, on_loop="stop", **self._call)
+        request = Request(asked, most, sampling=self._sampling, on_loop="stop", **self._call)
         sink = TextSink(None)
         try:
             result = stream(self._llm, request, sink, self._args.quiet, known=self.prefixes)
@@ -186,7 +179,7 @@ class Chat:
 
     def do_clear(self, _: str) -> None:
         """begin a new conversation; the system prompt stays"""
-        self.messages = [one for one in self.messages[:1] if one["role"] == "system"]
+        self.messages = options.asking(self._args.system, "")[:-1]
         logger.info("a new conversation")
 
     def do_exit(self, _: str) -> None:
@@ -197,13 +190,6 @@ class Chat:
         """show this list"""
         logger.info("%s\n%s", table(("command", "what it does"), self.commands().items()), KEYS)
 
-    def do_retry(self, _: str) -> None:
-        """write another answer to the last message, with the next seed"""
-        before, text = self._last()
-        self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % LARGEST)
-        logger.info("another answer, with seed %d", self.sampling.seed)
-        self.answer(before, text)
-
     def do_save(self, name: str) -> None:
         """save the conversation in a new file, as JSON: /save FILE"""
         try:
@@ -213,23 +199,3 @@ class Chat:
             why = line_of(error)
             raise InputError(f"/save {name} cannot be written ({why}); valid: a new file") from error
         logger.info("%s written to %s", counted(len(self.messages), "message"), name)
-
-    def do_system(self, text: str) -> None:
-        """set the system prompt, if the model's chat template takes one: /system TEXT; alone it shows it"""
-        if text:
-            first, question = options.asking(text, "?")
-            self._llm.encode([first, question])
-            self.messages = [first, *(one for one in self.messages if one["role"] != "system")]
-        system = [one["content"] for one in self.messages if one["role"] == "system"]
-        logger.info("%s", *system or ["no system prompt but the chat template's own"])
-
-    def do_undo(self, _: str) -> None:
-        """remove the last message and its answer"""
-        self.messages = self._last()[0]
-        logger.info("%s left", counted(len(self.messages), "message"))
-
-    def _last(self) -> tuple[list[dict[str, str]], str]:
-        """What stands before the last turn, and its message."""
-        if len(self.messages) < 2:
-            raise InputError("there is no answer yet; valid: /retry and /undo after an answer")
-        return self.messages[:-2], self.messages[-2]["content"]

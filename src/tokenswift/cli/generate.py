@@ -1,10 +1,12 @@
-"""``tokenswift generate``: one text, streamed; or, with ``--prompts``, many at once, a folder for each."""
+"""``tokenswift generate``: one text, streamed, or with ``--prompts`` many at once, a folder for each.
+``resume`` and ``runs``: what to do with runs that ``--run-dir`` kept."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -12,10 +14,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options, output
-from tokenswift.cli.declare import Parser, add_options, command, dashed, integer, option
-from tokenswift.cli.output import STDOUT, TextSink
-from tokenswift.cli.terminal import Stages, keeping
+from tokenswift.cli import options
+from tokenswift.cli.options import Parser, add_options, command, dashed, option
+from tokenswift.cli.terminal import (
+    STDOUT,
+    Stages,
+    TextSink,
+    check_record,
+    check_writable,
+    keeping,
+    say,
+    summary,
+    table,
+    write_json,
+    write_text,
+)
 from tokenswift.config import CONTINUED
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.grammar import Grammar
@@ -23,7 +36,7 @@ from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step, counted
 
 if TYPE_CHECKING:
-    from tokenswift.runs.journal import RunState
+    from tokenswift.runs.state import RunState
 
 #: options of one text
 ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
@@ -91,10 +104,6 @@ class Results(options.Shown, options.Record):
     run_dir: str | None = option(None, "DIR")
 
 
-def _at_once(text: str) -> int | str:
-    return text if text == "auto" else integer(1)(text)
-
-
 @dataclass(frozen=True)
 class Several:
     """Many prompts instead of one.
@@ -105,20 +114,53 @@ class Several:
             max_new_tokens
         out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
             resumes what is missing
-        at_once: sequences written concurrently, or auto; auto is as many as fit in memory and make it faster
+        at_once: sequences written concurrently; default: as many as fit in memory and make it faster
     """
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
-    at_once: Any = option("auto", "N", names=("--max-num-seqs",), type=_at_once)
+    at_once: int | None = option(None, names=("--max-num-seqs",), least=1)
+
+
+@dataclass(frozen=True)
+class Longer:
+    """How a run goes on.
+
+    Attributes:
+        run_dir: the run's folder
+        max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
+    """
+
+    run_dir: str = option(metavar="DIR", place=True)
+    max_new_tokens: int | None = option(None, least=1)
+
+
+@dataclass(frozen=True)
+class Listed(options.Record):
+    """What is shown of runs.
+
+    Attributes:
+        folder: a run's folder, or one that has such folders in it; default: the current folder
+        text: write the whole text of the run, or the text so far, to this file; with - or no FILE, to
+            standard output
+    """
+
+    folder: str = option(".", "DIR", place=True, nargs="?")
+    text: str | None = option(None, "FILE", nargs="?", const="-")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the subcommand."""
+    """Register the subcommands."""
     parser = command(subparsers, "generate", run, "write a text", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Results)
     add_options(parser.add_argument_group("many prompts"), Several)
+    parser = command(subparsers, "resume", resume, "finish an interrupted run, or lengthen one", "DIR")
+    add_options(parser, Longer)
+    add_options(parser, Text, ("on_loop",), on_loop=None)
+    add_options(parser, options.Record)
+    add_options(parser, options.Shown, ("verbose",))
+    add_options(command(subparsers, "runs", list_runs, "list runs, or print one", "[DIR]"), Listed)
 
 
 def add_call_options(parser: Parser) -> None:
@@ -189,11 +231,13 @@ def run(args: argparse.Namespace) -> int:
     prompt, call = call_from(args)
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
-    file = args.output and output.check_writable("--output", args.output)
-    output.check_record(args.json)
-    before = None
+    file = args.output and check_writable("--output", args.output)
+    if file and args.prompt_file and os.path.realpath(file) == os.path.realpath(args.prompt_file):
+        raise InputError(f"--prompt-file and --output are both {args.output}; valid: two different files")
+    check_record(args.json)
     if args.run_dir is not None:
-        before, args.run_dir = _known(args.run_dir), Path(args.run_dir).expanduser()
+        args.run_dir = check_writable("--run-dir", args.run_dir, "folder")
+    before = known(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     if not args.raw and args.prompt_ids is None:
@@ -206,15 +250,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _known(name: str) -> RunState | None:
-    """The run that is in the folder of --run-dir already."""
+def known(folder: Path | None) -> RunState | None:
+    """The run that is in a folder already; refuses a folder of anything else."""
+    if folder is None:
+        return None
     from tokenswift.runs import folder as folders
 
-    folder = output.check_writable("--run-dir", name, "folder")
-    if folders.has_run(folder):
-        return folders.load_whole(folder)
-    folders.check_new(folder)
-    return None
+    return folders.load_whole(folder) if folders.has_run(folder) else folders.check_new(folder)
 
 
 def write(
@@ -228,10 +270,10 @@ def write(
     """
     sink = TextSink(file, echo=args.json != str(STDOUT))
     result = stream(llm, request, sink, args.quiet, before)
-    logger.info("%s", output.summary(result, args.verbose))
+    logger.info("%s", summary(result, args.verbose))
     if args.json is not None:
-        made = record_of(llm, result, request)
-        output.write_json(Path(args.json).expanduser(), made)
+        made = record_of(llm, result, request.strategy, request.given, request.sampling)
+        write_json(Path(args.json).expanduser(), made)
 
 
 def stream(
@@ -316,8 +358,8 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     for name in ALONE:
         if getattr(args, name) not in (None, False):
             raise InputError(f"{name} is given beside --prompts; valid: one of them")
-    prompts, record = read_prompts(args), output.check_record(args.json)
-    folder = output.check_writable("--out", args.out, "folder")
+    prompts, record = read_prompts(args), check_record(args.json)
+    folder = check_writable("--out", args.out, "folder")
     llm = options.load_model(args)
     if any(is_chat(one.prompt) for one in prompts):
         options.check_template(llm, "messages")
@@ -328,7 +370,7 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     texts, speed = counted(len(prompts), "text is", "texts are"), tokens / (perf_counter() - begun)
     logger.info("%d of %s in %s (%.0f tokens/s)", len(done) - len(failed), texts, args.out, speed)
     if record is not None:
-        output.write_json(record, *(done[one.name] for one in prompts))
+        write_json(record, *(done[one.name] for one in prompts))
     if failed:
         raise RunError(f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}")
     return 0
@@ -352,13 +394,63 @@ def written(
         there = sum(made["error"] is None for made in done.values())
         return f"{there} of {counted(len(names), 'text is', 'texts are')} written; the same command resumes"
 
-    with stages, keeping(kept), Scheduler(llm, args.at_once) as scheduler:
+    with stages, keeping(kept), Scheduler(llm, args.at_once or "auto") as scheduler:
         for number, result in run_all(scheduler, requests, on_step):
             name, one = names[number], requests[number]
             if isinstance(result, Generation):
-                made = record_of(llm, result, one)
+                made = record_of(llm, result, one.strategy, one.given, one.sampling)
                 done[name] = {"id": name, "error": None, **made}
             else:
                 logger.error("%s failed: %s", name, result)
                 done[name] = {"id": name, "error": str(result)}
     return done, tokens
+
+
+# ---- runs that were kept -----------------------------------------------------------------------------------
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The continuation
+    streams to standard output; the whole text is in the folder. --max-new-tokens makes a finished run longer.
+    """
+    from tokenswift.runs import folder as folders
+
+    check_record(args.json)
+    folder = Path(args.run_dir).expanduser()
+    state = folders.load_whole(folder)
+    logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
+    with Stages(args.quiet, "loading") as stages:
+        from tokenswift.engine.llm import reload, request_of
+
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop)
+        llm = reload(state, stages)
+    logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
+    write(args, llm, request, state)
+    return 0
+
+
+# ---- what needs no model -----------------------------------------------------------------------------------
+
+
+def list_runs(args: argparse.Namespace) -> int:
+    """List the runs that were kept with generate --run-dir, with state and figures; or print the text of one
+    (--text). No model is needed."""
+    from tokenswift.runs import folder as folders
+    from tokenswift.runs.folder import COLUMNS, cells, summaries
+
+    folder = Path(args.folder).expanduser()
+    record, text = check_record(args.json), check_record(args.text, "--text")
+    if text is not None:
+        contents, state = folders.load(folder)
+        if contents.damaged:
+            logger.warning("the journal is damaged at byte %d; what is before it is taken", contents.good)
+        end = "\n" if text == STDOUT and sys.stdout.isatty() else ""
+        write_text(text, state.text + state.tail + end)
+        return 0
+    rows = summaries(folder)
+    if record is not None:
+        write_json(record, *rows)
+    if record != STDOUT:
+        lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
+        say((table(COLUMNS, lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
+    return 0

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
 subcommand is in a module of this package, by :data:`MODULES`, whose ``add_parser(subparsers)`` makes it by
-`declare.command` of a function ``run(args) -> int``. Heavy imports (torch, transformers) belong inside that.
+`options.command` of a function ``run(args) -> int``. Heavy imports (torch, transformers) belong inside that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from tokenswift.cli.declare import Parser
-from tokenswift.cli.output import check_apart
+from tokenswift.cli.options import Parser
 from tokenswift.cli.terminal import LogHandler, flush, reason, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()
 #: commands that another's module has
-MODULES = {"resume": "runs", **dict.fromkeys(("plan", "demo", "bench", "audit"), "measure")}
+MODULES = dict.fromkeys(("resume", "runs"), "generate")
+MODULES |= dict.fromkeys(("plan", "demo", "bench", "audit"), "measure")
 EXAMPLES = """examples:
   tokenswift generate "Name three rivers."         answer a question
   tokenswift generate --continue "Once upon a time" -m model.gguf
@@ -93,7 +93,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parsed(argv)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
-        check_apart(args)
         if not is_open:
             raise RunError("standard output is closed; nothing was begun")
         return args.run(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import resources
@@ -12,15 +13,13 @@ from statistics import median
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command, option
-from tokenswift.cli.generate import add_call_options, call_from, stream, with_model
-from tokenswift.cli.output import TextSink, check_record, give, write_json
-from tokenswift.cli.terminal import say, table
+from tokenswift.cli.generate import add_call_options, call_from, with_model
+from tokenswift.cli.options import add_options, command, option
+from tokenswift.cli.terminal import check_record, give, say, table
 from tokenswift.config import SamplingParams, settings_of
-from tokenswift.engine.request import record_of
-from tokenswift.types import InputError, RunError, check_integer, counted
+from tokenswift.types import Generation, InputError, RunError, Step, check_integer, counted
 
-STRATEGIES = {"autoregressive": "plain", "auto": "adaptive"}
+STRATEGIES = ("autoregressive", "auto")
 LETTERS = 16  # characters of a token at most: what of a text is tokenized
 WARM, TRIAL = 8, 64  # tokens that are written, and read, before anything is measured in a demo
 LIST, NEW = 600, 384  # tokens of the demo's list that is continued, and of each of its texts, at most
@@ -130,7 +129,8 @@ def bench(args: argparse.Namespace) -> int:
         made = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "versions": versions()}
         made |= {name: getattr(args, name) for name in ("repeats", "max_new_tokens")}
         made["heads"] = None if heads is None else heads.kind
-        made["contexts"] = [measure(llm, ids, args) for ids in prompts]
+        how = (args.max_new_tokens, args.repeats, SamplingParams())
+        made["contexts"] = [measure(llm, ids, *how) for ids in prompts]
     give(record, made, rates_of(made))
     return 0
 
@@ -149,28 +149,40 @@ def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> li
     return ids
 
 
-def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    llm: Any,
+    ids: list[int],
+    new: int,
+    repeats: int,
+    sampling: SamplingParams,
+    warm: int = 1,
+    on_step: Callable[[Step], None] | None = None,
+) -> dict[str, Any]:
     """Everything after one prompt: rates of each kind in the order in which they were measured; whether both
-    ways of decoding wrote the same tokens. They take turns, forth and back, so that neither is always first;
-    what warms them up does not count."""
+    ways of decoding wrote the same tokens. They take turns, forth and back, so that neither is always first.
+
+    Args:
+        new: tokens to write each time.
+        warm: turns that do not count, before the others.
+        on_step: gets the steps of plain decoding.
+    """
     logger.info("measuring after %s tokens", f"{len(ids):,}")
-    states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
-    written = set[tuple[int, ...]]()
-    rates: dict[str, list[float]] = {name: [] for name in STRATEGIES}
-    for turn in range(1 + args.repeats):
+    states = [llm.prefill(ids) for _ in range(warm + repeats)]
+    made: dict[str, list[Generation]] = {name: [] for name in STRATEGIES}
+    for turn in range(warm + repeats):
         for name in sorted(STRATEGIES, reverse=turn % 2 == 0):
-            how = {"sampling": SamplingParams(), "ignore_eos": True}
-            done = states[-1].generate(args.max_new_tokens, name, **how)
-            written.add(tuple(done.token_ids))
-            rates[name].append(done.metrics.tokens_per_second)
-    plain, adaptive = rates["autoregressive"][1:], rates["auto"][1:]
+            told = on_step if name == "autoregressive" else None
+            how = {"sampling": sampling, "ignore_eos": True, "on_step": told}
+            made[name].append(states[-1].generate(new, name, **how))
+    plain, adaptive = ([one.metrics for one in made[name][warm:]] for name in STRATEGIES)
     return {
         "context": len(ids),
-        "prompt_tokens_per_second": [len(ids) / state.seconds for state in states[1:]],
-        "plain_tokens_per_second": plain,
-        "adaptive_tokens_per_second": adaptive,
-        "speedup": [b / a for a, b in zip(plain, adaptive, strict=True)],
-        "identical": len(written) == 1,
+        "prompt_tokens_per_second": [len(ids) / state.seconds for state in states[warm:]],
+        "plain_tokens_per_second": [one.tokens_per_second for one in plain],
+        "adaptive_tokens_per_second": [one.tokens_per_second for one in adaptive],
+        "speedup": [b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, adaptive, strict=True)],
+        "tokens_a_pass": adaptive[-1].mean_acceptance_length,
+        "identical": len({tuple(one.token_ids) for ones in made.values() for one in ones}) == 1,
     }
 
 
@@ -198,31 +210,29 @@ def cell(times: list[float], digits: int = 1) -> str:
 def demo(args: argparse.Namespace) -> int:
     """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
     same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
-    same (exit code 1 if not). --json FILE takes four records: of the story, then of the list."""
-    sampling = SamplingParams()
+    same (exit code 1 if not)."""
     options.check_model_options(args)
     record = check_record(args.json)
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
-    greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
+    greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
     length, new = sizes(llm, repeating)
-    rows, records = list[tuple[str, ...]](), list[dict[str, Any]]()
-    for words, ids, how in (("prose", llm.encode(story), sampling), ("list", repeating, greedy)):
-        made = both(llm, ids[-length:], how, args, args.max_new_tokens or new)
-        records += made
-        rows += [row(words, one, made[0]) for one in made]
-    same = all(a["token_ids"] == b["token_ids"] for a, b in (records[:2], records[2:]))
-    accounts = [f"drafting: {one['drafting']['summary']}" for one in records if one["drafting"]]
+    rows, made = list[tuple[str, ...]](), dict[str, Any]()
+    for words, ids, how in (("prose", llm.encode(story), SamplingParams()), ("list", repeating, greedy)):
+        ids = ids[-length:]
+        say(f"\n--- …{llm.tokenizer.decode(ids)[-60:]}\n")
+        one = measure(llm, ids, args.max_new_tokens or new, 1, how, 0, lambda step: say(step.text))
+        say("\n")
+        plain, adaptive = one["plain_tokens_per_second"][0], one["adaptive_tokens_per_second"][0]
+        over, length_of_step = one["speedup"][0], one["tokens_a_pass"]
+        rows.append(("plain", words, f"{plain:.1f}", "1.00", "1.00"))
+        rows.append(("adaptive", words, f"{adaptive:.1f}", f"{over:.2f}", f"{length_of_step:.2f}"))
+        made[words] = one
+    same = all(one["identical"] for one in made.values())
     head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
-    say(
-        "\n".join(
-            [table(head, rows, right=range(2, 5)), *accounts, f"identical: {'yes' if same else 'no'}\n"]
-        )
-    )
-    if record is not None:
-        write_json(record, *records)
+    give(record, made, f"{table(head, rows, right=range(2, 5))}\nidentical: {'yes' if same else 'no'}")
     if not same:
         near = "" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)"
         raise RunError(f"the two texts differ{near}")
@@ -245,29 +255,6 @@ def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
     limit = llm.target.rotary.limit or LIST + NEW
     length = min(limit // 2, max(TRIAL, int(READING / trial.seconds * TRIAL)))
     return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
-
-
-def both(
-    llm: Any, ids: list[int], sampling: SamplingParams, args: argparse.Namespace, new: int
-) -> list[dict[str, Any]]:
-    """The records of one text by each strategy, shown as plain decoding writes it."""
-    from tokenswift.engine.request import Request
-
-    say(f"\n--- …{llm.tokenizer.decode(ids)[-60:]}\n")
-    records, known = [], llm.prefill(ids)
-    for name in STRATEGIES:
-        request = Request(ids, new, name, {}, sampling=sampling, ignore_eos=True)
-        result = stream(llm, request, TextSink(None, name == "autoregressive"), args.quiet, known=known)
-        records.append(record_of(llm, result, request))
-    say("\n")
-    return records
-
-
-def row(words: str, made: dict[str, Any], plain: dict[str, Any]) -> tuple[str, ...]:
-    """The figures of a text; times are those of plain decoding."""
-    rate, length = made["tokens_per_second"], made["mean_acceptance_length"]
-    over = rate / plain["tokens_per_second"]
-    return STRATEGIES[made["strategy"]], words, f"{rate:.1f}", f"{over:.2f}", f"{length:.2f}"
 
 
 # ---- plan --------------------------------------------------------------------------------------------------
@@ -347,24 +334,20 @@ def audit(args: argparse.Namespace) -> int:
     given = options.strategy_options_from(args)
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit import Audit, shipped_prompts, variants
+    from tokenswift.audit import audit as audited
+    from tokenswift.audit import shipped_prompts, variants
     from tokenswift.loader.weights import versions
 
     llm = options.load_model(args)
-    samplings = {} if sampling.greedy else {"sampling": sampling}
-    audited = Audit(
-        llm,
-        variants=variants(args.strategy, given),
-        prompts=[*shipped_prompts()] if args.prompt is None else [args.prompt],
-        samplings={**samplings, "greedy": replace(sampling, greedy=True)},
-        tokens=args.max_new_tokens,
-        seeds=args.seeds,
-        say=logger.info,
-    )
-    report = audited.run()
+    samplings = ({} if sampling.greedy else {"sampling": sampling}) | {
+        "greedy": replace(sampling, greedy=True)
+    }
+    prompts = [*shipped_prompts()] if args.prompt is None else [args.prompt]
+    what = (variants(args.strategy, given), prompts, samplings, args.max_new_tokens, args.seeds)
+    report = audited(llm, *what, logger.info)
     made = {"strategy": args.strategy, "strategy_options": given, "versions": versions()}
-    made |= {"tokens": audited.tokens, "seeds": args.seeds}
-    made["samplings"] = {name: settings_of(params) for name, params in audited.samplings.items()}
+    made |= {"tokens": args.max_new_tokens, "seeds": args.seeds}
+    made["samplings"] = {name: settings_of(params) for name, params in samplings.items()}
     give(record, {**report.record(), **made}, report.text())
     if report.failures:
         raise RunError(f"not exact: {'; '.join(report.failures)}")

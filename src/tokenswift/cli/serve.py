@@ -11,9 +11,8 @@ from signal import SIGTERM
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command
-from tokenswift.cli.output import check_writable
-from tokenswift.cli.terminal import Interrupted
+from tokenswift.cli.options import add_options, command
+from tokenswift.cli.terminal import Interrupted, check_writable
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 

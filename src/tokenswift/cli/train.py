@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command, option
-from tokenswift.cli.output import check_writable
-from tokenswift.cli.terminal import Stages, keeping
+from tokenswift.cli.options import add_options, command, option
+from tokenswift.cli.terminal import Stages, check_writable, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
@@ -19,7 +18,7 @@ from tokenswift.types import InputError, check_choice
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own
-ASIDE = ("data", "targets", "log_every", "seed", "bf16")
+ASIDE = ("data", "targets", "seed", "bf16")
 CUDA = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
 
 
@@ -37,11 +36,9 @@ class Drafter(options.Quiet):
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         hidden: width of eagle, a multiple of 64
-        start: eagle: a GGUF file by this command, to train on from
-        data: what is learnt from: self (the model's answers to questions, essays, stories, code and tables
-            that it is asked for), a text or JSONL file, or a folder of them
-        states: finished work folders of earlier trainings, instead of --data
-        work: folder for states, checkpoint and log.csv; default: OUT.work
+        data: what the model writes after: self (questions, essays, stories, code and tables that it is asked
+            for), or a text file or a folder of them, whose passages it continues
+        work: folder for states and checkpoint; default: OUT.work
         dtype: of the model's passes, as for generate
         device: auto, cpu, cuda or cuda:N
     """
@@ -53,9 +50,7 @@ class Drafter(options.Quiet):
     inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)")
     depths: int = option(3, least=1)
     hidden: int = option(768, least=64)
-    start: Path | None = option(None)
     data: str = option("self", "PATH")
-    states: list[Path] = option((), "FOLDER", type=Path, nargs="+")
     work: Path | None = option(None, "DIR")
     dtype: str = option("auto")
     device: str = option("auto")
@@ -89,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     logger.info("loading %s", args.model)
 
     from tokenswift.engine.llm import LLM
+    from tokenswift.train.eagle import train_eagle
+    from tokenswift.train.heads import train_heads
 
     def kept() -> str:
         if not job.work.is_dir():
@@ -97,7 +94,11 @@ def run(args: argparse.Namespace) -> int:
 
     with keeping(kept), Stages(args.quiet) as stages:
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
-        notes = trained(args, llm, job, logger.info, stages)
+        if args.kind == "eagle":
+            notes = train_eagle(llm, job, logger.info, stages, depths=args.depths, hidden=args.hidden)
+        else:
+            how = {"kind": args.kind, "count": args.num_heads, "inner": args.inner}
+            notes = train_heads(llm, job, logger.info, stages, **how)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     return 0
 
@@ -110,14 +111,15 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
     from tokenswift.loader.load import check_place, native_bfloat16
-    from tokenswift.train.data import check_source
+    from tokenswift.train.states import files_of
 
     check_name(args.model)
     device = check_place(LoadConfig(args.dtype, args.device))
     usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
     sampling = options.sampling_from(args, usual)
     work = check_writable("--work", args.work or f"{args.out}.work", "folder")
-    check_source(args.data)
+    if args.data != "self":
+        files_of(args.data)
     chosen: dict[str, Any] = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA)
     chosen |= RECIPES[args.kind] | {name: value for name, value in vars(args).items() if value is not None}
     chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
@@ -125,17 +127,6 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
         {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
         for kind in (DataOptions, TrainingOptions)
     )
-    source, name = None if args.states else DataOptions(**data), Path(args.model).name
-    job = Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
+    name = Path(args.model).name
+    job = Job(DataOptions(**data), TrainingOptions(**training), args.out, work, name, sampling)
     return job, args.dtype, device
-
-
-def trained(args: argparse.Namespace, *given: Any) -> dict[str, Any]:
-    """Train the kind; notes on what came out."""
-    if args.kind == "eagle":
-        from tokenswift.train.eagle import train_eagle
-
-        return train_eagle(*given, depths=args.depths, hidden=args.hidden, start=args.start)
-    from tokenswift.train.heads import train_heads
-
-    return train_heads(*given, kind=args.kind, count=args.num_heads, inner=args.inner)

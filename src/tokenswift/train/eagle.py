@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -24,13 +23,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenswift.files import line_of, replacing
+from tokenswift.files import replacing
 from tokenswift.kernels.base import turned
 from tokenswift.loader.gguf import straight
-from tokenswift.loader.weights import file_digest, unstored
-from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig, EagleWeights, load_eagle
-from tokenswift.train.loop import Recipe, Report
-from tokenswift.train.loss import FrozenBase, Student
+from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig
+from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -83,7 +80,6 @@ def train_eagle(
     *,
     depths: int = 3,
     hidden: int = 768,
-    start: Path | None = None,
 ) -> dict[str, Any]:
     """The whole way to a GGUF file; returns notes.
 
@@ -91,40 +87,20 @@ def train_eagle(
         llm, job, report, on_progress: see :class:`Recipe`.
         depths: tokens of a chain that are trained.
         hidden: see :func:`eagle_config`.
-        start: a drafter of this model, which this one's weights and tokens are at first.
     Raises:
-        InputError: an option out of range, another kind of drafter to start from, too little data, a work
-            folder of another training, or a model whose layers are of another kind.
-        RunError: the loss is not finite, the disk is full.
+        InputError: an option out of range, too little data, a work folder of another training, or a model
+            whose layers are of another kind.
+        RunError: the loss is not finite.
     """
-    usual = eagle_config(llm, 1, hidden)
-    given = None if start is None else given_drafter(start, llm, usual)
-    about = [depths, hidden if start is None else file_digest(start)]
-    subset = None if given is None else given.d2t
-    recipe = Recipe(llm, job, report, on_progress, usual.feature_layers[:-1], subset, eagle=about)
-    config = replace(usual, draft_vocab=recipe.frozen.size) if given is None else given.config
-    known = {} if given is None else given.tensors
-    floats = {name: unstored(weight, torch.float32) for name, weight in known.items()}
-    made = recipe.started(lambda: floats or started(config, job.training.seed))
+    config = eagle_config(llm, 1, hidden)
+    recipe = Recipe(llm, job, report, on_progress, config.feature_layers[:-1], eagle=[depths, hidden])
+    config = replace(config, draft_vocab=recipe.frozen.size)
+    made = recipe.started(lambda: started(config, job.training.seed))
     student = EagleStudent(config, made, depths)
     notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
     notes |= recipe.distil(student)
     save_eagle(student, recipe, job)
     return notes
-
-
-def given_drafter(file: Path, llm: Any, usual: EagleConfig) -> EagleWeights:
-    """The drafter to start from.
-
-    Raises:
-        InputError: the file is none of this model, or not of the kind that is trained here.
-    """
-    found = load_eagle(file, llm.target.config)
-    same = (found.config.feature_layers, found.config.parts) == (usual.feature_layers, PARTS)
-    if not file.is_file() or not same:
-        valid = "a drafter of this model by tokenswift train"
-        raise InputError(f"start is {str(file)!r}; valid: {valid}", "start")
-    return found
 
 
 def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
@@ -224,25 +200,23 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
     it drafts for, whose embeddings and LM head it shares.
 
     Raises:
-        RunError: the disk is full, or a weight is not finite.
+        RunError: a weight is not finite.
+        OSError: the disk is full.
     """
     config = student.config
-    try:
-        with replacing(job.out) as part:
-            writer = gguf.GGUFWriter(part, "eagle3")
-            _say(writer, config, job.name)
-            writer.add_array(BASE, recipe.base.sample.tolist())
-            for name, tensor in student.tensors().items():
-                if not bool(torch.isfinite(tensor).all()):
-                    raise RunError(f"tensor {name} is not finite; nothing was written")
-                _add(writer, NAMES[name][1], _in_file_order(name, tensor.detach().cpu(), config))
-            writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
-    except OSError as error:
-        raise RunError(f"cannot write the drafter to {job.out}: {line_of(error)}") from error
+    with replacing(job.out) as part:
+        writer = gguf.GGUFWriter(part, "eagle3")
+        _say(writer, config, job.name)
+        writer.add_array(BASE, recipe.base.sample.tolist())
+        for name, tensor in student.tensors().items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise RunError(f"tensor {name} is not finite; nothing was written")
+            _add(writer, NAMES[name][1], _in_file_order(name, tensor.detach().cpu(), config))
+        writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def _say(writer: Any, config: EagleConfig, target: str) -> None:

@@ -7,18 +7,15 @@ over the data. Linear and Medusa heads start by saying what the base model says,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.data import ConcatDataset
 
 from tokenswift.spec.heads import Heads, HeadsConfig, save_heads
-from tokenswift.train.loop import Recipe, Report
-from tokenswift.train.loss import FrozenBase, Student
+from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.train.states import HiddenStore, Windows, covering
 from tokenswift.types import InputError, OnProgress
@@ -78,7 +75,7 @@ def train_heads(
 
     def make() -> dict[str, Tensor]:
         torch.manual_seed(job.training.seed)
-        start(made := Heads(config).to(recipe.frozen.device), recipe.stores, recipe.frozen)
+        start(made := Heads(config).to(recipe.frozen.device), recipe.store, recipe.frozen)
         return made.state_dict()
 
     heads.load_state_dict(recipe.started(make))
@@ -90,14 +87,14 @@ def train_heads(
 
 
 @torch.no_grad()
-def start(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> None:
+def start(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
     """Set heads, on the base's device, to where their training starts.
 
     Raises:
         InputError: linear or Medusa heads, and the model's final norm is no RMS norm.
     """
     if heads.conditioned:
-        return _ridge(heads, stores, base)
+        return _ridge(heads, store, base)
     for name, parameter in heads.named_parameters():
         if name.endswith(("final_norm.weight", "post_layernorm.weight")):
             parameter.copy_(norm_weight(base))
@@ -115,12 +112,12 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     return weight
 
 
-def _ridge(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> None:
+def _ridge(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
     """The closed-form start, from at most about :data:`MOST` positions spread over the data."""
     width, step = base.width, heads.layers[0]
     if heads.config.inner:
         torch.nn.init.normal_(step["inner"].weight, std=(3 * width) ** -0.5)
-    items: Any = ConcatDataset([Windows(store, store.blocks, 1, 512) for store in stores])
+    items = Windows(store, store.texts, 1, 512)
     gram = cross = torch.zeros((), dtype=torch.float32, device=base.device)
     rows = 0
     for k in range(0, len(items), max(1, len(items) * 512 // MOST)):

@@ -11,36 +11,175 @@ Which items a step takes follows from the seed and the step alone. What is train
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, default_collate
+from torch.utils.data import default_collate
 from transformers import get_cosine_schedule_with_warmup
 
-from tokenswift.config import settings_of
-from tokenswift.files import line_of, replacing
+from tokenswift.config import SamplingParams, settings_of
+from tokenswift.files import replacing
 from tokenswift.kernels.base import Backend
-from tokenswift.loader.weights import TOLERANCE, BaseIdentity, digest_of
-from tokenswift.train.data import fingerprint
-from tokenswift.train.loss import Distillation, FrozenBase, Student
+from tokenswift.kernels.weights import Stored
+from tokenswift.loader.config import HEAD
+from tokenswift.loader.weights import digest_of
+from tokenswift.models.generic import shaped_logits
+from tokenswift.sampling.choice import processed
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.states import HiddenStore, Windows, collect, counts, frequent, held_out, other_training
-from tokenswift.types import InputError, OnProgress, RunError, shown
+from tokenswift.train.states import HiddenStore, Windows, claim, collect, counts, frequent, held_out
+from tokenswift.types import InputError, OnProgress, RunError
+
+MANY = 4096  # tokens in a loss, above which a step looks at some of them
+LIKELIEST = 32  # of many tokens that the model's distribution is told of
+OTHERS = 1024  # tokens of a step's loss beside those
+
+Targets = tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]  # shares, and whose: places in the subset
+
+
+class FrozenBase:
+    """The parts of a base model that training needs: embedding, final norm, rows of the LM head.
+
+    They are the model's own, used without gradients, but for the rows, which are a copy.
+
+    Args:
+        llm: the model, an ``LLM``.
+        subset: tokens that the loss looks at, ascending, (S,).
+        dtype: of products with the rows.
+    """
+
+    def __init__(self, llm: Any, subset: Int[Tensor, " S"], dtype: torch.dtype = torch.float32) -> None:
+        self.target = target = llm.target
+        self.config, self.device, self.dtype = target.config, target.device, dtype
+        self.width = target.hidden_size
+        self.subset, self.size = subset.to(self.device), len(subset)
+        head = llm.source.weight(HEAD)
+        stored = isinstance(head, Stored)
+        found = head.take(subset).decode() if stored else head.detach()[subset.to(head.device)]
+        self.rows = found.to(self.device, dtype)
+
+    @torch.no_grad()
+    def normed(self, hidden: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
+        """The final norm, as the LM head reads it."""
+        rows = self.target.norm(hidden.reshape(-1, self.width).to(self.target.dtype).contiguous())
+        return rows.clone().to(self.dtype).view(hidden.shape)
+
+    @torch.no_grad()
+    def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
+        """Input embeddings; padding (-1) reads as token 0."""
+        return self.target.embed(tokens.clamp_min(0).flatten()).clone().view(*tokens.shape, self.width)
+
+    @torch.no_grad()
+    def teacher(self, hidden: Float[Tensor, "b r D"], sampling: SamplingParams) -> Targets:
+        """The model's processed distribution of the next token, of the tokens that the filters left; of many
+        tokens, of the :data:`LIKELIEST`."""
+        scores = processed(self.logits(self.normed(hidden).flatten(0, 1), self.rows), sampling)
+        kept = 1 if sampling.greedy else int((scores > -torch.inf).sum(-1).max())
+        if self.size > MANY:
+            kept = min(kept, LIKELIEST)
+        if kept * 4 > self.size > 4:  # most of them: without a sort
+            best, places = scores, torch.arange(self.size, device=self.device).expand_as(scores)
+        else:
+            best, places = scores.topk(kept)
+        return best.softmax(-1).unflatten(0, hidden.shape[:2]), places.unflatten(0, hidden.shape[:2])
+
+    def of_text(self, tokens: Int[Tensor, "b r"]) -> Targets:
+        """The text's own tokens as targets; those outside the subset have no share."""
+        places = torch.searchsorted(self.subset, tokens.contiguous()).clamp_max(self.size - 1)[..., None]
+        return (self.subset[places] == tokens[..., None]).float(), places
+
+    def among(self, places: Int[Tensor, "b r K"]) -> tuple[Tensor, Int[Tensor, "b r K"]]:
+        """Of many tokens, the LM head's rows of those at these places and of some others, and where they are
+        among those rows: what a step's loss looks at. Which others, the places say."""
+        if self.size <= MANY or places.shape[-1] == 1:
+            return self.rows, places
+        apart = self.size // OTHERS
+        others = torch.arange(int(places.sum()) % apart, self.size, apart, device=self.device)
+        chosen = torch.cat([places.flatten(), others]).unique()
+        return self.rows[chosen], torch.searchsorted(chosen, places)
+
+    def logits(self, normed: Float[Tensor, "m D"], rows: Float[Tensor, "S D"]) -> Float[Tensor, "m S"]:
+        """Of states as these rows of the LM head read them."""
+        logits = nn.functional.linear(normed.to(self.dtype), rows)
+        return shaped_logits(logits, self.config).float()
+
+
+class Student(nn.Module):
+    """What is distilled: a drafter that can be trained.
+
+    From position t, level i drafts token t + 2 + i: one beyond the base model's own next token.
+
+    Attributes:
+        levels: tokens that it drafts, one after the other.
+    """
+
+    levels: int
+
+    def forward(
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], base: FrozenBase
+    ) -> list[Float[Tensor, "r D"]]:
+        """For each level the states that the base's LM head reads, of the first m positions (r = b · m).
+
+        Args:
+            tokens: of those positions and after; -1 pads.
+            states: the base's, n = m + :attr:`levels`.
+        """
+        raise NotImplementedError
+
+
+class Distillation(nn.Module):
+    """A student plus its loss: a batch in, the loss of each level out.
+
+    Args:
+        student: what is trained.
+        base: the frozen parts of its base model.
+        sampling: the sampler whose distribution is learnt.
+        targets: "model" or "text", see above.
+    """
+
+    def __init__(
+        self, student: Student, base: FrozenBase, sampling: SamplingParams, targets: str = "model"
+    ) -> None:
+        super().__init__()
+        self.student, self.base, self.sampling, self.text = student, base, sampling, targets == "text"
+
+    def forward(
+        self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], valid: Bool[Tensor, "b m"]
+    ) -> Float[Tensor, " levels"]:
+        """The mean cross-entropy of each level, nats a token.
+
+        Arguments as `states.Windows` makes them; its ``extra`` is the student's levels.
+        """
+        base, m = self.base, valid.shape[1]
+        if self.text:
+            shares, places = base.of_text(tokens[:, 2:])
+        else:
+            shares, places = base.teacher(states[:, 1:, -base.width :], self.sampling)
+        head, places = base.among(places)
+        plain = self.text or self.sampling.greedy
+        losses = []
+        for i, normed in enumerate(self.student(tokens, states, base)):
+            scores = base.logits(normed, head) / (1.0 if plain else self.sampling.temperature)
+            share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
+            rows = scores.logsumexp(-1) * share.sum(-1) - (share * scores.gather(-1, place)).sum(-1)
+            known = valid.flatten() & (share.sum(-1) > 0)
+            losses.append((rows * known).sum() / known.sum().clamp_min(1))
+        return torch.stack(losses)
+
 
 Report = Callable[[str], None]
-VERSION = 5  # raised whenever the same options make other states
-COLUMNS = ("step", "loss", "learning_rate", "seconds", "held_out_loss")
+VERSION = 6  # raised whenever the same options make other states
 HELD_OUT = 64  # items that the held-out loss looks at
+NEWEST = 100  # steps whose loss is told
 
 
 # ---- the recipe --------------------------------------------------------------------------------------------
@@ -55,17 +194,16 @@ class Recipe:
         report: takes lines of what is done and found.
         on_progress: told how many tokens have states, and how many steps are done.
         layers: whose entering states are learnt from, beside those before the final norm.
-        subset: tokens that the loss looks at, ascending; None: the most frequent ones.
         about: what else the outcome depends on; a work folder of other values is refused.
 
     Attributes:
         base: the model's identity.
-        stores: the hidden states, in order.
-        counts: how often each token occurs in them.
+        store: the hidden states.
+        counts: how often each token occurs in it.
         frozen: the parts of the model that the loss needs.
 
     Raises:
-        InputError: too little data, foreign states, a work folder of another training.
+        InputError: too little data, a work folder of another training.
     """
 
     def __init__(
@@ -75,51 +213,31 @@ class Recipe:
         report: Report,
         on_progress: OnProgress,
         layers: Sequence[int] = (),
-        subset: Tensor | None = None,
         **about: Any,
     ) -> None:
         self.job, self.report, self.on_progress, self._begun = job, report, on_progress, time.monotonic()
         self.base = replace(llm.source.host.base, name=job.name)
         self.layers = (*layers, llm.target.layers)
-        if job.data is None:
-            self.stores = [_finished(folder, self.base, self.layers) for folder in job.states]
-        else:
-            if job.data.writes:
-                report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
-            self.stores = [self._gathered(llm, job.data)]
-        report(f"hidden states: {sum(store.tokens for store in self.stores):,} tokens")
-        self.counts = counts(self.stores, self.base.vocab_size)
-        subset = frequent(self.counts, job.training.loss_vocabulary) if subset is None else subset
-        self._claim([about, subset.tolist()])
+        report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
+        self.store = self._gathered(llm, job.data)
+        report(f"hidden states: {self.store.tokens:,} tokens")
+        self.counts = counts(self.store, self.base.vocab_size)
+        subset = frequent(self.counts, job.training.loss_vocabulary)
+        options = {k: v for k, v in asdict(job.training).items() if k != "save_every"}
+        how = [options, settings_of(job.sampling), self.store.made_from, about, subset.tolist()]
+        claim(job.work / "training", digest_of(how))
         self.frozen = FrozenBase(llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32)
 
     def _gathered(self, llm: Any, data: DataOptions) -> HiddenStore:
         """The work folder's store, filled."""
-        job, base = self.job, self.base
+        job = self.job
         options = {**asdict(data), "data": fingerprint(data.data)}
         writing = [job.training.seed, settings_of(job.sampling)]
         key = digest_of([VERSION, self.layers, options, writing, llm.resources.identity()])
-        sizes = [base.vocab_size, base.hidden_size, *base.sample.tolist()]
-        made_from = {"key": key, "base": sizes, "layers": list(self.layers)}
-        store = HiddenStore(job.work / "states", len(self.layers) * base.hidden_size, made_from)
+        store = HiddenStore(job.work / "states", key)
         if not store.complete:
             collect(llm, data, job, self.layers, store, self.on_progress)
         return store
-
-    def _claim(self, about: list[Any]) -> None:
-        """Take the work folder for this training, or check that it is this training's.
-
-        Args:
-            about: what losses and weights depend on besides the states and options.
-        """
-        job = self.job
-        options = {k: v for k, v in asdict(job.training).items() if k not in ("save_every", "log_every")}
-        states = [store.made_from for store in self.stores]
-        key, path = digest_of([options, settings_of(job.sampling), states, about]), job.work / "training"
-        if path.exists() and path.read_text(encoding="utf-8") != key:
-            raise other_training(job.work)
-        with replacing(path) as file:
-            file.write_text(key, encoding="utf-8")
 
     def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Weights at their start, on the base's device: made once, then read from the work folder."""
@@ -134,48 +252,21 @@ class Recipe:
 
         Raises:
             InputError: no text is long enough.
-            RunError: the loss is not finite, the disk is full, the checkpoint is damaged.
+            RunError: the loss is not finite.
         """
         job = self.job
         objective = Distillation(student, self.frozen, job.sampling, job.training.targets)
-        share, window = job.training.held_out, job.training.window
-        parts = [(store, held_out(store, share)) for store in self.stores]
         learnt, kept = (
-            ConcatDataset([Windows(store, blocks[k], student.levels, window) for store, blocks in parts])
-            for k in (0, 1)
+            Windows(self.store, blocks, student.levels, job.training.window)
+            for blocks in held_out(self.store, job.training.held_out)
         )
-        data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {
-            **data,
-            "tokens": sum(store.tokens for store in self.stores),
+            "data": Path(job.data.data).name,
+            "tokens": self.store.tokens,
             "vocabulary": self.frozen.size,
             **Training(self, objective, learnt, kept).run(),
             "minutes": round((time.monotonic() - self._begun) / 60, 1),
         }
-
-
-def _finished(folder: Path, base: BaseIdentity, layers: tuple[int, ...]) -> HiddenStore:
-    """The whole store of a work folder, whatever data and options it was made with.
-
-    Raises:
-        InputError: it is none, is not finished, or of another model.
-    """
-    place = folder / "states" if (folder / "states").is_dir() else folder
-    try:
-        made_from = json.loads((place / "index.json").read_text(encoding="utf-8"))["made_from"]
-        vocab_size, width, *sample = made_from["base"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"states {folder} holds no hidden states; valid: a work folder of tokenswift train"
-        ) from error
-    if not BaseIdentity("", width, vocab_size, torch.tensor(sample)).distance(base) <= TOLERANCE:
-        raise InputError(f"states {folder} are of another model")
-    if (stored := tuple(made_from.get("layers", ())))[-len(layers) :] != layers:
-        raise InputError(f"states {folder} are of the layers {shown(list(stored))}; valid: {list(layers)}")
-    store = HiddenStore(place, len(stored) * width, made_from)
-    if not store.complete or not store.blocks:
-        raise InputError(f"states {folder} are not finished; run the command that makes them again")
-    return store
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -194,16 +285,15 @@ def picks(items: int, options: TrainingOptions, step: int) -> list[list[int]]:
 
 
 class Training:
-    """A training under way; checkpoint and log.csv lie in the work folder.
+    """A training under way; its checkpoint lies in the work folder.
 
     Args:
         recipe: says how to train, where, and who is told.
-        objective: a module that turns a batch into ``{"loss": …}``; its parameters are trained, in place.
+        objective: a module that turns a batch into losses to be summed; its parameters are trained, in place.
         data: a dataset of that module's arguments (without the batch dimension), with a length.
         held_out: one whose loss is logged beside.
     Raises:
         InputError: there is nothing to learn from.
-        RunError: the checkpoint is damaged.
     """
 
     def __init__(self, recipe: Recipe, objective: nn.Module, data: Any, held_out: Any) -> None:
@@ -213,7 +303,7 @@ class Training:
         self.recipe, self.options = recipe, options
         self.data, self.held_out = data, held_out
         self.device, self.kind = recipe.frozen.device, Backend(recipe.frozen.device).kind
-        self.checkpoint, self.log = recipe.job.work / "checkpoint.pt", recipe.job.work / "log.csv"
+        self.checkpoint = recipe.job.work / "checkpoint.pt"
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in self.parameters if p.ndim > 1]},
@@ -227,7 +317,7 @@ class Training:
         self.step, self.steps = 0, options.steps or math.ceil(options.epochs * epoch)
         schedule = get_cosine_schedule_with_warmup(optimizer, options.warmup, self.steps)
         self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
-        self.losses, self.fresh = list[float](), list[float]()  # of the log's last rows; since the last one
+        self.losses = list[float]()  # of the newest steps
         if self.checkpoint.exists():
             self._load()
 
@@ -235,21 +325,23 @@ class Training:
         """Train to the end; the figures of it.
 
         Raises:
-            RunError: the loss is not finite, or the disk takes no checkpoint.
+            RunError: the loss is not finite.
+            OSError: the disk takes no checkpoint; the one before is kept.
         """
-        begun, options, report = time.monotonic(), self.options, self.recipe.report
+        options, report = self.options, self.recipe.report
         report(f"training: {self.steps - self.step:,} of {self.steps:,} steps to do")
         while self.step < self.steps:
-            self.fresh.append(self._advance())
+            self.losses = [*self.losses[1 - NEWEST :], self._advance()]
             self.recipe.on_progress("train", self.step, self.steps)
-            last = self.step == self.steps
-            if last or self.step % options.log_every == 0:
-                report(self._row(time.monotonic() - begun))
-            if last or self.step % options.save_every == 0:
+            if self.step == self.steps or self.step % options.save_every == 0:
+                figures = ", ".join(f"{name} {value}" for name, value in self._found().items())
+                report(f"training: step {self.step} of {self.steps}, {figures}")
                 self._save()
-        found: dict[str, float] = {"steps": self.step, "lr": options.lr}
-        if self.losses:
-            found["loss"] = round(sum(self.losses) / len(self.losses), 4)
+        return {"steps": self.step, "lr": options.lr, **self._found()}
+
+    def _found(self) -> dict[str, float]:
+        """The loss of the newest steps, and of what is held out."""
+        found = {"loss": round(mean(self.losses), 4)} if self.losses else {}
         if len(self.held_out):
             found["held_out_loss"] = round(self.held_out_loss(), 4)
         return found
@@ -274,7 +366,7 @@ class Training:
 
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         with torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.options.bf16):
-            return self.objective(**{name: value.to(self.device) for name, value in batch.items()})["loss"]
+            return self.objective(**{name: value.to(self.device) for name, value in batch.items()}).sum()
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
@@ -285,44 +377,20 @@ class Training:
         self.objective.train()
         return found
 
-    def _row(self, seconds: float) -> str:
-        """A row of the log, and what it says in words; about as often as there are checkpoints, with the
-        held-out loss."""
-        loss = sum(self.fresh) / len(self.fresh)
-        self.losses, self.fresh = [*self.losses[-4:], loss], []
-        due = self.step % self.options.save_every < self.options.log_every or self.step == self.steps
-        held_out = f"{self.held_out_loss():.6f}" if due and len(self.held_out) else ""
-        new = not self.log.exists()
-        with self.log.open("a", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerows([COLUMNS] * new)
-            rate = self.schedule.get_last_lr()[0]
-            rows.writerow([self.step, loss, rate, f"{seconds:.1f}", held_out])
-        told = f", held out {float(held_out):.4f}" if held_out else ""
-        return f"training: step {self.step} of {self.steps}, loss {loss:.4f}{told}"
-
     def _parts(self) -> dict[str, Any]:
         return {"objective": self.objective, "optimizer": self.optimizer, "schedule": self.schedule}
 
     def _save(self) -> None:
         """Replace the checkpoint, on the disk before the old one goes."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
-        state |= {"step": self.step, "losses": self.losses, "fresh": self.fresh}
-        try:
-            with replacing(self.checkpoint) as part, part.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
-            raise RunError(f"cannot write {self.checkpoint}: {line_of(error)}") from error
+        state |= {"step": self.step, "losses": self.losses}
+        with replacing(self.checkpoint) as part, part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def _load(self) -> None:
-        try:
-            state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-            for name, part in self._parts().items():
-                part.load_state_dict(state[name])
-            self.step, self.losses, self.fresh = (state[name] for name in ("step", "losses", "fresh"))
-        except Exception as error:  # a damaged file fails in many ways
-            raise RunError(
-                f"cannot read {self.checkpoint} ({type(error).__name__}); without it training starts anew"
-            ) from error
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.step, self.losses = state["step"], state["losses"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import SamplingParams
-from tokenswift.types import InputError, check_integer, check_number
+from tokenswift.types import check_integer, check_number
 
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
@@ -60,34 +60,20 @@ class DataOptions:
     """What is learnt from.
 
     Attributes:
-        data: self (the model answers, or writes from nothing), a text or JSONL file, or a folder of them
-        continued: learn from the model's continuations of the data
+        data: what the model writes after: self (questions that it answers, or nothing), a text file, or a
+            folder of them, of which it continues passages, each a third of its text
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
         sequence_length: tokens of a text at most (default 768; CUDA 8192)
-        prompt_length: tokens of each passage that the model continues
         write_batch: texts that the model writes together (default 16; CUDA 32)
     """
 
     data: str = field(metadata={"metavar": "PATH"})
-    continued: bool = False
     tokens: int = least(300_000, 256)
     sequence_length: int = least(768, 32)
-    prompt_length: int = least(256, 1)
     write_batch: int = least(16, 1)
 
     def __post_init__(self) -> None:
         check_least(self)
-        if self.continued and self.data == "self":
-            raise InputError("--continued needs a --data file or folder; self needs no beginnings")
-        if self.continued and self.prompt_length > (most := self.sequence_length - 16):
-            raise InputError(
-                f"prompt_length is {self.prompt_length}; valid: up to {most}, sequence_length - 16"
-            )
-
-    @property
-    def writes(self) -> bool:
-        """Whether the model writes what is learnt from."""
-        return self.continued or self.data == "self"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +91,7 @@ class TrainingOptions:
         accumulate: batches per optimiser step
         loss_vocabulary: frequent tokens in the loss; 0: all (default 4096, of kind eagle 8192; CUDA all)
         held_out: share of the sequences that are not learnt from; their loss is logged
-        save_every: steps between checkpoints, and between held-out losses
-        log_every: steps between log rows
+        save_every: steps between checkpoints, and between lines about the losses
         targets: "model" (its distribution, as decoding processes it) or "text" (the text's own tokens)
         seed: of the data, of what the model writes, and of the training
         bf16: mixed precision
@@ -124,7 +109,6 @@ class TrainingOptions:
     loss_vocabulary: int = least(0, 0)
     held_out: float = 0.02
     save_every: int = least(200, 1)
-    log_every: int = least(20, 1)
     targets: str = "model"
     seed: int = least(0, 0)
     bf16: bool = True
@@ -149,13 +133,11 @@ class Job:
         work: folder for hidden states, the checkpoint and the log.
         name: the base model's, for the outcome's header.
         sampling: how the model writes; its temperature and filters shape the distribution that is learnt.
-        states: finished work folders whose states are used instead of ``data``.
     """
 
-    data: DataOptions | None
+    data: DataOptions
     training: TrainingOptions
     out: Path
     work: Path
     name: str
     sampling: SamplingParams = SamplingParams()
-    states: tuple[Path, ...] = ()

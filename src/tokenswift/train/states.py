@@ -1,36 +1,111 @@
-"""Hidden states of text, computed once by the engine, kept on disk and read by memory map: of text that is
-given, or of text that the model writes, whose states writing computes anyway.
+"""Hidden states of text that the model writes, which writing computes anyway: kept on disk,
+read as they are needed. What the model writes after is a text's passages, or what it is asked.
 
-A store is a folder with ``tokens.bin`` (int32), ``hidden.bin`` (bfloat16, W per token: the states that enter
-some layers, side by side, the last of them those before the final norm) and ``index.json`` (blocks, and what
-the states were made from). Blocks are appended; the index is replaced by rename after their data is on disk,
-so a killed run leaves a store that is whole up to the last indexed block.
+A store is a folder with a safetensors file for each text: ``tokens`` (n,), int32, and ``states`` (n, W),
+bfloat16: the states that enter some layers, side by side, the last of them those before the final norm. Files
+are there whole or not at all, so a killed run leaves a store that is whole up to its last text.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import random
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
-from itertools import repeat
+from dataclasses import replace
+from importlib import resources
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, Ticket
 from tokenswift.files import replacing
+from tokenswift.loader.weights import digest_of, file_digest
 from tokenswift.spec.eagle import Features
-from tokenswift.train.data import SHORTEST, blocks, questions
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.types import InputError, OnProgress, RunError
+
+SHORTEST = 64  # tokens; shorter remainders of a document teach little
+PIECE = 1 << 25  # characters of a file in memory at once
+MOST_CHARACTERS = 8  # that a token is thought to have
+
+
+def files_of(source: str) -> list[Path]:
+    """The files of ``--data``, in order.
+
+    Raises:
+        InputError: there are none.
+    """
+    path = Path(source)
+    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
+    if not files:
+        raise InputError(f"--data {source} holds no text; valid: self, a text file or a folder of .txt files")
+    return files
+
+
+def fingerprint(source: str) -> str:
+    """What a source holds: a hash of its files' contents, wherever they lie."""
+    if source == "self":
+        return source
+    return digest_of([[file_digest(file), file.suffix] for file in files_of(source)])
+
+
+def read_texts(source: str) -> Iterator[str]:
+    """The documents of a file or a folder, one after the other; a large text comes in pieces."""
+    for file in files_of(source):
+        try:
+            with file.open(encoding="utf-8", newline="") as opened:
+                while piece := opened.read(PIECE):
+                    yield piece
+        except (UnicodeDecodeError, OSError) as error:
+            raise InputError(f"--data {file}: {error}; valid: UTF-8 text") from error
+
+
+def questions(seed: int) -> Iterator[tuple[str, float]]:
+    """Without an end: what a model is asked, of six kinds in turns, for answers that can be learnt from, and
+    their temperature."""
+    text = resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
+    kinds = tomllib.loads(text)
+    drawn = random.Random(seed)
+
+    def endless(kind: dict[str, list[str]]) -> Iterator[tuple[str, float]]:
+        while True:
+            pairs = list(product(kind["tasks"], kind["topics"]))
+            for task, topic in drawn.sample(pairs, len(pairs)):
+                yield task.replace("{0}", topic), drawn.choice((0.7, 1.0))
+
+    yield from chain.from_iterable(zip(*map(endless, kinds.values()), strict=True))
+
+
+def blocks(source: str, tokenizer: Any, limit: int, length: int) -> Iterator[list[int]]:
+    """Blocks of at most ``length`` tokens, none across two documents, about ``limit`` tokens in all.
+
+    Documents give in proportion to their lengths, long ones whole blocks; short remainders are dropped.
+    """
+    prefix = list(tokenizer("")["input_ids"])
+    room = length - len(prefix)
+    total, credit, shortest = max(1, sum(map(len, read_texts(source)))), 0, min(SHORTEST, room)
+    for text in read_texts(source):
+        credit += limit * len(text)  # times total
+        share = credit // total
+        share -= share % room if share > room else 0
+        if share < shortest:
+            continue  # what a short document would give is left to a later one
+        credit -= share * total
+        piece = text[: MOST_CHARACTERS * share]  # hardly more is tokenised than is used
+        tokens = list(tokenizer(piece, add_special_tokens=False)["input_ids"])[:share]
+        pieces = (tokens[start : start + room] for start in range(0, len(tokens), room))
+        yield from ([*prefix, *piece] for piece in pieces if len(piece) >= shortest)
+
 
 LEAST = 256  # tokens of text that anything can be learnt from
 PLAIN = "autoregressive"
@@ -50,159 +125,124 @@ class Recorder(Features):
 # ---- the store ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A run of tokens of one document: where it starts in the store.
-
-    Attributes:
-        start: index of its first token in the store.
-        length: tokens.
-        number: of the text; those that the model writes together end in any order.
-    """
-
-    start: int
-    length: int
-    number: int = 0
-
-
 class HiddenStore:
-    """Blocks of tokens with hidden states of the base model.
+    """Texts with hidden states of the base model, a file each.
 
     Args:
         folder: where the store lies; made when missing.
-        width: W, of a token's states.
-        made_from: JSON values that say what the states depend on; a store made from anything else
-            is refused.
+        made_from: a digest of what the states depend on; a store made from anything else is refused.
+
+    Attributes:
+        texts: by number, tokens (n,), int32; those that the model writes together end in any order.
     """
 
-    def __init__(self, folder: str | Path, width: int, made_from: dict[str, Any]) -> None:
-        self.folder, self.width, self.made_from = Path(folder), width, made_from
-        self.blocks: list[Block] = []
-        self.complete = False
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "index.json"
-        if path.exists():
-            index = json.loads(path.read_text(encoding="utf-8"))
-            if index["made_from"] != made_from:
-                raise other_training(self.folder)
-            self.blocks = [Block(block[0], block[1], block[-1]) for block in index["blocks"]]
-            self.complete = index["complete"]
+    def __init__(self, folder: str | Path, made_from: str) -> None:
+        self.folder, self.made_from = Path(folder), made_from
+        claim(self.folder / "made_from", made_from)
+        self.texts: dict[int, Int[Tensor, " n"]] = {}
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                self.texts[int(path.stem)] = file.get_tensor("tokens")
+
+    def path(self, number: int) -> Path:
+        """The file of a text."""
+        return self.folder / f"{number:07}.safetensors"
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return (self.folder / "complete").exists()
 
     @property
     def tokens(self) -> int:
-        """Tokens in all indexed blocks."""
-        return sum(block.length for block in self.blocks)
+        """Tokens of all texts."""
+        return sum(map(len, self.texts.values()))
 
-    @property
-    def tokens_stored(self) -> int:
-        """Where the next block begins: a finished store has left some out."""
-        return max((block.start + block.length for block in self.blocks), default=0)
-
-    def append(self, tokens: Sequence[int], states: Float[Tensor, "n W"], number: int = 0) -> None:
-        """Add a block.
+    def append(self, number: int, tokens: Sequence[int], states: Float[Tensor, "n W"]) -> None:
+        """Add a text.
 
         Raises:
-            OSError: the disk takes no more; the blocks before are kept.
+            OSError: the disk takes no more; the texts before are kept.
         """
-        start = self.tokens_stored
-        self._write("tokens.bin", start * 4, torch.tensor(tokens, dtype=torch.int32))
-        bits = states.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-        self._write("hidden.bin", start * self.width * 2, bits)
-        self.blocks.append(Block(start, len(tokens), number))
-        self._write_index()
+        made = torch.tensor(tokens, dtype=torch.int32)
+        with replacing(self.path(number)) as part:
+            save_file({"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}, part)
+        self.texts[number] = made
 
     def finish(self, tokens: int = 1 << 60) -> None:
         """Mark the store as complete: its texts in the order of their numbers, the first ones that hold so
-        many tokens."""
-        self.blocks.sort(key=lambda block: block.number)
-        ends = np.cumsum([0, *(block.length for block in self.blocks)])
-        self.blocks = [block for block, end in zip(self.blocks, ends, strict=False) if end < tokens]
-        self.complete = True
-        self._write_index()
+        many tokens; the others go."""
+        found, self.texts = sorted(self.texts.items()), {}
+        for number, text in found:
+            if self.tokens < tokens:
+                self.texts[number] = text
+            else:
+                self.path(number).unlink()
+        (self.folder / "complete").touch()
 
-    def _write(self, name: str, offset: int, values: Tensor) -> None:
-        """Write values at an offset of a file; what lay beyond is cut off."""
-        path = self.folder / name
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(offset)
-            file.seek(offset)
-            file.write(values.contiguous().numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _write_index(self) -> None:
-        index = {"made_from": self.made_from, "complete": self.complete}
-        index["blocks"] = [astuple(block) for block in self.blocks]
-        with replacing(self.folder / "index.json") as part:
-            part.write_text(json.dumps(index), encoding="utf-8")
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Memory maps: tokens (N,) int32 and hidden states (N, W) as the bits of bfloat16."""
-        size = self.tokens_stored
-        tokens = np.memmap(self.folder / "tokens.bin", np.int32, "r", shape=(size,))
-        hidden = np.memmap(self.folder / "hidden.bin", np.int16, "r", shape=(size, self.width))
-        return tokens, hidden
+    def states(self, number: int, start: int = 0, most: int = 1 << 60) -> Float[Tensor, "n W"]:
+        """Hidden states of a text, bfloat16, of ``most`` tokens from ``start`` on."""
+        with safe_open(self.path(number), "pt") as file:
+            return file.get_slice("states")[start : min(start + most, len(self.texts[number]))]
 
 
-def other_training(folder: Path) -> InputError:
-    """That a work folder is none of this training."""
-    return InputError(
-        f"work folder {folder} belongs to a training of other data or options; name another --work folder"
-    )
+def claim(path: Path, key: str) -> None:
+    """Take a work folder for a training by a file that holds its key.
+
+    Raises:
+        InputError: it is another's.
+    """
+    if path.exists() and path.read_text(encoding="utf-8") != key:
+        other = f"{path.parent} belongs to a training of other data or options"
+        raise InputError(f"work folder {other}; name another --work folder")
+    with replacing(path) as part:
+        part.write_text(key, encoding="utf-8")
 
 
-def held_out(store: HiddenStore, share: float) -> tuple[list[Block], list[Block]]:
-    """The store's blocks to learn from, and those that are held out: evenly spaced, none of a few."""
-    every = round(1 / share) if share > 0 else 0
-    if not every or len(store.blocks) < every:
-        return store.blocks, []
-    kept = store.blocks[every - 1 :: every]
-    return [block for i, block in enumerate(store.blocks, 1) if i % every], kept
+def held_out(store: HiddenStore, share: float) -> tuple[list[int], list[int]]:
+    """The store's texts to learn from, and those that are held out: evenly spaced, none of a few."""
+    every = round(1 / share) if share > 0 else 1 << 60
+    numbers = list(store.texts)
+    return [n for i, n in enumerate(numbers, 1) if i % every], numbers[every - 1 :: every]
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Training items of fixed shape cut from blocks of a store: ``chunk`` positions each.
+    """Training items of fixed shape cut from texts of a store: ``chunk`` positions each.
 
     An item holds ``tokens`` (chunk + extra + 1,), ``states`` (chunk + extra, W), and ``valid`` (chunk,).
     Tokens are padded by -1, states by zeros.
 
     Args:
+        numbers: of the texts.
         extra: further states of an item, for targets.
         chunk: positions per item.
     """
 
-    def __init__(self, store: HiddenStore, blocks: Sequence[Block], extra: int, chunk: int) -> None:
-        self.tokens, self.states = store.arrays()
-        self.extra, self.chunk = extra, chunk
+    def __init__(self, store: HiddenStore, numbers: Iterable[int], extra: int, chunk: int) -> None:
+        self.store, self.extra, self.chunk = store, extra, chunk
         self.items = [
-            (block, start)
-            for block in blocks
-            for start in range(0, block.length - extra, chunk)  # positions with all their targets
+            (number, start)
+            for number in numbers
+            for start in range(0, len(store.texts[number]) - extra, chunk)  # positions with all their targets
         ]
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        block, start = self.items[index]
-        at, size = block.start + start, min(self.chunk + self.extra, block.length - start)
-        taken = self.tokens[at : min(at + size + 1, block.start + block.length)]
-        tokens = torch.full((self.chunk + self.extra + 1,), -1, dtype=torch.long)
-        tokens[: len(taken)] = torch.from_numpy(taken.astype(np.int64))
-        rows = torch.zeros(self.chunk + self.extra, self.states.shape[1], dtype=torch.bfloat16)
-        rows[:size] = torch.from_numpy(np.array(self.states[at : at + size])).view(torch.bfloat16)
-        return {"tokens": tokens, "states": rows, "valid": torch.arange(self.chunk) < size - self.extra}
+        (number, start), size = self.items[index], self.chunk + self.extra
+        tokens = self.store.texts[number][start : start + size + 1].long()
+        states = self.store.states(number, start, size)
+        return {
+            "tokens": F.pad(tokens, (0, size + 1 - len(tokens)), value=-1),
+            "states": F.pad(states, (0, 0, 0, size - len(states))),
+            "valid": torch.arange(self.chunk) < len(states) - self.extra,
+        }
 
 
-def counts(stores: Sequence[HiddenStore], vocab_size: int) -> Int[Tensor, " V"]:
-    """How often each token stands in the stores."""
-    total = torch.zeros(vocab_size, dtype=torch.long)
-    for store in stores:
-        tokens, _ = store.arrays()
-        for block in store.blocks:
-            piece = torch.from_numpy(tokens[block.start : block.start + block.length].astype(np.int64))
-            total += torch.bincount(piece, minlength=vocab_size)
-    return total
+def counts(store: HiddenStore, vocab_size: int) -> Int[Tensor, " V"]:
+    """How often each token stands in the store."""
+    return torch.bincount(torch.cat([*store.texts.values()]), minlength=vocab_size)
 
 
 def frequent(found: Int[Tensor, " V"], size: int) -> Int[Tensor, " S"]:
@@ -222,41 +262,17 @@ def covering(found: Int[Tensor, " V"], share: float) -> Int[Tensor, " S"]:
 def collect(
     llm: Any, data: DataOptions, job: Job, layers: Sequence[int], store: HiddenStore, on_progress: OnProgress
 ) -> None:
-    """Fill a store, or the rest of it, with the states that enter these layers, text by text: a killed run
-    repeats those that were under way, with the same tokens.
+    """Fill a store, or the rest of it, with what the model writes and the states that enter these layers,
+    until the texts so far, in order, hold the tokens. A killed run repeats the texts that were under way,
+    with the same tokens.
 
     Raises:
         InputError: too little text.
         OSError: the disk takes no more.
     """
     llm.target.tap(tuple(layers))
-    done = {block.number for block in store.blocks}
-    if data.writes:
-        todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
-        return _write(llm, data, todo, store, on_progress)
-    texts = blocks(data.data, llm.tokenizer, data.tokens, data.sequence_length)
-    for number, text in enumerate(texts):
-        if number not in done:
-            found = Recorder()
-            llm.target.prefill(text, llm.target.new_cache(len(text)), ends=False, features=found)
-            store.append(text, _states(found)[1], number)
-            on_progress("states", min(store.tokens_stored, data.tokens - 1), data.tokens)
-    if store.tokens_stored < LEAST:
-        raise InputError(
-            f"--data {data.data} gives {store.tokens_stored} tokens to learn from, in pieces of {SHORTEST} "
-            f"and more; at least {LEAST} are needed"
-        )
-    store.finish()
-
-
-def _write(
-    llm: Any,
-    data: DataOptions,
-    todo: Iterator[tuple[int, Request]],
-    store: HiddenStore,
-    on_progress: OnProgress,
-) -> None:
-    """Store the states of what the model writes, until the texts so far, in order, hold the tokens."""
+    done = {*store.texts}
+    todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
     running: list[tuple[int, Request, Ticket, Recorder]] = []
     ended = 0
     with Scheduler(llm, data.write_batch) as scheduler:
@@ -273,10 +289,13 @@ def _write(
                 number, request, ticket, recorder = one
                 at, states = _states(recorder)  # of all tokens but the last one
                 tokens = [*request.prompt, *ticket.result.token_ids][at : at + len(states)]
-                store.append(tokens, states, number)
+                store.append(number, tokens, states)
             first = min((number for number, *_ in running), default=1 << 40)
-            ended = sum(block.length for block in store.blocks if block.number < first)
-            on_progress("write", min(store.tokens_stored, data.tokens - 1), data.tokens)
+            ended = sum(len(text) for number, text in store.texts.items() if number < first)
+            on_progress("write", min(store.tokens, data.tokens - 1), data.tokens)
+    if store.tokens < LEAST:
+        given = f"{store.tokens} tokens to learn from, after passages of {SHORTEST} tokens and more"
+        raise InputError(f"--data {data.data} gives {given}; at least {LEAST} are needed")
     store.finish(data.tokens)
 
 
@@ -284,12 +303,14 @@ def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
     """Passages to continue; or what a model that answers is asked, or an empty beginning."""
     new, params, seed = data.sequence_length, job.sampling, job.training.seed
     prompts: Iterable[tuple[list[int], SamplingParams]]
-    if data.continued:
-        new -= data.prompt_length
-        wanted = data.prompt_length * max(1, data.tokens // data.sequence_length)
-        passages = blocks(data.data, llm.tokenizer, wanted, data.prompt_length)
+    answers = data.data == "self" and llm.has_chat_template
+    if data.data != "self":
+        length = new // 3
+        new -= length
+        wanted = length * max(1, data.tokens // data.sequence_length)
+        passages = blocks(data.data, llm.tokenizer, wanted, length)
         prompts = ((passage, params) for passage in passages)
-    elif answers := llm.has_chat_template:
+    elif answers:
         asked = (([{"role": "user", "content": text}], warmth) for text, warmth in questions(seed))
         plain = SamplingParams(**NEUTRAL)
         prompts = ((llm.encode(chat), replace(plain, temperature=warmth)) for chat, warmth in asked)
@@ -298,7 +319,7 @@ def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
         prompts = repeat((first, params))
     for number, (prompt, how) in enumerate(prompts):
         how = replace(how, seed=seed * 100_003 + number)
-        yield Request(prompt, new, PLAIN, sampling=how, ignore_eos=data.continued or not answers)
+        yield Request(prompt, new, PLAIN, sampling=how, ignore_eos=not answers)
 
 
 def _states(recorder: Recorder) -> tuple[int, Float[Tensor, "n W"]]:
