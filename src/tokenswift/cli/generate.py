@@ -235,9 +235,15 @@ def run(args: argparse.Namespace) -> int:
     if file and args.prompt_file and os.path.realpath(file) == os.path.realpath(args.prompt_file):
         raise InputError(f"--prompt-file and --output are both {args.output}; valid: two different files")
     check_record(args.json)
+    before = None
     if args.run_dir is not None:
+        from tokenswift.runs import folder as folders
+
         args.run_dir = check_writable("--run-dir", args.run_dir, "folder")
-    before = known(args.run_dir)
+        if folders.has_run(args.run_dir):
+            before = folders.load_whole(args.run_dir)
+        else:
+            folders.check_new(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     if not args.raw and args.prompt_ids is None:
@@ -248,15 +254,6 @@ def run(args: argparse.Namespace) -> int:
     request = replace(with_model(args, llm, prompt, call), run_dir=args.run_dir)
     write(args, llm, request, before, file)
     return 0
-
-
-def known(folder: Path | None) -> RunState | None:
-    """The run that is in a folder already; refuses a folder of anything else."""
-    if folder is None:
-        return None
-    from tokenswift.runs import folder as folders
-
-    return folders.load_whole(folder) if folders.has_run(folder) else folders.check_new(folder)
 
 
 def write(
@@ -313,9 +310,6 @@ def stream(
             sink.close()
     except BrokenPipeError as error:
         raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error
-    finally:
-        with suppress(OSError):
-            sink.close()
     return result
 
 

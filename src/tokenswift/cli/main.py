@@ -25,7 +25,7 @@ from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()
 #: commands that another's module has
-MODULES = dict.fromkeys(("resume", "runs"), "generate")
+MODULES: dict[str, str] = dict.fromkeys(("resume", "runs"), "generate")
 MODULES |= dict.fromkeys(("plan", "demo", "bench", "audit"), "measure")
 EXAMPLES = """examples:
   tokenswift generate "Name three rivers."         answer a question

@@ -36,7 +36,16 @@ from tokenswift.loader.weights import digest_of
 from tokenswift.models.generic import shaped_logits
 from tokenswift.sampling.choice import processed
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.states import HiddenStore, Windows, claim, collect, counts, frequent, held_out
+from tokenswift.train.states import (
+    HiddenStore,
+    Windows,
+    claim,
+    collect,
+    counts,
+    fingerprint,
+    frequent,
+    held_out,
+)
 from tokenswift.types import InputError, OnProgress, RunError
 
 MANY = 4096  # tokens in a loss, above which a step looks at some of them
