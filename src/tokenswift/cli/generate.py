@@ -36,7 +36,7 @@ from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step, counted
 
 if TYPE_CHECKING:
-    from tokenswift.runs.state import RunState
+    from tokenswift.runs.journal import RunState
 
 #: options of one text
 ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
@@ -269,7 +269,7 @@ def write(
     result = stream(llm, request, sink, args.quiet, before)
     logger.info("%s", summary(result, args.verbose))
     if args.json is not None:
-        made = record_of(llm, result, request.strategy, request.given, request.sampling)
+        made = record_of(llm, result, request)
         write_json(Path(args.json).expanduser(), made)
 
 
@@ -392,7 +392,7 @@ def written(
         for number, result in run_all(scheduler, requests, on_step):
             name, one = names[number], requests[number]
             if isinstance(result, Generation):
-                made = record_of(llm, result, one.strategy, one.given, one.sampling)
+                made = record_of(llm, result, one)
                 done[name] = {"id": name, "error": None, **made}
             else:
                 logger.error("%s failed: %s", name, result)
@@ -446,5 +446,5 @@ def list_runs(args: argparse.Namespace) -> int:
         write_json(record, *rows)
     if record != STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        say((table(COLUMNS, lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
+        say((table(tuple(COLUMNS), lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
     return 0
