@@ -70,7 +70,7 @@ def rules_of(
             nothing that may be written.
     """
     for token, _ in params.biases:
-        check_tokens((token,), vocab_size)
+        _check("logit_bias", (token,), vocab_size)
     if not params.adjusts:
         return TextRules(start)
     breakers: tuple[int, ...] = ()
@@ -84,11 +84,18 @@ def rules_of(
     return TextRules(start, tuple(ends), breakers, words)
 
 
+def _check(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    try:
+        check_tokens(tokens, vocab_size)
+    except InputError as error:
+        raise InputError(f"{name}: {error}", name) from None
+
+
 def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable[tuple[int, ...]]:
     """Texts as tokens: as a text of their own, and as after a space."""
     for text in texts:
         if not isinstance(text, str):
-            check_tokens(text, vocab_size)
+            _check(name, text, vocab_size)
             yield tuple(text)
             continue
         if codec is None:
@@ -103,7 +110,7 @@ def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable
 def _containing(texts: Texts, codec: Any, vocab_size: int) -> tuple[int, ...]:
     """Tokens whose text contains one of some texts, and those that are given as one id."""
     given = {text[0] for text in texts if not isinstance(text, str) and len(text) == 1}
-    check_tokens(given, vocab_size)
+    _check("dry_breakers", sorted(given), vocab_size)
     wanted = tuple(text for text in texts if isinstance(text, str))
     if codec is None or not wanted:
         return tuple(sorted(given))
