@@ -115,7 +115,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     "train": [
         *TRAIN,
         ("--out new --data self --tokens 7", "--tokens is 7; valid: an integer of at least 256"),
-        ("--kind medusa", "--out is not given; valid: what is to be written, with --kind medusa"),
         ("--data self --out pipe", "--out pipe"),
         ("--data self --out new --kind medusas", "--kind is 'medusas'; valid: … did you mean medusa?"),
     ],

@@ -12,9 +12,9 @@ from tokenswift.cli import options
 from tokenswift.cli.options import add_options, command, option
 from tokenswift.cli.terminal import Stages, check_writable, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
-from tokenswift.loader.find import cache_dir, check_name
+from tokenswift.loader.find import HEADS, cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import InputError, check_choice
+from tokenswift.types import check_choice
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own
@@ -75,9 +75,8 @@ def run(args: argparse.Namespace) -> int:
     training."""
     check_choice("kind", args.kind, tuple(RECIPES))
     if args.out is None:
-        if args.kind != "eagle":
-            raise InputError(f"--out is not given; valid: what is to be written, with --kind {args.kind}")
-        args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}.gguf"
+        end = ".gguf" if args.kind == "eagle" else HEADS
+        args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}{end}"
         args.out.parent.mkdir(parents=True, exist_ok=True)
     check_writable("--out", args.out, "regular file")
     job, dtype, device = job_of(args)

@@ -33,6 +33,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
 #: names the EAGLE-3 drafter that comes with the package, for the default model
 SHIPPED = "shipped"
+HEADS = ".heads.safetensors"  # how files of draft heads end
 DRAFTERS = ("auto", "none", SHIPPED)
 
 logger = logging.getLogger("tokenswift")
@@ -305,6 +306,12 @@ def rivals_note() -> str:
 def shipped_files(end: str) -> list[Path]:
     """The files whose names end so, by name: of the package, and of a checkout."""
     return sorted((*DATA.glob(f"*{end}"), *RIVALS.glob(f"*{end}")), key=lambda path: path.name)
+
+
+def trained_files(end: str) -> list[Path]:
+    """What `tokenswift train` wrote for models, the user's own before a checkout's."""
+    folders = cache_dir() / "drafters", Path(__file__).parents[3] / "drafters"
+    return [file for folder in folders for file in sorted(folder.glob(f"*{end}"))]
 
 
 def draft_file() -> Path:

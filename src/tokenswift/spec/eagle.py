@@ -27,7 +27,7 @@ from tokenswift.kernels.base import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
 from tokenswift.kv import Arena, FullCache, KVCache, Segment
 from tokenswift.loader.config import check_numbers, positions_said, refusal
-from tokenswift.loader.find import SHIPPED, cache_dir, check_name, gguf_in, locate, shipped_files
+from tokenswift.loader.find import SHIPPED, check_name, gguf_in, locate, shipped_files, trained_files
 from tokenswift.loader.gguf import CALLED, GgufFile, positions, straight
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
 from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
@@ -82,7 +82,6 @@ ASIDE = re.compile(r"t2d|.*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freq
 BASE = "tokenswift.base"
 #: numbers that a checkpoint's config has to give
 SAID = ("hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps")
-DRAFTERS = "drafters"  # the folder of drafters that are found by what they were trained for
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +302,12 @@ def _layers(ids: Any, target: Any, where: str) -> tuple[int, ...]:
 def trained_for(base: BaseIdentity) -> Path | None:
     """The drafter that was trained for a model, the user's own or beside the source; None where
     there is none."""
-    for folder in (cache_dir() / DRAFTERS, Path(__file__).parents[3] / DRAFTERS):
-        for file in sorted(folder.glob("*.gguf")):
-            sample = GgufFile(file).metadata.get(BASE)
-            if isinstance(sample, list) and len(sample) == len(base.sample):
-                made = replace(base, sample=torch.tensor(sample, dtype=torch.float32))
-                if made.distance(base) <= TOLERANCE:
-                    return file
+    for file in trained_files(".gguf"):
+        sample = GgufFile(file).metadata.get(BASE)
+        if isinstance(sample, list) and len(sample) == len(base.sample):
+            made = replace(base, sample=torch.tensor(sample, dtype=torch.float32))
+            if made.distance(base) <= TOLERANCE:
+                return file
     return None
 
 

@@ -35,7 +35,7 @@ from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import Backend, check_ids
 from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.loader.find import HUB_ID, cached, fetch, rivals_note, shipped_files
+from tokenswift.loader.find import HEADS, HUB_ID, cached, fetch, rivals_note, shipped_files, trained_files
 from tokenswift.loader.weights import (
     TOLERANCE,
     BaseIdentity,
@@ -385,11 +385,11 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
     return heads.to(dtype=host.dtype, device=host.device)
 
 
-def shipped_kinds(host: HeadsHost) -> dict[str, Path]:
-    """The files of the shipped heads that were made for this model, or for its weights quantized, by kind;
-    of two of a kind the first by name. Only headers and samples are read."""
+def kinds_among(paths: list[Path], host: HeadsHost) -> dict[str, Path]:
+    """Of heads files those made for this model, or for its weights quantized, by kind; of two of a kind the
+    first. Only headers and samples are read."""
     base, found = host.base, dict[str, Path]()
-    for path in shipped_files(".heads.safetensors"):
+    for path in paths:
         config = _header(path).heads
         sample = open_weights(path).get_tensor(SAMPLE).float()
         if BaseIdentity("", config.hidden_size, config.vocab_size, sample).distance(base) <= ROUNDED:
@@ -398,8 +398,9 @@ def shipped_kinds(host: HeadsHost) -> dict[str, Path]:
 
 
 def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
-    """The shipped heads of a kind that were made for this model, or its first ones by name; None without."""
-    found = shipped_kinds(host)
+    """The heads of a kind that were trained for this model, by the user or as they are shipped, or the first
+    ones of any kind; None without."""
+    found = kinds_among(trained_files(HEADS) + shipped_files(HEADS), host)
     path = next(iter(found.values()), None) if kind is None else found.get(kind)
     if path is None:
         return None

@@ -21,7 +21,7 @@ from tokenswift.config import ANSWERS, NEUTRAL, LoadConfig, RopeScaling, Samplin
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling
-from tokenswift.loader.find import locate
+from tokenswift.loader.find import HEADS, locate, shipped_files
 from tokenswift.loader.load import (
     Opened,
     check_memory,
@@ -44,9 +44,9 @@ from tokenswift.spec.heads import (
     HeadsHost,
     holds_heads,
     host_of,
+    kinds_among,
     resolve_heads,
     shipped_heads,
-    shipped_kinds,
 )
 from tokenswift.types import InputError, OnProgress, check_callback
 
@@ -300,7 +300,7 @@ class Resources:
         if isinstance(eagle, str) and eagle in ("auto", "none"):
             eagle = trained_for(source.host.base) if eagle == "auto" else None
         self.eagle = None if eagle is None else eagle_of(eagle, self.target)
-        is_default = bool(shipped_kinds(source.host))
+        is_default = bool(kinds_among(shipped_files(HEADS), source.host))
         self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 

@@ -121,6 +121,16 @@ def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> N
         assert torch.equal(tensor, heads.state_dict()[name].bfloat16().float())
 
 
+def test_heads_trained_for_a_model_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
+    host, other = host_of(tiny()), host_of(tiny(seed=1))
+    (tmp_path / "drafters").mkdir()
+    save_heads(random_heads("conditioned"), tmp_path / "drafters" / "mine.heads.safetensors", base_of(tiny()))
+    found = resolve_heads("auto", host)
+    assert found is not None and found.kind == "conditioned"
+    assert resolve_heads("auto", other) is None
+
+
 def test_wrong_base_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_heads(random_heads("linear"), path, base_of(tiny(), "first-model"))
