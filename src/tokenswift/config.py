@@ -99,7 +99,8 @@ RULES: tuple[Rule, ...] = (
     ("threads", f"1 to {THREADS} (this machine has {CORES} cores)", lambda n: 1 <= n <= THREADS),
     ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
     ("ngrams", f"an integer from 0 to {MAX_NODES // 4:,}", lambda n: 0 <= n <= MAX_NODES // 4),  # of 4 tokens
-    ("min_tokens sinks refresh", "an integer of at least 0", lambda n: n >= 0),
+    ("min_tokens sinks refresh queue", "an integer of at least 0", lambda n: n >= 0),
+    ("port", "an integer from 0 (any that is free) to 65535", lambda n: 0 <= n <= 65_535),
     ("logprobs", "an integer from 0 to 20, or None", lambda n: 0 <= n <= 20),  # as OpenAI's interface
 )
 USUAL = ("an integer of at least 1", lambda n: n > 0)  # of the other numbers

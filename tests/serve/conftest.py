@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 
 from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
-from tokenswift.serve.app import Server, make_server
-from tokenswift.serve.settings import Settings
+from tokenswift.serve.app import Server
+from tokenswift.serve.settings import Settings, held
 
 __all__ = ["cli"]
 POSITIONS = 1024
@@ -66,14 +67,12 @@ class Running:
     """A server in a thread of this process."""
 
     def __init__(self, llm: LLM, taken: socket.socket | None = None, **settings: Any) -> None:
-        self.server: Server = make_server(llm, Settings(port=0, **settings), taken)
+        asked, self._held = Settings(port=0, **settings), ExitStack()
+        self.server = Server(llm, asked, taken or self._held.enter_context(held(asked)))
         self._clients: list[openai.OpenAI] = []
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=self.server.listen, args=(lambda address: ready.set(),), daemon=True
-        )
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
-        assert ready.wait(30)
+        assert until(lambda: self.server.started, 30)
         self.url = self.server.address
 
     @property
@@ -95,6 +94,7 @@ class Running:
     def close(self) -> None:
         self.server.should_exit = True
         self._thread.join(30)
+        self._held.close()
         for client in self._clients:
             client.close()
         assert not self._thread.is_alive()

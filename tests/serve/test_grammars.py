@@ -16,16 +16,17 @@ from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.serve.answers import fault_of
 
 NEW = 60
+GROWS = {"kind": "regex", "text": GROWING}
 LIST: dict[str, Any] = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 9}
 REGEX, LARK = "(ab|ac|a[0-9]){9,40}", 'start: "(" start ")" | /[a-d]+/'
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
 #: fields of a request → the grammar of ``LLM.generate``
 ASKED: list[tuple[dict[str, Any], Grammar]] = [
-    ({"structured_outputs": {"regex": REGEX}}, Grammar.regex(REGEX)),
-    ({"structured_outputs": {"json": LIST}}, Grammar.json_schema(LIST)),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, Grammar.choice(["yes", "no"])),
-    ({"structured_outputs": {"grammar": LARK}}, Grammar.lark(LARK)),
-    ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
+    ({"tokenswift": {"grammar": {"kind": "regex", "text": REGEX}}}, Grammar.regex(REGEX)),
+    ({"response_format": {"type": "json_schema", "schema": LIST}}, Grammar.json_schema(LIST)),
+    ({"tokenswift": {"grammar": {"kind": "regex", "text": "yes|no"}}}, Grammar.choice(["yes", "no"])),
+    ({"tokenswift": {"grammar": {"kind": "lark", "text": LARK}}}, Grammar.lark(LARK)),
+    ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
     ({"response_format": FORM}, Grammar.json_schema(COLOUR)),
     ({"response_format": {"type": "json_object", "schema": COLOUR}}, Grammar.json_schema(COLOUR)),
 ]
@@ -45,14 +46,12 @@ def test_texts_are_those_of_generate(server: Running, llm: LLM) -> None:
 
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 DEEP = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(3000)}
-#: fields of a request, and why it is refused
+ROOT = {"$defs": DEEP, "$ref": "#/$defs/d0"}
+#: a schema or a choice, and why it is refused
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"structured_outputs": {"json": ENDLESS}}, "no mask for position 2 (parser error: Too many items"),
-    ({"structured_outputs": {"choice": 5}}, "the choice is 5; valid: texts"),
-    (
-        {"structured_outputs": {"json": {"$defs": DEEP, "$ref": "#/$defs/d0"}}},
-        "ends the process that tries it",
-    ),
+    ({"kind": "json_schema", "text": json.dumps(ENDLESS)}, "no mask for position 2 (parser error: Too many"),
+    ({"kind": "choice", "text": "5"}, "grammar.kind is 'choice'; valid: json_schema, regex, lark"),
+    ({"kind": "json_schema", "text": json.dumps(ROOT)}, "ends the process that tries it"),
 ]
 
 
@@ -60,7 +59,8 @@ def test_hostile_grammars(server: Running) -> None:
     """They are refused with their reason, and others are served meanwhile."""
     free = {"prompt": "a", "max_tokens": 9, "seed": 1}
     with ThreadPoolExecutor(len(HOSTILE) + 1) as pool:
-        made = [pool.submit(server.post, "/v1/completions", {**free, **fields}) for fields, _ in HOSTILE]
+        bodies = [{**free, "tokenswift": {"grammar": grammar}} for grammar, _ in HOSTILE]
+        made = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
         assert server.post("/v1/completions", free).status_code == 200
     for (_, says), reply in zip(HOSTILE, (one.result() for one in made), strict=True):
         error = reply.json()["error"]
@@ -70,7 +70,7 @@ def test_hostile_grammars(server: Running) -> None:
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
     """The answer is an error, and one that clients do not take for the server's; texts beside it go on."""
-    body = {"prompt": "a", "max_tokens": 60, "seed": 1, "structured_outputs": {"regex": GROWING}}
+    body = {"prompt": "a", "max_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
     says, free = "the grammar gives no mask for position ", {"prompt": "b", "max_tokens": 60, "seed": 2}
     with ThreadPoolExecutor(2) as pool:
         beside = pool.submit(server.post, "/v1/completions", free)
@@ -83,7 +83,7 @@ def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
     assert reply.status_code == 400
     for error in (json.loads(last)["error"], reply.json()["error"]):
         assert says in error["message"] and error["type"] == "invalid_request_error"
-    asked = {"input": "a", "max_output_tokens": 60, "seed": 1, "structured_outputs": {"regex": GROWING}}
+    asked = {"input": "a", "max_output_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
     failed = server.post("/v1/responses", asked).json()
     assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt"
     assert says in failed["error"]["message"]

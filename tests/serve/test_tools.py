@@ -19,6 +19,7 @@ from tests.chats import calling_model, calling_tokenizer, thinking_model, thinki
 from tests.serve.conftest import Running, Start, until
 from tests.serve.test_openai import COLOUR, streamed
 from tokenswift import LLM
+from tokenswift.serve import answers
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -115,7 +116,7 @@ def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
 
 
 def test_going_on_from_a_response_after_a_restart(
-    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
+    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was said before is kept with the answer, and lasts longer than what it came from."""
     folder = str(tmp_path / "answers")
@@ -128,8 +129,8 @@ def test_going_on_from_a_response_after_a_restart(
     client = server.client()
     second = client.responses.create(**of_responses(call, input=result), previous_response_id=first.id)
     assert second.output_text == "ok"
-    write, pause = server.answers.store.write, 0.3
-    server.answers.store.write = lambda record: (time.sleep(pause), write(record))
+    write, pause = answers.write_whole, 0.3
+    monkeypatch.setattr(answers, "write_whole", lambda *kept: (time.sleep(pause), write(*kept)))
     slow = client.responses.create(**of_responses(call), background=True)
     assert until(lambda: server.answers.known[slow.id].reason != "")
     for name in (slow.id, first.id):  # also while its end is written

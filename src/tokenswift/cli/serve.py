@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-from contextlib import closing
 from dataclasses import fields
 from importlib.util import find_spec
 from signal import SIGTERM
@@ -13,7 +12,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.options import add_options, command
 from tokenswift.cli.terminal import Interrupted, check_writable
-from tokenswift.serve.settings import Settings
+from tokenswift.serve.settings import Settings, held, loading
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -41,18 +40,14 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--run-dir", settings.run_dir, "folder")
     options.check_model_options(args)
 
-    from tokenswift.serve.settings import bound, loading
-    from tokenswift.serve.store import Store
-
-    # what cannot be had is said before the model is loaded
-    with closing(bound(settings)) as taken, closing(Store(settings.run_dir)) as store:
+    with held(settings) as taken:  # what cannot be had is said before the model is loaded
         with loading(taken):
             llm = options.load_model(args)
-            from tokenswift.serve.app import make_server
+            from tokenswift.serve.app import Server
 
             llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
-        server = make_server(llm, settings, taken, store)
-        server.listen(lambda address: logger.info("listening on %s", address))
+        server = Server(llm, settings, taken)
+        server.run()
     left = server.answers.left
     they = "1 answer is kept; it goes" if left == 1 else f"{left} answers are kept; they go"
     kept = f"{they} on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""

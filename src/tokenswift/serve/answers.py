@@ -3,6 +3,9 @@
 An `Answer` is one request and its text, fed by a ticket of the scheduler. One of the background goes on
 whoever reads it, and with the next server; any other ends with its client. Everything here happens on the
 event loop, but for what is said to run in a thread.
+
+A response has a folder where the server has one: ``ID/answer.json``, a `Record`, and ``ID/0``, the run of its
+text, which ``tokenswift resume`` knows as well. An id that is not of the server's form is no answer's.
 """
 
 from __future__ import annotations
@@ -10,34 +13,67 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
+import re
 import secrets
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokenswift.chat import Calls, message_of, thought_of
-from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.runs.journal import RunState, sources_of
+from tokenswift.runs.folder import has_run, load_whole
+from tokenswift.runs.journal import read_regular, write_whole
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
-from tokenswift.serve.guard import Refused
-from tokenswift.serve.schemas import Body, Responses
+from tokenswift.serve.schemas import Body, Refused, Responses
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import Record, Store
 from tokenswift.types import InputError, RunError, Step, counted, shown
 
 logger = logging.getLogger("tokenswift")
+IDS = re.compile(r"resp_[0-9a-f]{32}")
+RECORD, RUN = "answer.json", "0"
 KEPT = 64  # responses in memory besides those under way
 BOUND = 2  # requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
 AGAIN = 0.5  # seconds until a full queue is tried again
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """What makes an answer again.
+
+    Attributes:
+        id: ``resp_…``.
+        created: Unix time.
+        body: of the request, as JSON values.
+        seed: where the body names none.
+        prompt_tokens: of its prompt.
+        state: "open", "done", "failed" or "cancelled".
+        error: of a failed one.
+        client: digest of the client's key, who alone may read it; "" where none was asked for.
+        before: messages of earlier responses that it goes on from.
+        thought: where its thought begins, of `chat.thought_of`.
+    """
+
+    id: str
+    created: int
+    body: dict[str, Any]
+    seed: int
+    prompt_tokens: int = 0
+    state: str = "open"
+    error: str = ""
+    client: str = ""
+    before: list[dict[str, Any]] = []
+    thought: str = ""
 
 
 class Answer:
@@ -46,45 +82,74 @@ class Answer:
     Args:
         record: what makes it again, and where it stands.
         body: of the request.
-        calls: the tools that it may call, and how its text is read.
+        codec: the tokenizer, by which its text is read.
+        root: the folder of all answers; None: nothing is kept.
 
     Attributes:
         background: it goes on without a reader.
+        folder: its own; None: nothing of it is kept.
         ticket: of its text, once it is with the scheduler.
         running: more may come of it here.
-        kept: it has a folder.
         status: of HTTP where it failed: 400 where another try would fail as well.
         pieces: the text that each token released.
-        letters: who drafted each token (`spec.drafters.base`).
-        steps: tokens and milliseconds of each step.
+        steps: passes that it took.
         tail: text that the end released.
         reason: why it ended, "" before.
     """
 
-    def __init__(self, record: Record, body: Body, calls: Calls) -> None:
-        self.record, self.body, self.calls = record, body, calls
+    def __init__(self, record: Record, body: Body, codec: Any, root: Path | None) -> None:
+        self.record, self.body, self._codec = record, body, codec
         self.id, self.background = record.id, bool(body.given("background"))
+        kept = root is not None and isinstance(body, Responses) and body.store is not False
+        self.folder = root / record.id if root and kept else None
         self.ticket: Any = None
-        self.running, self.kept, self.status = False, False, 500
+        self.running, self.status = False, 500
         self.pieces: list[str] = []
-        self.letters: list[str] = []
-        self.steps: list[tuple[int, float]] = []
-        self.tail = self.reason = ""
+        self.tail, self.reason, self.steps = "", "", 0
         self._news = asyncio.Event()
 
-    def recall(self, state: RunState) -> None:
-        """Take what a journal holds."""
+    @cached_property
+    def calls(self) -> Calls:
+        """The tools that it may call, and how its text is read."""
+        return Calls.of(self.body.tools_asked(), self._codec, self.record.thought)
+
+    def recall(self) -> None:
+        """Take what its journal holds.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        if self.folder is None or not has_run(self.folder / RUN):
+            return
+        state = load_whole(self.folder / RUN)
         self._release(state.text, state.chars)
-        self.letters += state.sources
-        self.steps += [(step[0], step[5]) for step in state.steps]
+        self.steps += len(state.steps)
         if state.end is not None:
             self.reason, self.tail = state.end.reason, state.end.tail
+
+    def save(self) -> None:
+        """Keep the record, whole or not at all; in a thread.
+
+        Raises:
+            RunError: the disk says no.
+        """
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            write_whole(self.folder / RECORD, msgspec.json.encode(self.record))
+        except OSError as error:
+            raise RunError(f"writing in {self.folder} failed ({error.strerror or error})") from error
+
+    async def forget(self) -> None:
+        """Leave nothing of it."""
+        if self.folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     def take(self, step: Step) -> None:
         """One more step."""
         self._release(step.text, step.chars)
-        self.letters += sources_of(step)
-        self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
+        self.steps += 1
         self.tell()
 
     def _release(self, text: str, sizes: Sequence[int]) -> None:
@@ -157,39 +222,37 @@ class Answers:
     Args:
         llm: the ``LLM``.
         scheduler: an `engine.scheduler.Scheduler` of it.
-        settings: the limits.
-        store: where responses are kept.
+        settings: the limits, and where responses are kept.
 
     Attributes:
         known: responses in memory, by id, the one asked for last at the end.
     """
 
-    def __init__(self, llm: Any, scheduler: Any, settings: Settings, store: Store) -> None:
-        self.llm, self.scheduler, self.settings, self.store = llm, scheduler, settings, store
+    def __init__(self, llm: Any, scheduler: Any, settings: Settings) -> None:
+        self.llm, self.scheduler, self.settings = llm, scheduler, settings
         self.known: OrderedDict[str, Answer] = OrderedDict()
         self.closing = False
-        self._codec = llm.source.codec
+        self._codec, self._root = llm.source.codec, settings.folder
         self._tasks: set[asyncio.Task[None]] = set()
         self._bound = asyncio.Semaphore(BOUND)
 
     # ---- which one ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Go on with the answers of the background that an earlier server left."""
-        records = await asyncio.to_thread(list, self.store.records())
-        records = [one for one in records if one.state == "open" and one.body.get("background")]
-        left = [found for one in records if (found := await asyncio.to_thread(self._read, one)) is not None]
+        """Go on with the answers of the background that an earlier server left, the oldest first."""
+        names = os.listdir(self._root) if self._root else []
+        found = [one for name in names if (one := await asyncio.to_thread(self._read, name, True))]
+        left = sorted(found, key=lambda one: one.record.created)
         for answer in left:
             self.known[answer.id], answer.running = answer, True
         if left:
-            logger.info("resuming %s from %s", counted(len(left), "answer"), self.store.folder)
+            logger.info("resuming %s from %s", counted(len(left), "answer"), self._root)
             self._spawn(self._resume(left))
 
     async def find(self, name: str, owner: str) -> Answer | None:
         """A response by its id; None where its owner (`owner_of`) has none of it."""
         if name not in self.known:
-            record = await asyncio.to_thread(self.store.read, name)
-            found = None if record is None else await asyncio.to_thread(self._read, record)
+            found = await asyncio.to_thread(self._read, name)
             if found is None:
                 return None
             self.known.setdefault(name, found)
@@ -197,21 +260,25 @@ class Answers:
         self._shed(name)
         return answer if answer.record.client == owner else None
 
-    def _read(self, record: Record) -> Answer | None:
-        """An answer of the store, as its journals have it; in a thread."""
+    def _read(self, name: str, to_resume: bool = False) -> Answer | None:
+        """An answer from its folder, as its journal has it; None where there is none that can be read, or
+        none that is to be resumed; in a thread."""
+        if self._root is None or not IDS.fullmatch(name):
+            return None
         try:
-            answer = self._answer(record, Responses.model_validate(record.body))
-            if (state := self.store.state(record.id)) is not None:
-                answer.recall(state)
-        except ValueError as error:  # pydantic's and ours
-            logger.warning("%s cannot be resumed: %s", record.id, " ".join(str(error).split())[:300])
+            record = msgspec.json.decode(read_regular(self._root / name / RECORD), type=Record)
+            body = Responses.model_validate(record.body)
+            if record.id != name or (to_resume and not (record.state == "open" and body.background)):
+                return None
+            answer = Answer(record, body, self._codec, self._root)
+            answer.recall()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # msgspec's, pydantic's and ours
+            said = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be read (%s); it is left alone", self._root / name, said)
             return None
         return answer
-
-    def _answer(self, record: Record, body: Body) -> Answer:
-        made = Answer(record, body, Calls.of(body.tools_asked(), self._codec, record.thought))
-        made.kept = self.store.folder is not None and isinstance(body, Responses) and body.store is not False
-        return made
 
     def _shed(self, newest: str) -> None:
         """Let go of the responses that were asked for least lately, and are not under way."""
@@ -243,7 +310,7 @@ class Answers:
         Args:
             client: the API key that was shown, "" without one.
         Raises:
-            InputError: naming what is wrong with the body, or the scheduler refuses it.
+            InputError, RunError, Refused: it cannot, and nothing of it is left.
         """
         values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
         try:
@@ -253,45 +320,49 @@ class Answers:
         name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
         record = Record(name, int(time.time()), values, seed, client=owner_of(client))
         record.before = await self._before(body, record.client)
-        async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
-            answer = await asyncio.to_thread(self._begin, record, body)
+        answer = Answer(record, body, self._codec, self._root)
+        try:
+            async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
+                await asyncio.to_thread(self._begin, answer)
+        except BaseException:
+            await answer.forget()
+            raise
         self._spawn(self._write(answer))
         if isinstance(body, Responses):  # the others nobody can ask for
             self.known[name] = answer
             self._shed(name)
         return answer
 
-    def _begin(self, record: Record, body: Body) -> Answer:
-        """Have a new answer run; in a thread.
+    def _begin(self, answer: Answer) -> None:
+        """Hand the text to the scheduler; in a thread.
 
         Raises:
-            InputError, RunError: it cannot; nothing of it is left.
+            InputError, RunError, Refused: it is not taken.
         """
+        record, body = answer.record, answer.body
+        is_new = not record.prompt_tokens
         request = body.request(self.llm, self.settings, record.seed, record.before)
-        record.prompt_tokens = len(request.prompt)
         prompt: Any = request.prompt
+        record.prompt_tokens = len(prompt)
         record.thought = thought_of(self._codec, prompt) if body.kind != "completion" else ""
-        answer = self._answer(record, body)
-        try:
-            if answer.kept:
-                self.store.write(record)
-            self._submit(answer, request)
-        except BaseException:
-            if answer.kept:
-                self.store.remove(answer.id)
-            raise
-        return answer
+        if self.closing or self.scheduler.is_closed:
+            text = "the server is shutting down, or can no longer generate (its log says why)"
+            raise Refused(503, f"{text}; valid: another try once it is back")
+        if answer.folder is not None:
+            if is_new:
+                answer.save()
+            request = replace(request, run_dir=answer.folder / RUN)
+        owner = "" if self.settings.share_prefixes else record.client
+        answer.ticket, answer.running = self.scheduler.submit(request, owner), True
 
     async def _resume(self, left: list[Answer]) -> None:
         """Go on with one after the other, as the queue has room."""
         for answer in left:
             while not (self.closing or answer.done or answer.ticket):
                 try:
-                    await asyncio.to_thread(self._submit, answer)
-                except QueueFull:
+                    await asyncio.to_thread(self._begin, answer)
+                except (QueueFull, Refused):
                     await asyncio.sleep(AGAIN)
-                except Refused:  # it stays open
-                    break
                 except (InputError, RunError) as error:
                     await self._settle(answer, "failed", str(error))
             if answer.ticket and not answer.done:
@@ -300,22 +371,6 @@ class Answers:
                 answer.stop()
                 answer.running = False
                 answer.tell()
-
-    def _submit(self, answer: Answer, request: Request | None = None) -> None:
-        """Hand the text to the scheduler; in a thread.
-
-        Raises:
-            InputError, RunError, Refused: it is not taken.
-        """
-        record, body = answer.record, answer.body
-        request = request or body.request(self.llm, self.settings, record.seed, record.before)
-        if answer.kept:
-            request = replace(request, run_dir=self.store.run_dir(answer.id))
-        if self.closing or self.scheduler.is_closed:
-            text = "the server is shutting down, or can no longer generate (its log says why)"
-            raise Refused(503, f"{text}; valid: another try once it is back")
-        owner = "" if self.settings.share_prefixes else record.client
-        answer.ticket, answer.running = self.scheduler.submit(request, owner), True
 
     async def _write(self, answer: Answer) -> None:
         """Take the steps of an answer until it has ended. What ends with the server stays open."""
@@ -340,8 +395,7 @@ class Answers:
         server finds it whole."""
         answer.record.state, answer.record.error = state, error
         try:
-            if answer.kept:
-                await asyncio.to_thread(self.store.write, answer.record)
+            await asyncio.to_thread(answer.save)
         except RunError as failed:
             logger.warning("%s", failed)
         answer.running = False  # not before: who deletes it waits until nothing more is written
@@ -359,8 +413,7 @@ class Answers:
         """Stop an answer and forget it, its folder too."""
         await self.cancel(answer)
         self.known.pop(answer.id, None)
-        if answer.kept:
-            await asyncio.to_thread(self.store.remove, answer.id)
+        await answer.forget()
 
     async def close(self) -> None:
         """End everything between two steps; what is open goes on with the next server on the folder."""
@@ -368,7 +421,6 @@ class Answers:
         await asyncio.to_thread(self.scheduler.close)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.store.close()
 
     def state(self) -> str:
         """Whether requests are taken and answers written, in a word; "ok" where they are."""
@@ -381,7 +433,7 @@ class Answers:
     @property
     def left(self) -> int:
         """Answers that the next server goes on with."""
-        return sum(one.kept and one.background and not one.done for one in self.known.values())
+        return sum(one.folder is not None and one.background and not one.done for one in self.known.values())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

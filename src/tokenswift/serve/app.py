@@ -1,11 +1,15 @@
-"""The routes of the server, and the server: it listens, waits for a signal and ends steps."""
+"""The routes of the server, the guard in front of them, and the server itself: it listens, waits for a signal
+and ends steps."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
+import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -17,58 +21,142 @@ import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Message, Receive, Scope, Send
 
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.serve import openai as wire
-from tokenswift.serve import responses as of_responses
 from tokenswift.serve.answers import Answer, Answers, owner_of
-from tokenswift.serve.guard import Guard, Refused, error_body, wrong_fields
-from tokenswift.serve.schemas import Body, Chat, Completion, Responses
-from tokenswift.serve.settings import Settings, bound
-from tokenswift.serve.store import Store
+from tokenswift.serve.schemas import Body, Chat, Completion, Refused, Responses, wrong_fields
+from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, shown
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
+OPEN = ("/", "/health")  # what needs no key
 LOOK = 0.1  # seconds until it is looked again whether a client is still there
 GONE = 499  # the client closed the connection: nobody reads this
+PATIENCE = 60.0  # seconds that a client may take to send a body
+#: a Host header: a name or address, and perhaps a port
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
 
-class Events(StreamingResponse):
-    """A stream of events.
+# ---- in front of everything -----------------------------------------------------------------------
+
+
+class Guard:
+    """ASGI middleware: who may ask, and how much; a line about each request.
 
     Args:
-        answer: what it tells of.
-        events: the stream.
-        ends: the answer stops where the stream does, however that ends.
+        app: what is guarded.
+        settings: the limits, and the keys of clients.
     """
 
-    def __init__(self, answer: Answer, events: AsyncIterator[bytes], ends: bool = False) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._answer, self._ends = answer, ends
+    def __init__(self, app: Any, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._keys = [key.encode() for key in settings.keys()]
 
-    async def __call__(self, *args: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, size, most = time.perf_counter(), 0, 0, self._settings.max_body
+        until: float | None = asyncio.get_running_loop().time() + PATIENCE
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        async def limited() -> Message:
+            nonlocal size, until
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                text = f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
+                raise Refused(408, text, connection="close") from None
+            until = until if message.get("more_body") else None  # what is received behind it is the end
+            size += len(message.get("body", b""))
+            if size > most:
+                raise Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
+            return message
+
         try:
-            await super().__call__(*args)
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            self._check_sender(scope["scheme"], headers)
+            scope["state"]["client"] = self._check_key(scope["path"], headers)
+            await self._app(scope, limited, answer)
+        except Refused as refused:
+            await JSONResponse(refused.body, refused.status_code)(scope, receive, answer)
         finally:
-            if self._ends:
-                self._answer.stop()
+            client, path = (scope.get("client") or ("-",))[0], ascii(scope["path"][:200])[1:-1]
+            seconds = time.perf_counter() - begun
+            logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
+
+    def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
+        """Refuse pages of other sites: a browser sends their requests to this machine too."""
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        found = HOST.fullmatch(host)
+        name = found and (found[1] or found[2])
+        if self._settings.is_local and name not in ("localhost", "127.0.0.1", "::1", self._settings.host):
+            raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
+        if origin is not None and origin.lower() not in (f"{scheme}://{host}", *self._settings.cors):
+            valid = "this server's own page, or one of --cors"
+            raise Refused(403, f"the Origin header names another site; valid: {valid}")
+
+    def _check_key(self, path: str, headers: dict[str, str]) -> str:
+        """The key that the client shows; "" where none is asked for."""
+        if not self._keys or path in OPEN:
+            return ""
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        known = [hmac.compare_digest(key.encode(), own) for own in self._keys]  # the time tells no letter
+        if kind.lower() != "bearer" or not any(known):
+            text = "the API key is missing or wrong; valid: Authorization: Bearer KEY"
+            raise Refused(401, text, code="invalid_api_key")
+        return key
 
 
-def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
+async def refusal(request: Request, error: Exception) -> Response:
+    """Any error in OpenAI's form."""
+    match error:
+        case Refused():
+            refused = error
+        case RequestValidationError():
+            refused = wrong_fields(error.errors())
+        case QueueFull():
+            text = "as many requests wait as may wait; valid: another try in a moment"
+            refused = Refused(429, text, **{"retry-after": "1"})
+        case InputError():
+            refused = Refused(400, str(error), error.field)
+        case RecursionError():
+            refused = Refused(400, "the body is nested too deeply; valid: few levels")
+        case HTTPException(status_code=404 | 405 as status):
+            named = f"there is no {request.method[:20]} {shown(request.url.path)}"
+            refused = Refused(status, f"{named}; valid: {', '.join(PATHS)}")
+        case HTTPException():
+            refused = Refused(error.status_code, str(error.detail))
+        case _:
+            refused = Refused(500, "the server failed; its log says more")
+    return JSONResponse(refused.body, refused.status_code, refused.headers)
+
+
+# ---- the routes -----------------------------------------------------------------------------------
+
+
+def make_app(answers: Answers, settings: Settings) -> FastAPI:
     """The application; it begins by going on with what is open.
 
     Args:
         answers: of the server.
         settings: the limits.
-        keys: of clients; [] asks for none.
     """
     model = settings.served_model_name or Path(answers.llm.name).absolute().name
     about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
+    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,13 +164,16 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
         yield
 
     app = FastAPI(title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    _add_handlers(app)
-    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+    for kind in (InputError, RequestValidationError, RecursionError, HTTPException, Exception):
+        app.add_exception_handler(kind, refusal)
 
-    def events(answer: Answer, after: int = -1) -> AsyncIterator[bytes]:
-        if answer.body.kind == "response":
-            return of_responses.events(answer, model, after, settings.ping)
-        return wire.chunks(answer, model, settings.ping)
+    def events(answer: Answer, after: int = -1, then: Callable[[], None] | None = None) -> Response:
+        """A stream; ``then`` is called where it ends, or its client is gone."""
+        is_response = answer.body.kind == "response"
+        made = wire.events(answer, model, after) if is_response else wire.chunks(answer, model)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
+        ended = None if then is None else BackgroundTask(then)
+        return StreamingResponse(made, 200, headers, "text/event-stream", ended)
 
     async def serve(body: Body, request: Request) -> Response:
         if missing := body.left_out():
@@ -90,14 +181,14 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
             logger.info("left out of a request to %s: %s", request.url.path, named)
         answer = await answers.make(body, request.state.client)
         if body.stream:
-            return Events(answer, events(answer), ends=not answer.background)
+            return events(answer, then=None if answer.background else answer.stop)
         if not answer.background:
             async for _ in answer.follow(LOOK):
                 if await request.is_disconnected():
                     answer.stop()
                     return Response(status_code=GONE)
         if body.kind == "response":
-            return JSONResponse(of_responses.response(answer, model))
+            return JSONResponse(wire.response(answer, model))
         if not answer.reason:
             raise Refused(answer.status if answer.done else 503, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
@@ -120,29 +211,26 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
     async def responses(body: Responses, request: Request) -> Response:
         return await serve(body, request)
 
-    @app.get("/v1/responses/{response_id}", summary="An answer as it stands, or its events from a place on")
+    @app.get("/v1/responses/{name}", summary="An answer as it stands, or its events from a place on")
     async def retrieve(
-        response_id: str,
+        name: str,
         request: Request,
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
     ) -> Response:
-        answer = await known(response_id, request)
-        if not stream:
-            return JSONResponse(of_responses.response(answer, model))
-        return Events(answer, events(answer, starting_after))
+        answer = await known(name, request)
+        return events(answer, starting_after) if stream else JSONResponse(wire.response(answer, model))
 
-    @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
-    async def cancel(response_id: str, request: Request) -> Response:
-        answer = await known(response_id, request)
+    @app.post("/v1/responses/{name}/cancel", summary="Stop an answer for good")
+    async def cancel(name: str, request: Request) -> Response:
+        answer = await known(name, request)
         await answers.cancel(answer)
-        return JSONResponse(of_responses.response(answer, model))
+        return JSONResponse(wire.response(answer, model))
 
-    @app.delete("/v1/responses/{response_id}", summary="Stop an answer and forget it")
-    async def delete(response_id: str, request: Request) -> Response:
-        answer = await known(response_id, request)
-        await answers.delete(answer)
-        return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
+    @app.delete("/v1/responses/{name}", summary="Stop an answer and forget it")
+    async def delete(name: str, request: Request) -> Response:
+        await answers.delete(await known(name, request))
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
@@ -170,7 +258,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
     async def start() -> Response:
         return HTMLResponse(page, headers={"x-frame-options": "DENY"})
 
-    app.add_middleware(Guard, settings=settings, keys=keys)  # type: ignore[arg-type]
+    app.add_middleware(Guard, settings=settings)  # type: ignore[arg-type]
     if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
         app.add_middleware(
             CORSMiddleware,  # type: ignore[arg-type]
@@ -182,37 +270,6 @@ def make_app(answers: Answers, settings: Settings, keys: list[str]) -> FastAPI:
     return app
 
 
-def _add_handlers(app: FastAPI) -> None:
-    """Every error in OpenAI's form."""
-
-    @app.exception_handler(InputError)
-    async def wrong(request: Request, error: InputError) -> Response:
-        if isinstance(error, QueueFull):
-            text = "as many requests wait as may wait; valid: another try in a moment"
-            return JSONResponse(error_body(text, 429), 429, {"retry-after": "1"})
-        return JSONResponse(error_body(str(error), 400, error.field), 400)
-
-    @app.exception_handler(RequestValidationError)
-    async def unread(request: Request, error: RequestValidationError) -> Response:
-        return await wrong(request, wrong_fields(error.errors()))
-
-    @app.exception_handler(RecursionError)
-    async def deep(request: Request, error: RecursionError) -> Response:
-        return await wrong(request, InputError("the body is nested too deeply; valid: few levels"))
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        text = str(error.detail)
-        if error.status_code in (404, 405) and not isinstance(error, Refused):
-            text = f"there is no {request.method[:20]} {shown(request.url.path)}; valid: {', '.join(PATHS)}"
-        body = error.body if isinstance(error, Refused) else error_body(text, error.status_code)
-        return JSONResponse(body, error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return JSONResponse(error_body("the server failed; its log says more", 500), 500)
-
-
 # ---- where it runs ------------------------------------------------------------------------------
 
 
@@ -220,36 +277,38 @@ class Server(uvicorn.Server):
     """uvicorn's, which ends answers before it waits for their connections.
 
     Args:
-        config: of uvicorn.
-        answers: what is ended.
-        taken: the socket to listen at.
+        llm: the ``LLM``.
+        settings: the limits.
+        taken: of `settings.held`, which is left after the server has ended.
 
     Attributes:
         address: of the server.
         number: of the signal that ended it, 0 where none did.
     """
 
-    def __init__(self, config: uvicorn.Config, answers: Answers, taken: socket.socket) -> None:
+    def __init__(self, llm: Any, settings: Settings, taken: socket.socket) -> None:
+        scheduler = Scheduler(llm, settings.max_concurrent or "auto", settings.queue)
+        self.answers, self._taken, self.number = Answers(llm, scheduler, settings), taken, 0
+        config = uvicorn.Config(
+            make_app(self.answers, settings),
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=settings.max_connections,
+            timeout_graceful_shutdown=3,  # seconds for connections to take what is left
+        )
         super().__init__(config)
-        self.answers, self._taken = answers, taken
         host, port = taken.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self.number = 0
-
-    def listen(self, ready: Callable[[str], None]) -> None:
-        """Serve until a signal comes, or `should_exit` is set.
-
-        Args:
-            ready: called with the address once requests are taken.
-        """
-        self._ready = ready
-        asyncio.run(self.serve(sockets=[self._taken]))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin, and say so."""
-        await super().startup(sockets)
+        await super().startup([self._taken])
         if self.started:
-            self._ready(self.address)
+            logger.info("listening on %s", self.address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends the server between two steps, a second one at once."""
@@ -261,33 +320,3 @@ class Server(uvicorn.Server):
         """End the steps, then the connections."""
         await self.answers.close()
         await super().shutdown(sockets)
-
-
-def make_server(
-    llm: Any, settings: Settings, taken: socket.socket | None = None, store: Store | None = None
-) -> Server:
-    """A server at its address that takes no request yet.
-
-    Args:
-        llm: the ``LLM``.
-        taken, store: from `bound` and of ``run_dir``, where they were had before the model was loaded.
-    Raises:
-        InputError: an address, a folder or keys that cannot be had.
-    """
-    keys = settings.keys()
-    store = store or Store(settings.run_dir)
-    taken = taken or bound(settings)
-    scheduler = Scheduler(llm, settings.max_concurrent or "auto", settings.queue)
-    answers = Answers(llm, scheduler, settings, store)
-    config = uvicorn.Config(
-        make_app(answers, settings, keys),
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=settings.max_connections,
-        timeout_graceful_shutdown=3,  # seconds for connections to take what is left
-    )
-    return Server(config, answers, taken)

@@ -1,17 +1,19 @@
-"""Bodies of requests: the fields of OpenAI's interface that mean something here, and our own.
+"""Bodies of requests, and how one is refused.
 
-Unknown fields are left out, which the log says; they are refused only where the answer would
-mean something else (`WITHOUT`). Types are checked here, ranges where the command line's are, by
-`config.SamplingParams` and `engine.request`.
+A body has the fields of OpenAI's interface that mean something here, and our own. Unknown fields are left
+out, which the log says; they are refused only where the answer would mean something else (`WITHOUT`). Types
+are checked here, ranges where the command line's are, by `config.SamplingParams` and `engine.request`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from starlette.exceptions import HTTPException
 
 from tokenswift.chat import Tools, tools_of
 from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
@@ -19,32 +21,26 @@ from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.serve.settings import Settings
-from tokenswift.types import LARGEST, InputError, shown
+from tokenswift.types import LARGEST, InputError, check_choice, shown
 
 LIST = 4096  # messages of a conversation
 ITEMS = 32  # of an object of settings
 CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
 TOKENS = 1024  # new tokens of a continued text at most, where no number is given
 #: fields that are not served, and without which an answer would mean something else
-WITHOUT = ("functions", "function_call", "conversation", "prompt", "suffix", "audio", "documents")
-WITHOUT += ("chat_template", "truncate_prompt_tokens", "allowed_token_ids", "use_beam_search", "echo")
-WITHOUT += ("include_stop_str_in_output", "logprobs", "top_logprobs", "prompt_logprobs", "grammar")
-WITHOUT += ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-WITHOUT += ("previous_response_id", "instructions", "input", "messages")
+WITHOUT = frozenset(
+    "functions function_call conversation prompt suffix audio documents chat_template truncate_prompt_tokens "
+    "allowed_token_ids use_beam_search echo include_stop_str_in_output logprobs top_logprobs prompt_logprobs "
+    "grammar json_schema guided_json guided_regex guided_choice guided_grammar structured_outputs "
+    "previous_response_id instructions input messages".split()
+)
 #: keys of ``tokenswift`` besides settings of the sampling
-OWN = ("strategy", "ignore_eos", "on_loop", "details")
-SAMPLING = [one.name for one in fields(SamplingParams) if one.name not in ("grammar", "greedy")]
+OWN = ("strategy", "ignore_eos", "on_loop")
+SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "greedy"]
 #: types of a message's parts → the key of their text
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 CALL, RESULT, SKIPPED = "function_call", "function_call_output", "reasoning"
-#: kinds of vLLM's ``structured_outputs`` → what is made of their values
-MADE: dict[str, Callable[[Any], Grammar | None]] = {
-    "json": Grammar.json_schema,
-    "regex": Grammar.regex,
-    "choice": Grammar.choice,
-    "grammar": Grammar.lark,
-    "json_object": lambda value: Grammar.json_object(),
-}
+_UNION = re.compile(r"str|\w+\[.*\]")  # what pydantic calls the members of a union
 
 
 class Quick(FailFast):
@@ -56,6 +52,43 @@ class Quick(FailFast):
 Several = Annotated[list[Any] | None, Field(max_length=MOST_TEXTS)]
 Object = Annotated[dict[str, Any] | None, Field(max_length=ITEMS)]
 Turns = Annotated[list[dict[str, Any]], Quick(), Field(min_length=1, max_length=LIST)]
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+class Refused(HTTPException):
+    """A request that is not served.
+
+    Args:
+        status: of HTTP.
+        message: in one line.
+        param: the field that is wrong.
+        code: OpenAI's word for it.
+        headers: of the reply.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(status, message, headers)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        text = message.encode(errors="backslashreplace").decode()  # names may hold lone surrogates
+        #: as OpenAI's clients read it
+        self.body = {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+def wrong_fields(errors: Sequence[Any]) -> Refused:
+    """What pydantic found first."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Refused(400, f"the body is not JSON ({first['ctx']['error']}); valid: a JSON object")
+    place = [str(part) for part in first["loc"][1:] if not _UNION.fullmatch(str(part))]
+    given = "missing" if first["type"] == "missing" else shown(first["input"])
+    valid = first["msg"].removeprefix("Input should be ")
+    return Refused(
+        400, f"{'.'.join(place) or 'the body'} is {given}; valid: {valid}", next(iter(place), None)
+    )
 
 
 # ---- messages -------------------------------------------------------------------------------------
@@ -130,7 +163,6 @@ def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_hosted(tool: Any) -> bool:
-    """Whether a tool is no function but one that OpenAI's servers run, or a form of theirs."""
     return isinstance(tool, Mapping) and tool.get("type") not in (None, "function")
 
 
@@ -167,7 +199,6 @@ class Body(BaseModel):
     ignore_eos: bool | None = None
     seed: int | None = None
     response_format: Any = None
-    structured_outputs: Object = None
     tokenswift: Object = Field(default=None, description="settings of this server alone, see its docs")
 
     @property
@@ -192,7 +223,7 @@ class Body(BaseModel):
         raise NotImplementedError
 
     def tools_asked(self) -> Tools | None:
-        """The tools that may be called; None: none.
+        """The tools that may be called, without those that OpenAI's servers run; None: none.
 
         Raises:
             InputError: naming what is wrong with them.
@@ -208,25 +239,7 @@ class Body(BaseModel):
     @property
     def is_bound(self) -> bool:
         """Whether there may be a grammar, of tools or of the text, so that one is to be compiled."""
-        return any(map(self.given, ("response_format", "structured_outputs", "text", "tools")))
-
-    def grammar(self) -> Grammar | None:
-        """The grammar that is asked for; None: any text.
-
-        Raises:
-            InputError: several are given, or one cannot be read.
-        """
-        form = (self.given("text") or {}).get("format")
-        found = [Grammar.of_format(self.response_format), Grammar.of_format(form, "text.format")]
-        for kind, value in (self.structured_outputs or {}).items():
-            if kind not in MADE and value:
-                given = f"structured_outputs holds {shown(kind)}"
-                raise InputError(f"{given}; valid: {', '.join(MADE)}", "structured_outputs")
-            found.append(MADE[kind](value) if value not in (None, False) else None)
-        made = [one for one in found if one is not None]
-        if len(made) > 1:
-            raise InputError(f"{len(made)} grammars are given; valid: one", "structured_outputs")
-        return made[0] if made else None
+        return "grammar" in self.own or any(map(self.given, ("response_format", "text", "tools")))
 
     def left_out(self) -> list[str]:
         """The fields that nobody knows, and that ask for something.
@@ -240,9 +253,7 @@ class Body(BaseModel):
                 raise InputError(f"{name} is not supported; valid: leave it out", name)
         known = [*OWN, *(name for name in SAMPLING if name not in Body.model_fields)]
         for name in self.own:
-            if name not in known:
-                given = f"tokenswift.{name[:80]} is not a setting of this server"
-                raise InputError(f"{given}; valid: {', '.join(known)}", "tokenswift")
+            check_choice("tokenswift", name, tuple(known))
         return found
 
     def template_options(self) -> dict[str, Any]:
@@ -299,7 +310,8 @@ class Body(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         given["stop"] = [*filter(None, stop), *([token] for token in self.stop_token_ids or ())]
         given["ignore_eos"] = self.own.get("ignore_eos") or bool(self.ignore_eos)
-        given["response_format"] = self.grammar()
+        form = Grammar.of_format((self.given("text") or {}).get("format"), "text.format")
+        given["response_format"] = form or self.response_format
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -6,22 +6,16 @@ import ipaddress
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tokenswift.config import API_KEY, environment_key
-from tokenswift.types import InputError, check_integer, check_number, shown
+from tokenswift.config import API_KEY, check_fields, environment_key
+from tokenswift.types import InputError, shown
 
 KEY = 16  # characters of a key at least
-
-
-def _option(default: Any, metavar: str, least: int | None = None, **more: Any) -> Any:
-    """A field with the placeholder of its value, and its least number."""
-    least_one = {} if least is None else {"least": least}
-    return field(default=default, metadata={"metavar": metavar, **least_one, **more})
 
 
 @dataclass(frozen=True)
@@ -47,36 +41,36 @@ class Settings:
             client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
-        ping: seconds without text after which a stream gets a comment, which keeps the connection open
     """
 
-    host: str = _option("127.0.0.1", "ADDRESS")
-    port: int = _option(8000, "N", 0)
-    api_key_file: str | None = _option(None, "F")
-    api_key: str | None = _option(None, "KEY")
-    cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
-    served_model_name: str | None = _option(None, "NAME")
-    run_dir: str | None = _option(None, "DIR")
-    max_concurrent: int | None = _option(None, "N", 1, names=("--max-num-seqs",))
-    queue: int = _option(64, "N", 0)
-    max_tokens: int = _option(32_768, "N", 1)
-    max_prompt: int | None = _option(None, "N", 1)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: str | None = field(default=None, metadata={"metavar": "FILE"})
+    api_key: str | None = field(default=None, metadata={"metavar": "KEY"})
+    cors: tuple[str, ...] = field(default=(), metadata={"metavar": "ORIGIN", "action": "append"})
+    served_model_name: str | None = None
+    run_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
+    max_concurrent: int | None = field(default=None, metadata={"names": ("--max-num-seqs",)})
+    queue: int = 64
+    max_tokens: int = 32_768
+    max_prompt: int | None = None
     share_prefixes: bool = False
-    max_body: int = _option(8 << 20, "N", 1)
-    max_connections: int = _option(256, "N", 1)
-    ping: float = _option(15.0, "SECONDS")
+    max_body: int = 8 << 20
+    max_connections: int = 256
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if "least" in one.metadata and getattr(self, one.name) is not None:
-                check_integer(one.name, getattr(self, one.name), one.metadata["least"])
-        check_number("ping", self.ping, "seconds, from 0.01 to 3600", 0.01 <= self.ping <= 3600)
+        check_fields(self)
         object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
         if wrong := [origin for origin in self.cors if "://" not in origin or "*" in origin]:
             raise InputError(f"cors is {shown(wrong[0])}; valid: a site such as https://a.example", "cors")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
             raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of all answers' journals."""
+        return None if self.run_dir is None else Path(self.run_dir).expanduser()
 
     @property
     def is_local(self) -> bool:
@@ -106,23 +100,34 @@ class Settings:
         return found
 
 
-def bound(settings: Settings) -> socket.socket:
-    """A socket at the address.
+@contextmanager
+def held(settings: Settings) -> Iterator[socket.socket]:
+    """A socket at the address; the answers' folder is this process's alone, too, while entered.
 
     Raises:
-        InputError: it cannot be had.
+        InputError: one of them cannot be had.
     """
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(kind, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((settings.host, settings.port))
-    except (OSError, OverflowError) as error:
-        made.close()
-        why = getattr(error, "strerror", None) or error
-        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({why})"
+        taken = socket.create_server((settings.host, settings.port), family=kind)
+    except OSError as error:
+        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
         raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
-    return made
+    with taken, ExitStack() as kept:
+        if settings.folder is not None:
+            kept.callback(_locked(settings.folder).release)
+        yield taken
+
+
+def _locked(folder: Path) -> Any:
+    from tokenswift.runs.folder import Lock
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Lock(folder)
+    except OSError as error:
+        given = f"run_dir {folder} cannot be written ({error.strerror or error})"
+        raise InputError(f"{given}; valid: a writable folder", "run_dir") from error
 
 
 async def _loading(scope: Any, receive: Any, send: Any) -> None:
