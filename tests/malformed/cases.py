@@ -144,7 +144,7 @@ def _infinite_scales(made: Draft) -> None:
 
 GGUF: dict[str, Callable[[Draft], Any]] = {
     "other magic": lambda d: setattr(d, "magic", b"FUGG"),
-    "2^63 tensors": lambda d: setattr(d, "counts", (1 << 63, None)),
+    "2^63 tensors": lambda d: setattr(d, "count", 1 << 63),
     "only 1,000 bytes": lambda d: setattr(d, "cut", 1000),
     "a key twice": lambda d: d.values.append(d.values[0]),
     "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
@@ -213,14 +213,14 @@ def _pickled(folder: Folder) -> None:
     folder.files["pytorch_model.bin"] = pickle.dumps(_Runs())
 
 
-def _pipe(folder: Path) -> None:
-    (folder / WEIGHTS).unlink()
-    os.mkfifo(folder / WEIGHTS)
+def _instead(make: Callable[[Path], Any]) -> Callable[[Folder], Any]:
+    """Something else in place of the weights."""
+    return lambda f: f.last.append(lambda folder: ((folder / WEIGHTS).unlink(), make(folder / WEIGHTS)))
 
 
 SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
-    "the file is a pipe": lambda f: f.last.append(_pipe),
-    "the file is a link to /dev/zero": lambda f: f.links.update({WEIGHTS: "/dev/zero"}),
+    "the file is a pipe": _instead(os.mkfifo),
+    "the file is a link to /dev/zero": _instead(lambda path: path.symlink_to("/dev/zero")),
     "cut off in the data": _content(lambda c: c[:-1000]),
     "a header of 2^64 - 1 bytes": _content(lambda c: b"\xff" * 8 + c[8:]),
     "a header of 100 MB": _content(lambda c: packed(b" " * 100_000_000)),

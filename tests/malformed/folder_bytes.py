@@ -24,12 +24,10 @@ class Folder:
 
     Attributes:
         files: contents by name.
-        links: what names are links to.
         last: done to the folder when all is written.
     """
 
     files: dict[str, bytes]
-    links: dict[str, str] = field(default_factory=dict)
     last: list[Callable[[Path], Any]] = field(default_factory=list)
 
     def said(self, name: str) -> dict[str, Any]:
@@ -50,11 +48,7 @@ class Folder:
         folder = path / "model"
         folder.mkdir()
         for name, content in self.files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        for name, leads in self.links.items():
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(leads)
         for do in self.last:
             do(folder)
         return folder
@@ -77,6 +71,6 @@ def edited(content: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
     return packed(json.dumps(header).encode(), content[8 + size :])
 
 
-def packed(header: bytes, data: bytes = b"", size: int | None = None) -> bytes:
-    """A safetensors file of a header; ``size``: what it says of the header's."""
-    return struct.pack("<Q", len(header) if size is None else size) + header + data
+def packed(header: bytes, data: bytes = b"") -> bytes:
+    """A safetensors file of a header."""
+    return struct.pack("<Q", len(header)) + header + data

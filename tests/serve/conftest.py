@@ -20,6 +20,9 @@ import pytest
 
 from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
+from tokenswift.cli.main import main
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.serve import answers
 from tokenswift.serve.app import Server
 from tokenswift.serve.settings import Settings, held
 
@@ -40,12 +43,12 @@ def llm(chatty: Path) -> LLM:
 
 
 class Slow:
-    """Passes of a model take ``pause`` seconds longer, and are counted."""
+    """Passes of a model, or of a class of models, take ``pause`` seconds longer, and are counted."""
 
-    def __init__(self, llm: LLM) -> None:
-        self.pause, self.passes = 0.0, 0
+    def __init__(self, target: Any, pause: float = 0.0) -> None:
+        self.pause, self.passes = pause, 0
         for name in ("forward", "forward_all"):
-            setattr(llm.target, name, self._slowed(getattr(llm.target, name)))
+            setattr(target, name, self._slowed(getattr(target, name)))
 
     def _slowed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def slowed(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +63,7 @@ class Slow:
 def slowed(chatty: Path) -> tuple[LLM, Slow]:
     """The same model once more, whose passes can be slowed down."""
     made = LLM(chatty)
-    return made, Slow(made)
+    return made, Slow(made.target)
 
 
 class Running:
@@ -134,11 +137,12 @@ def server(llm: LLM) -> Iterator[Running]:
 
 
 class Process:
-    """``tokenswift serve`` in a process of its own; its passes take ``pause`` seconds longer."""
+    """``tokenswift serve`` in a process of its own; its passes take ``pause`` seconds longer, and each step
+    is an event."""
 
     def __init__(self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0) -> None:
         self.log = folder.parent / f"{folder.name}.log"
-        command = [sys.executable, "-m", "tests.serve.slow", str(pause)]
+        command = [sys.executable, "-m", "tests.serve.conftest", str(pause)]
         command += ["--model", str(model)]
         command += ["--run-dir", str(folder), "--port", str(port), "--threads", "1", *argv]
         with self.log.open("ab") as log:
@@ -181,3 +185,9 @@ def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
     for process in made:
         if process.is_running():
             process.end()
+
+
+if __name__ == "__main__":
+    answers.STRETCH = 0.0
+    Slow(NativeTarget, float(sys.argv[1]))
+    sys.exit(main(["serve", *sys.argv[2:]]))

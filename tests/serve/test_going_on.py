@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.cli.conftest import Call
@@ -145,20 +144,6 @@ def test_the_server_dies(launch: Launch, wanted: str) -> None:
     reader.read(process.url, 10**6)
     process.end(signal.SIGTERM)
     reader.check(wanted)
-
-
-@pytest.mark.slow
-def test_the_server_dies_and_nobody_asks(launch: Launch, wanted: str) -> None:
-    """An answer of the background is gone on with by the next server, before anybody asks for it."""
-    process = launch(pause=0.01)
-    name = httpx.post(f"{process.url}/v1/responses", json={**CALL, "background": True}).json()["id"]
-    time.sleep(0.5)
-    process.end(signal.SIGKILL)
-    process = launch()
-    client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="x", max_retries=0)
-    assert until(lambda: client.responses.retrieve(name).status not in ("in_progress", "queued"))
-    assert client.responses.retrieve(name).output_text == wanted
-    assert process.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from typing import Any
 
 import httpx
@@ -18,25 +16,10 @@ MANY = 50_000
 SITE = "https://chat.example"
 
 
-def raw(server: Running, *lines: str) -> tuple[int, str]:
-    """A request with headers that no client sends; its status and body."""
-    host, port = server.url.removeprefix("http://").split(":")
-    text = "\r\n".join(["GET /health HTTP/1.1", *lines, "connection: close", "", ""])
-    with socket.create_connection((host, int(port)), 30) as sent:
-        sent.sendall(text.encode("latin-1"))
-        data = b""
-        while part := sent.recv(65536):
-            data += part
-    head, _, body = data.partition(b"\r\n\r\n")
-    return int(head.split()[1]), body.decode()
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "x@127.0.0.1", "%31"])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1:x"])
 def test_hosts_that_are_none(server: Running, host: str) -> None:
-    status, body = raw(server, f"host: {host}")
-    assert status in (400, 403), body
-    if body.startswith("{"):  # h11 refuses some of them before us
-        assert "Host header" in json.loads(body)["error"]["message"] and "\n" not in body
+    found = server.get("/health", headers={"host": host})
+    assert found.status_code == 403 and "Host header" in found.json()["error"]["message"]
 
 
 def test_origins_from_elsewhere(server: Running) -> None:
@@ -105,13 +88,6 @@ def test_long_lists(server: Running, path: str, body: dict[str, Any], message: s
     found = server.post(f"/v1/{path}", body)
     error = found.json()["error"]
     assert found.status_code == 400 and message in error["message"] and error["param"] in body, error
-
-
-def test_fields_that_nobody_knows(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    """Any number of them is left out; the log names some."""
-    caplog.set_level("INFO", "tokenswift")
-    found = server.post("/v1/completions", {**HELLO, **dict.fromkeys(map(str, range(MANY)), [1])})
-    assert found.status_code == 200 and "completions: " + ", ".join(map(str, range(20))) in caplog.text
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}

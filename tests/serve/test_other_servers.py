@@ -53,8 +53,12 @@ def test_what_asks_for_nothing(server: Running, llm: LLM, caplog: pytest.LogCapt
 def test_what_may_be_left_out(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     """The answer is the same without it; the log names it."""
     caplog.set_level(logging.INFO, "tokenswift")
-    found = server.post("/v1/chat/completions", {**HELLO, "max_token": 3, "wrong\nü": [1], "user": "me"})
-    assert "left out of a request to /v1/chat/completions: max_token, wrong\\n\\xfc, user" in caplog.text
+    many = {"max_token": 3, "wrong\nü": [1], "user": "me", **dict.fromkeys(map(str, range(50_000)), [1])}
+    found = server.post("/v1/chat/completions", {**HELLO, **many})
+    assert (
+        "left out of a request to /v1/chat/completions: max_token, wrong\\n\\xfc, user, 0, 1, 2"
+        in caplog.text
+    )
     assert found.json()["choices"][0]["message"]["content"] == llm.chat(HELLO["messages"], 8, seed=5).text
 
 

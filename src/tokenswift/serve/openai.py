@@ -242,7 +242,8 @@ class Events:
                 if kind not in ("arguments", self._kind):
                     self._open(kind, content=[])
                 self._text += text
-                self._of_text("delta", delta=text, **({"logprobs": []} if kind == "text" else {}))
+                more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+                self._of_text("delta", delta=text, **more)
 
     def finish(self, tail: str) -> None:
         """What stands behind the tokens, and the end, or as far as the text is: an open call is cut."""
