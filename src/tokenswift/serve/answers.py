@@ -53,7 +53,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         id: ``resp_…``.
-        created: Unix time.
+        created: Unix time, in seconds.
         body: of the request, as JSON values.
         seed: where the body names none.
         prompt_tokens: of its prompt.
@@ -65,7 +65,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     id: str
-    created: int
+    created: float
     body: dict[str, Any]
     seed: int
     prompt_tokens: int = 0
@@ -318,7 +318,7 @@ class Answers:
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
             raise InputError(f"the body cannot be stored ({error}); valid: whole characters") from error
         name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
-        record = Record(name, int(time.time()), values, seed, client=owner_of(client))
+        record = Record(name, time.time(), values, seed, client=owner_of(client))
         record.before = await self._before(body, record.client)
         answer = Answer(record, body, self._codec, self._root)
         try:

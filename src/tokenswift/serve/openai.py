@@ -56,7 +56,7 @@ def unfinished(answer: Answer) -> str:
 def head(answer: Answer, model: str, chunk: str = "") -> dict[str, Any]:
     """What all objects of an answer begin with."""
     kind = "text_completion" if answer.body.kind == "completion" else f"chat.completion{chunk}"
-    return {"id": answer.id, "object": kind, "created": answer.record.created, "model": model}
+    return {"id": answer.id, "object": kind, "created": int(answer.record.created), "model": model}
 
 
 def usage(answer: Answer) -> dict[str, int]:
@@ -173,7 +173,7 @@ def response(answer: Answer, model: str, state: str | None = None) -> dict[str, 
     return {
         "id": answer.id,
         "object": "response",
-        "created_at": record.created,
+        "created_at": int(record.created),
         "status": now,
         "background": answer.background,
         "error": {"code": code, "message": record.error} if now == "failed" else None,
