@@ -2,10 +2,11 @@
 
     python scripts/agreement.py MODEL WORK DRAFTER [DRAFTER ...]
 
-WORK is the work folder of `tokenswift train --model MODEL --data self`, whose held-out answers are looked at,
-without their prompts. Both sides choose at temperature 0.7 with the same noise, the model from its whole
-vocabulary. One line of JSON for each drafter: by kind, the share of places where one drafted token, two and
-three in a row are the model's.
+DRAFTER is a file of kind eagle or conditioned, trained with --held-out 0.06. WORK is the work folder of
+`tokenswift train --model MODEL --data self`, whose held-out answers are looked at, without their prompts.
+Both sides choose at temperature 0.7 with the same noise, the model from its whole vocabulary. One line of
+JSON for each drafter: by kind, the share of places where one drafted token, two and three in a row are the
+model's.
 """
 
 from __future__ import annotations
@@ -22,23 +23,34 @@ from tokenswift import LLM
 from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
 from tokenswift.spec.eagle import load_eagle
+from tokenswift.spec.heads import read_heads
 from tokenswift.train.eagle import EagleStudent
-from tokenswift.train.loop import FrozenBase
+from tokenswift.train.heads import HeadsStudent
+from tokenswift.train.loop import FrozenBase, Student
 from tokenswift.train.states import HiddenStore, held_out
 
-WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what the recipe of kind eagle holds out
+WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what training held out
 MARK = 3  # tokens that end a prompt: where the answer begins
+
+
+def student_of(llm: LLM, file: str) -> tuple[Student, torch.Tensor]:
+    """A file's drafter or conditioned heads, and the tokens that they name."""
+    if file.endswith(".heads.safetensors"):
+        heads, _, _ = read_heads(file)
+        named = torch.arange(llm.target.vocab_size) if heads.frequent is None else heads.frequent.long()
+        return HeadsStudent(heads), named
+    found = load_eagle(file, llm.target.config)
+    if found.d2t is None:
+        sys.exit(f"{file} names all tokens; valid: a drafter by tokenswift train")
+    weights = {name: unstored(weight, torch.float32) for name, weight in found.tensors.items()}
+    return EagleStudent(found.config, weights, DEPTHS).eval(), found.d2t
 
 
 @torch.no_grad()
 def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]:
     """Shares by kind, and of all."""
-    found = load_eagle(file, llm.target.config)
-    if found.d2t is None:
-        sys.exit(f"{file} names all tokens; valid: a drafter by tokenswift train")
-    base = FrozenBase(llm, found.d2t, torch.bfloat16)
-    weights = {name: unstored(weight, torch.float32) for name, weight in found.tensors.items()}
-    student = EagleStudent(found.config, weights, DEPTHS).eval()
+    student, named = student_of(llm, file)
+    base = FrozenBase(llm, named, torch.bfloat16)
     head = unstored(llm.source.weight(HEAD), torch.bfloat16)
     kinds = list(
         tomllib.loads(resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8"))
@@ -57,8 +69,8 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
         same, came = torch.ones(count, dtype=torch.bool), [count - first]
         for depth, made in enumerate(student(tokens[None], states[None].float(), base), 1):
             at = torch.arange(count) + depth
-            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH + noise[at][:, found.d2t]
-            same &= found.d2t[scores.argmax(-1)] == wanted[at]
+            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH + noise[at][:, named]
+            same &= named[scores.argmax(-1)] == wanted[at]
             came.append(int(same[first:].sum()))
         for kind in (kinds[number % len(kinds)], "all"):  # questions come of each kind in turns
             right[kind] += torch.tensor(came)
