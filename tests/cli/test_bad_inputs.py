@@ -70,6 +70,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         # files
         ("hi --output -", "--output is -; valid: a file"),
         ("--prompt-file prompt.txt --output ./prompt.txt", "--output are both ./prompt.txt"),
+        ("hi --run-dir run --output run/journal", "--run-dir and --output are both run/journal"),
         ("hi --run-dir prompt.txt", "--run-dir prompt.txt cannot be written (Not a directory)"),
         # models
         ("hi --model prompt.txt", "--model prompt.txt is a file"),

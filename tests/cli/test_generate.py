@@ -76,6 +76,7 @@ FAILURES: list[tuple[BaseException, int, str]] = [
         "the run failed (RuntimeError: odd error); --debug shows where; 3 tokens",
     ),
     (OSError(28, "No space left on device"), 1, "No space left on device"),
+    (RunError("writing in run failed; 3 tokens are kept in run"), 1, "3 tokens are kept in run"),
 ]
 
 

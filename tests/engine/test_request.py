@@ -34,7 +34,7 @@ def llm() -> Iterator[LLM]:
         ({"strategy": None}, "strategy is None; valid: auto, autoregressive"),
         (
             {"strategy": "magicdec", "strategy_options": {"draft_model": 5}},
-            "draft_model int cannot be used: model type",
+            "draft_model 5 cannot be used: model type is '?'; valid: causal",
         ),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; valid: an integer of at least 1"),
         ({"stop": None}, "stop is None; valid: up to 1,024 texts"),

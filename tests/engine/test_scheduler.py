@@ -158,6 +158,18 @@ def test_steps_come_as_in_a_stream(llm: LLM) -> None:
     assert tickets[0].result.metrics.steps == len(steps)
 
 
+def test_a_failure_is_not_lost_while_it_is_given(llm: LLM) -> None:
+    """By the scheduler's thread, to who begins to listen."""
+
+    class Late(Ticket):
+        def on_event(self, callback: Any) -> None:
+            super().on_event(lambda event: None)  # its turn comes later
+            self.tell(RunError("planted"))
+
+    with pytest.raises(RunError, match="planted"):
+        list(Late(Sequence(llm, plain([3], 2))).steps())
+
+
 def test_asynchronous_programs_have_the_steps_too(llm: LLM) -> None:
     """Several at once; one whose steps nobody takes any more ends, and a failure comes to its reader."""
     requests = [plain([3, 4, 5], 12), plain([8, 8], 9)]

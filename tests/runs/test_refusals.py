@@ -36,6 +36,9 @@ def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
         llm.generate("hello", **CALL, run_dir=folder)
     running.close()  # type: ignore[attr-defined]
     assert not is_locked(folder)
+    with llm.stream("hello", **CALL, run_dir=folder):
+        assert is_locked(folder)
+    assert not is_locked(folder)  # though no step was taken
     (folder / "lock").write_text("999999\n")  # left by a process that died
     assert tokenswift.resume(folder, llm=llm).finish_reason == "length"
 

@@ -173,6 +173,12 @@ def test_fields_are_checked(llm: LLM, stranger: Path, place: str, value: Any, li
     assert everything(stranger.parent) == before
 
 
+def test_settings_that_are_left_out(stranger: Path) -> None:
+    """They are as usual, in lists as well."""
+    rewritten(stranger, put("0.identity.sampling", {}))
+    assert main(["runs", str(stranger)]) == 0 and summary_of(stranger)["seed"] == 0
+
+
 def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
     for at in (260, 2**31 - 1):
         rewritten(stranger, put("2.ids.0", at))

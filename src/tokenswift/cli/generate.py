@@ -232,8 +232,10 @@ def run(args: argparse.Namespace) -> int:
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     file = args.output and check_writable("--output", args.output)
-    if file and args.prompt_file and os.path.realpath(file) == os.path.realpath(args.prompt_file):
-        raise InputError(f"--prompt-file and --output are both {args.output}; valid: two different files")
+    journal = args.run_dir and f"{args.run_dir}/journal"
+    for name, other in (("--prompt-file", args.prompt_file), ("--run-dir", journal)):
+        if file and other and os.path.realpath(file) == os.path.realpath(os.path.expanduser(other)):
+            raise InputError(f"{name} and --output are both {args.output}; valid: two different files")
     check_record(args.json)
     before = None
     if args.run_dir is not None:
@@ -290,8 +292,6 @@ def stream(
 
     def kept() -> str:
         stages.end()
-        with suppress(OSError):
-            sink.close()
         return f"{counted(tokens, 'token was', 'tokens were')} written, {sink.kept}{go_on}"
 
     try:
@@ -310,6 +310,9 @@ def stream(
             sink.close()
     except BrokenPipeError as error:
         raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error
+    finally:
+        with suppress(OSError):
+            sink.close()
     return result
 
 

@@ -96,10 +96,10 @@ class Ticket:
             raise event
 
     def _follow(self, callback: Callable[[Event], object]) -> None:
-        """`on_event`, and an end where the last event was given before."""
+        """`on_event`, and the end where the last event was given before, or is being given."""
         self.on_event(callback)
         if self.is_over:
-            callback(None)
+            callback(self._over.exception())  # type: ignore[arg-type]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the text is over, ``timeout`` seconds at most; whether it is."""

@@ -359,6 +359,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
     def close(self) -> None:
         """End the generation here; what was kept of it is kept."""
         self._steps.close()
+        self._sequence.close()  # the steps do not, where none was taken
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -25,7 +25,7 @@ from tokenswift.loader.find import DRAFT, cache_dir, refused_as
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError, OnProgress, shown
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
     from tokenswift.models.generic import GenericTarget
@@ -227,7 +227,8 @@ class DraftModels:
                 model, tokenizer = loaded.model, loaded.tokenizer
             made = make_target(model, backend=target.backend)
         except InputError as error:
-            raise InputError(f"draft_model {name} cannot be used: {error}") from error
+            told = name if wanted is None or _is_name(wanted) else shown(wanted)
+            raise InputError(f"draft_model {told} cannot be used: {error}") from error
         if (made.device, made.dtype) != (target.device, target.dtype):
             valid = f"as the target, {target.dtype} on {target.device}"
             raise InputError(f"draft_model is {made.dtype} on {made.device}; valid: {valid}")

@@ -376,7 +376,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "model": state.header.name,
         "dtype": state.header.identity.dtype,
         "strategy": state.session.strategy,
-        "seed": state.header.identity.sampling["seed"],
+        "seed": state.header.identity.params.seed,
         "written": time.strftime("%Y-%m-%d %H:%M:%S", written),
     }
 
