@@ -179,6 +179,16 @@ def test_settings_that_are_left_out(stranger: Path) -> None:
     assert main(["runs", str(stranger)]) == 0 and summary_of(stranger)["seed"] == 0
 
 
+def test_what_is_loaded_is_told_first(stranger: Path, capsys: Any) -> None:
+    """Heads and draft model, too: a journal's names may be of anything."""
+    loading = dict(dtype="auto", device="cpu", rope_scaling=None, weights="stored", kv_cache_dtype="auto")
+    loading |= {"model": "no/such/model", "heads": "a/heads", "backend": "auto", "eagle": "auto"}
+    rewritten(stranger, put("0.model", loading))
+    rewritten(stranger, put("3.options", {"draft_model": "a/draft"}))
+    assert main(["resume", str(stranger)]) == 2
+    assert capsys.readouterr().err.startswith("loading no/such/model, a/heads, a/draft\n")
+
+
 def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
     for at in (260, 2**31 - 1):
         rewritten(stranger, put("2.ids.0", at))

@@ -415,7 +415,10 @@ def resume(args: argparse.Namespace) -> int:
     check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
-    logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
+    how = state.header.model
+    names = [how.model, how.heads, how.eagle, state.session.options.get("draft_model")] if how else []
+    named = ", ".join(str(name) for name in names if name not in (None, "auto", "none"))
+    logger.info("loading %s", named or state.header.name)
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.llm import reload, request_of
 
