@@ -311,7 +311,17 @@ def shipped_files(end: str) -> list[Path]:
 def trained_files(end: str) -> list[Path]:
     """What `tokenswift train` wrote for models, the user's own before a checkout's."""
     folders = cache_dir() / "drafters", Path(__file__).parents[3] / "drafters"
-    return [file for folder in folders for file in sorted(folder.glob(f"*{end}"))]
+    return [file for folder in folders for file in sorted(folder.glob(f"*{end}")) if file.is_file()]
+
+
+@contextmanager
+def left_out(file: Path) -> Iterator[None]:
+    """Inside the block, a file that nobody named is passed over where it cannot be used: a WARNING of the
+    logger ``tokenswift`` says why."""
+    try:
+        yield
+    except InputError as error:
+        logger.warning("%s is left out: %s", file.name, error)
 
 
 def draft_file() -> Path:

@@ -185,7 +185,11 @@ class GenericTarget(BaseTarget):
     def tap(self, layers: tuple[int, ...]) -> None:
         """See :meth:`BaseTarget.tap`; tried out on one row."""
         super().tap(layers)
-        self._pass(self._one_row())
+        try:
+            self._pass(self._one_row())
+        except InputError:
+            super().tap(())
+            raise
 
     def _one_row(self) -> Segment:
         first = torch.zeros(1, dtype=torch.long, device=self.device)

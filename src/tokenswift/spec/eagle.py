@@ -27,7 +27,15 @@ from tokenswift.kernels.base import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
 from tokenswift.kv import Arena, FullCache, KVCache, Segment
 from tokenswift.loader.config import check_numbers, positions_said, refusal
-from tokenswift.loader.find import SHIPPED, check_name, gguf_in, locate, shipped_files, trained_files
+from tokenswift.loader.find import (
+    SHIPPED,
+    check_name,
+    gguf_in,
+    left_out,
+    locate,
+    shipped_files,
+    trained_files,
+)
 from tokenswift.loader.gguf import CALLED, GgufFile, positions, straight
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
 from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
@@ -299,18 +307,6 @@ def _layers(ids: Any, target: Any, where: str) -> tuple[int, ...]:
     return made
 
 
-def trained_for(base: BaseIdentity) -> Path | None:
-    """The drafter that was trained for a model, the user's own or beside the source; None where
-    there is none."""
-    for file in trained_files(".gguf"):
-        sample = GgufFile(file).metadata.get(BASE)
-        if isinstance(sample, list) and len(sample) == len(base.sample):
-            made = replace(base, sample=torch.tensor(sample, dtype=torch.float32))
-            if made.distance(base) <= TOLERANCE:
-                return file
-    return None
-
-
 def place_of(name: str) -> Path:
     """A checkpoint's folder or file, fetched where it is the hub's.
 
@@ -580,3 +576,20 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
     made = EagleModel(wanted, target)
     target.tap(wanted.config.feature_layers)
     return made
+
+
+def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
+    """The drafter that was trained for a target, the user's own or beside the source; None where there is
+    none. Files that cannot be used are left out.
+
+    Args:
+        base: the target's identity.
+    """
+    for file in trained_files(".gguf"):
+        with left_out(file):
+            said: Any = GgufFile(file).metadata.get(BASE)
+            if isinstance(said, list) and len(said) == len(base.sample) and {*map(type, said)} == {float}:
+                made = replace(base, sample=torch.tensor(said, dtype=torch.float32))
+                if made.distance(base) <= TOLERANCE:
+                    return eagle_of(file, target)
+    return None

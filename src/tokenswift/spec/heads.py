@@ -35,7 +35,16 @@ from tokenswift.config import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import Backend, check_ids
 from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.loader.find import HEADS, HUB_ID, cached, fetch, rivals_note, shipped_files, trained_files
+from tokenswift.loader.find import (
+    HEADS,
+    HUB_ID,
+    cached,
+    fetch,
+    left_out,
+    rivals_note,
+    shipped_files,
+    trained_files,
+)
 from tokenswift.loader.weights import (
     TOLERANCE,
     BaseIdentity,
@@ -310,15 +319,19 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
 
     if folder:
         base = base_of_weights(matrix, layers, name)
-    elif SAMPLE not in rest:
-        raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
     else:
-        base = BaseIdentity(name, config.hidden_size, config.vocab_size, rest[SAMPLE].get().float())
+        base = _sampled(config, name, rest, label)
     if FREQUENT in rest:
         heads.frequent = ids = rest[FREQUENT].get().long().flatten()
         check_ids(ids, config.vocab_size)
     heads.source, heads.calibration, heads.notes = str(path), header.calibration, header.notes or {}
     return heads, base, heads.notes
+
+
+def _sampled(config: HeadsConfig, name: str, found: Mapping[str, Entry], label: str) -> BaseIdentity:
+    if SAMPLE not in found:
+        raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
+    return BaseIdentity(name, config.hidden_size, config.vocab_size, found[SAMPLE].get().float())
 
 
 def _unpacked(entry: Entry) -> Entry:
@@ -385,28 +398,27 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
     return heads.to(dtype=host.dtype, device=host.device)
 
 
-def kinds_among(paths: list[Path], host: HeadsHost) -> dict[str, Path]:
-    """Of heads files those made for this model, or for its weights quantized, by kind; of two of a kind the
-    first. Only headers and samples are read."""
-    base, found = host.base, dict[str, Path]()
-    for path in paths:
-        config = _header(path).heads
-        sample = open_weights(path).get_tensor(SAMPLE).float()
-        if BaseIdentity("", config.hidden_size, config.vocab_size, sample).distance(base) <= ROUNDED:
-            found.setdefault(config.kind, path)
-    return found
+def kind_for(path: Path, host: HeadsHost) -> str | None:
+    """The kind of a file's heads where they were made for this model, or for its weights quantized. Only the
+    header and the sample are read."""
+    found = {entry.name: entry for entry in entries_of(path, "heads file")}
+    config = _header(path).heads
+    distance = _sampled(config, "", found, f"heads {path}").distance(host.base)
+    return config.kind if distance <= ROUNDED else None
 
 
 def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
     """The heads of a kind that were trained for this model, by the user or as they are shipped, or the first
-    ones of any kind; None without."""
-    found = kinds_among(trained_files(HEADS) + shipped_files(HEADS), host)
-    path = next(iter(found.values()), None) if kind is None else found.get(kind)
-    if path is None:
-        return None
-    heads = read_heads(path)[0].to(dtype=host.dtype, device=host.device)
-    heads.source = f"{path.name} (shipped)"
-    return heads
+    ones of any kind; None without. Files that cannot be used are left out."""
+    shipped = shipped_files(HEADS)
+    for path in (*trained_files(HEADS), *shipped):
+        with left_out(path):
+            found = kind_for(path, host)
+            if found is not None and kind in (None, found):
+                heads = read_heads(path)[0].to(dtype=host.dtype, device=host.device)
+                heads.source = f"{path.name} (shipped)" if path in shipped else heads.source
+                return heads
+    return None
 
 
 def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | None:

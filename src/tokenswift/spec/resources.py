@@ -38,13 +38,13 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.control import Calibration, Learnt
-from tokenswift.spec.eagle import EagleWeights, Features, eagle_of, trained_for
+from tokenswift.spec.eagle import EagleWeights, Features, eagle_of, eagle_trained
 from tokenswift.spec.heads import (
     Heads,
     HeadsHost,
     holds_heads,
     host_of,
-    kinds_among,
+    kind_for,
     resolve_heads,
     shipped_heads,
 )
@@ -297,10 +297,11 @@ class Resources:
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
-        if isinstance(eagle, str) and eagle in ("auto", "none"):
-            eagle = trained_for(source.host.base) if eagle == "auto" else None
-        self.eagle = None if eagle is None else eagle_of(eagle, self.target)
-        is_default = bool(kinds_among(shipped_files(HEADS), source.host))
+        if isinstance(eagle, str) and eagle == "auto":
+            self.eagle = eagle_trained(source.host.base, self.target)
+        else:
+            self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
+        is_default = any(kind_for(path, source.host) for path in shipped_files(HEADS))
         self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 

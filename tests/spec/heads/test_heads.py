@@ -13,7 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
+from tokenswift.loader.find import HEADS
 from tokenswift.loader.weights import base_of
+from tokenswift.models.target import make_target
+from tokenswift.spec.eagle import eagle_trained
 from tokenswift.spec.heads import (
     METADATA_KEY,
     Heads,
@@ -121,14 +124,26 @@ def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> N
         assert torch.equal(tensor, heads.state_dict()[name].bfloat16().float())
 
 
-def test_heads_trained_for_a_model_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_trained_for_a_model_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside files that cannot be used, of which a line each says so."""
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
     host, other = host_of(tiny()), host_of(tiny(seed=1))
-    (tmp_path / "drafters").mkdir()
-    save_heads(random_heads("conditioned"), tmp_path / "drafters" / "mine.heads.safetensors", base_of(tiny()))
+    mine = tmp_path / "drafters" / f"mine{HEADS}"
+    mine.parent.mkdir()
+    save_heads(random_heads("conditioned"), mine, base_of(tiny()))
+    content = load_file(mine)
+    mine.with_name(f"a{HEADS}").write_bytes(mine.read_bytes()[:-1])
+    with safe_open(mine, framework="pt") as file:
+        save_file({"x": content.pop(S)}, mine.with_name(f"b{HEADS}"), metadata=file.metadata())
+    mine.with_name("c.gguf").write_bytes(b"GGUF")
     found = resolve_heads("auto", host)
-    assert found is not None and found.kind == "conditioned"
+    assert found is not None and found.kind == "conditioned" and found.source == str(mine)
     assert resolve_heads("auto", other) is None
+    assert eagle_trained(host.base, make_target(tiny())) is None
+    left_out = [line.partition(" ")[0] for line in caplog.messages if "left out" in line]
+    assert left_out == [f"a{HEADS}", f"b{HEADS}"] * 2 + ["c.gguf"]
 
 
 def test_wrong_base_is_refused(tmp_path: Path) -> None:
