@@ -334,9 +334,9 @@ def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
 # ---- an answer as it comes ------------------------------------------------------------------------
 
 SPACE = " \t\r\n"
-S = f"[{SPACE}]*"
-LONGEST = 512  # characters from where a call may begin up to its arguments: what is longer is text
-OPENED, CLOSED = regex.compile(S + OPEN), regex.compile(S + CLOSE)
+LONGEST = 99  # characters of whitespace that may stand between two parts of a call: what is longer is text
+S = f"[{SPACE}]{{0,{LONGEST}}}+"
+OPENED, CLOSED, FENCE = (regex.compile(S + mark) for mark in (OPEN, CLOSE, "```"))
 Waits = Generator[None, None, Any]  # each yield waits for more of the text
 
 
@@ -411,7 +411,8 @@ class Parser:
         end, index = rf"{S}\}}{S}", 0
         while found := (yield from self._take(bare)):
             yield from self._call(found["name"], index, regex.compile(end))
-            yield from self._strip(SPACE + ";`")
+            yield from self._take(FENCE)
+            yield from self._strip(SPACE + ";")
             index += 1
             if not parallel:
                 return
@@ -455,8 +456,6 @@ class Parser:
     def _take(self, pattern: Any) -> Waits:
         """What stands here of a pattern, which goes; None where something else does."""
         while (found := pattern.match(self._held, partial=not self._ended)) and found.partial:
-            if len(self._held) >= LONGEST:
-                return None
             yield
         self._held = self._held[found.end() if found else 0 :]
         return found
@@ -466,8 +465,7 @@ class Parser:
         while True:
             place = mark and mark.search(self._held, partial=not self._ended)
             here = place and not place.partial
-            held = place and (here or len(self._held) - place.start() < LONGEST)
-            text = self._held[: place.start()] if held else self._held
+            text = self._held[: place.start()] if place else self._held
             self._held = self._held[len(text) :]
             text = text.rstrip(SPACE) if self._ended and kind == "thought" else text
             if text:
