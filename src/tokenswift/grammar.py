@@ -129,8 +129,9 @@ class Grammar:
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
 
 
-#: keywords that describe members of an object, and those whose values are no schemas
+#: keywords that describe members of an object, those that hold schemas by name, and those that hold none
 _SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
+_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _VALUES = {"const", "enum", "default", "examples"}
 
 
@@ -149,11 +150,14 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a schema, those of its values left out."""
+def _objects(value: Any, by_name: bool = False) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a schema, those of its values left out; ``by_name``: it holds schemas by name."""
     if isinstance(value, dict):
-        yield value
-        value = [inner for key, inner in value.items() if key not in _VALUES]
+        if not by_name:
+            yield value
+        for key, inner in value.items():
+            if by_name or key not in _VALUES:
+                yield from _objects(inner, key in _BY_NAME and not by_name)
     for inner in value if isinstance(value, list) else ():
         yield from _objects(inner)
 

@@ -143,6 +143,8 @@ def nested(schema: Any) -> dict[str, Any]:
         (nested({"type": "array", "prefixItems": [A], "items": False}), '{"x": [%s]}'),
         (Outer, '{"one": %s, "many": []}'),
         (Outer, '{"one": {"a": 1}, "many": [], "either": %s}'),
+        ({"properties": {"default": A}, "required": ["default"]}, '{"default": %s}'),
+        ({"properties": {"allOf": A}, "required": ["allOf"]}, '{"allOf": %s}'),
     ],
 )
 def test_no_other_members(schema: Any, inside: str) -> None:
@@ -155,6 +157,7 @@ def test_no_other_members(schema: Any, inside: str) -> None:
     [
         ({**A, "additionalProperties": True}, '{"a": 1, "b": 2}'),
         (Outer, '{"one": {"a": 1}, "many": [], "free": {"b": 2}}'),
+        ({"properties": {"properties": {}}, "additionalProperties": True}, '{"additionalProperties": 1}'),
         ({**A, "required": ["a", "b"]}, '{"a": 1, "b": 2}'),
         ({"allOf": [A, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}, '{"a": 1, "b": 2}'),
         ({**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"properties": {"b": {}}}}},
