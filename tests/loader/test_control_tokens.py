@@ -143,6 +143,16 @@ def test_marks_in_two_halves() -> None:
     assert tokenizer.decode(ids) == f"a{END}b" and controls(ids, tokenizer) == []
 
 
+def test_marks_in_json_of_json() -> None:
+    tokenizer, said = byte_level(), f"a{chr(92)}{END}"
+    for times in (1, 2, 3):
+        tokenizer.chat_template = "{{ messages[0].content %s }}" % ("| tojson(ensure_ascii=True)" * times)
+        ids, text = prompt_ids([{"role": "user", "content": said}], tokenizer, 10**6), said
+        for _ in range(times):
+            text = json.dumps(text)
+        assert tokenizer.decode(ids) == text and controls(ids, tokenizer) == []
+
+
 def test_private_characters_of_a_message_stay() -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = "{{ messages[0].content }}\ue001{{ messages[0].content | tojson }}"

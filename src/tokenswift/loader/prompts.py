@@ -14,7 +14,6 @@ control tokens by other names alone (:func:`encoded`); a chat without them is en
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -419,7 +418,8 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     Raises:
         InputError: a control token is to be text, and the tokenizer cannot write it so.
     """
-    text = text.replace(json.dumps(sign)[1:-1], sign)  # where a template writes JSON in ASCII
+    escaped = r"(\\{1,8})" + r"\1".join(f"u{ord(letter):04x}" for letter in sign)
+    text = re.sub(escaped, sign, text)  # where a template writes JSON in ASCII, or JSON of such JSON
     if sign not in text:
         return encode(text)
     marks, plain = _any_of(_controls(tokenizer)), text.replace(sign, "")
