@@ -74,6 +74,7 @@ def test_as_a_command(cli: Call, tiny: Path) -> None:
     assert shown.code == 0 and shown.err == "" and shown.files == []
     for words in ("expected peak", "expected time", "5 tokens of prompt, 100 new tokens"):
         assert words in shown.out
+    assert "expected time" in cli(*argv, "--regex", "[a-z]+").out
     record = json.loads(cli(*argv, "--no-measure", "--json").out)
     assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
     refused = cli(*argv, "--max-new-tokens", "1000")

@@ -76,6 +76,9 @@ def test_a_store_is_whole_up_to_its_last_text(tmp_path: Path) -> None:
     assert [*HiddenStore(tmp_path, "a").texts] == [*again.texts] == [0, 1]
     with pytest.raises(InputError, match="belongs to a training of other data"):
         HiddenStore(tmp_path, "b")
+    (tmp_path / "made_from").rename(tmp_path / "index.json")  # as earlier versions have it
+    with pytest.raises(InputError, match="belongs to a training of other data"):
+        HiddenStore(tmp_path, "a")
 
 
 @torch.no_grad()

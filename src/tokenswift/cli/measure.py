@@ -295,8 +295,9 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
         most = largest(target, run.strategy, prompt, memory.free)
         made |= {"free": memory.free, "most": most if limit is None else min(most, limit - prompt)}
     if measured:
-        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], ignore_eos=True)
-        found = run.llm.start(replace(few, stop=())).finish().metrics
+        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], stop=())
+        few = replace(few, ignore_eos=request.sampling.grammar is None)
+        found = run.llm.start(few).finish().metrics
         prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
         made["tokens_per_second"] = found.tokens_per_second
         made["seconds"] = prefill + new / found.tokens_per_second

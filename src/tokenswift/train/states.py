@@ -192,7 +192,8 @@ def claim(path: Path, key: str) -> None:
     Raises:
         InputError: it is another's.
     """
-    if path.exists() and path.read_text(encoding="utf-8") != key:
+    there = path.read_text(encoding="utf-8") if path.exists() else key
+    if there != key or (path.parent / "index.json").exists():  # which earlier versions wrote
         other = f"{path.parent} belongs to a training of other data or options"
         raise InputError(f"work folder {other}; name another --work folder")
     with replacing(path) as part:
