@@ -260,10 +260,11 @@ def _config(
     said: Mapping[str, Any], found: Collection[str], size: int, target: Any, where: str
 ) -> EagleConfig:
     """The drafter that a checkpoint describes; ``size``: tokens that it names."""
-    check_numbers(said, where)
+    check_numbers({"head_dim": None} | dict(said), where)
     for name in SAID:
-        if said.get(name) is None:
-            raise refusal(where, name, None, "a number")
+        even = name in ("hidden_size", "intermediate_size")  # the kernels take numbers in pairs
+        if said.get(name) is None or (even and said[name] % 2):
+            raise refusal(where, name, said.get(name), "an even number" if even else "a number")
     wanted = {"num_hidden_layers": 1, "hidden_act": "silu", "partial_rotary_factor": 1.0}
     for name, valid in {**wanted, "vocab_size": target.vocab_size}.items():
         if said.get(name, valid) != valid:

@@ -149,7 +149,7 @@ class Heads(nn.Module):
         """The same heads on a backend's kernels, where it has some for them; ``int8``: of products."""
         weight = next(self.parameters())
         fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.device == backend.device
-        if not (fits and backend.fused and self.config.hidden_size % 2 == 0):
+        if not (fits and backend.fused and self.config.hidden_size % 2 == self.config.inner % 2 == 0):
             return self
         made = copy.deepcopy(self)
         made.on_kernels = True

@@ -65,6 +65,8 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
     "no layers": ({"eagle_aux_hidden_state_layer_ids": 2}, {}, {}, "layer_ids is 2; valid: 3 different"),
     "deep": ({"num_hidden_layers": 2}, {}, {}, "num_hidden_layers is 2; valid: 1"),
     "huge": ({"hidden_size": 1 << 40}, {}, {}, "hidden_size is 1099511627776; valid: int <= 262144"),
+    "odd heads": ({"head_dim": None, "hidden_size": 12}, {}, {}, "hidden_size is 12; valid: an even width"),
+    "odd layer": ({"intermediate_size": 47}, {}, {}, "intermediate_size is 47; valid: an even number"),
     "other layer": ({"hidden_act": "gelu"}, {}, {}, "hidden_act is 'gelu'; valid: silu"),
     "not finite": ({}, bad("down", NAN), {}, "mlp.down_proj.weight holds values that are not finite"),
     "type": ({}, bad("o", FOUND["o"].long()), {}, r"o_proj.weight is .* in I64; valid: .* in F32, BF16"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import tiny_model
 from tokenswift.loader.find import HEADS
 from tokenswift.loader.weights import base_of
-from tokenswift.models.target import make_target
+from tokenswift.models.target import backend_for, make_target
 from tokenswift.spec.eagle import eagle_trained
 from tokenswift.spec.heads import (
     METADATA_KEY,
@@ -155,6 +155,12 @@ def test_wrong_base_is_refused(tmp_path: Path) -> None:
         load_heads(path, host_of(tiny(width=32)))
     with pytest.raises(InputError, match="hidden size 16, the model has 32"):
         resolve_heads(random_heads("linear"), host_of(tiny(width=32)))
+
+
+def test_odd_widths_are_left_to_torch() -> None:
+    for width, inner in ((15, 0), (D, 33)):
+        heads = random_heads("conditioned", inner, width)
+        assert heads.packed(backend_for(), int8=False) is heads
 
 
 W, S = "heads.layers.1.linear.weight", "base.sample"
