@@ -58,7 +58,7 @@ class Draft:
     values: list[tuple[str | bytes, Value]]
     tensors: list[tuple[str, Tensor]]
     magic: bytes = b"GGUF"
-    count: int | None = None
+    counts: tuple[int | None, int | None] = (None, None)
     cut: int | None = None
 
     @classmethod
@@ -88,10 +88,16 @@ class Draft:
         """A tensor's entry."""
         return next(entry for called, entry in self.tensors if called == name)
 
+    def add(self, name: str, dims: tuple[int, ...], data: bytes, code: int = 0) -> Draft:
+        """Another tensor."""
+        self.tensors.append((name, Tensor(dims, code, -1, data)))
+        return self
+
     def write(self, path: Path) -> Path:
         """Write the file."""
-        count = len(self.tensors) if self.count is None else self.count
-        made = [self.magic, struct.pack("<IQQ", 3, count, len(self.values))]
+        tensors, keys = self.counts
+        counts = [tensors or len(self.tensors), keys or len(self.values)]
+        made = [self.magic, struct.pack("<IQQ", 3, *counts)]
         for key, value in self.values:
             made += [text(key), struct.pack("<I", value.kind), value.packed()]
         data = bytearray()
