@@ -83,6 +83,13 @@ def test_damaged_weights(copy: Path) -> None:
     refused(copy, "weights cannot be loaded")
 
 
+def test_folders_without_a_tokenizer(tiny_folder: Folder, tmp_path: Path) -> None:
+    """transformers has one without words for them."""
+    folder = Path(shutil.copytree(tiny_folder("qwen2"), tmp_path / "copy"))
+    (folder / "tokenizer.json").unlink()
+    refused(folder, "has no tokenizer files; valid: with tokenizer.json")
+
+
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

@@ -41,6 +41,8 @@ PER_BYTE = 8
 SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 #: ends of the names of files that parsers read whole
 SMALL = (".json", ".jinja", ".txt", ".model")
+#: without one of them transformers makes a tokenizer that knows no words
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 class Loaded(NamedTuple):
@@ -138,6 +140,8 @@ def load_tokenizer(name: str, source: Path) -> Any:
         if small and not (path.is_file() and path.stat().st_size <= MOST_TOKENIZER):
             wrong = f"its {path.name} is not a regular file of up to {MOST_TOKENIZER:,} bytes"
             raise InputError(f"model {name}: {wrong}; valid: one that is")
+    if not any((source / file).is_file() for file in TOKENIZER_FILES):
+        raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
     with quiet_transformers(), refused_as(f"model {name}: its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
 
