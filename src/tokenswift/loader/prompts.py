@@ -448,6 +448,7 @@ def _renamed(backend: Any) -> tuple[Any, dict[Any, int]]:
     made = Tokenizer.from_str(backend.to_str())
     made.encode_special_tokens = True
     known = {at: token for at, token in backend.get_added_tokens_decoder().items() if _is_control(token)}
+    made.add_special_tokens([token.content for token in known.values()])  # which some are not yet
     for token in known.values():
         how = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
         made.add_tokens([AddedToken(SECRET + token.content, normalized=False, **how)])
@@ -463,7 +464,9 @@ def _controls(tokenizer: Any) -> dict[str, int]:
 
 
 def _is_control(token: Any) -> bool:
-    return token.special and not token.content.isspace()
+    """Whether a token beside a model is one; some files call ``<|im_start|>`` a word of the users'."""
+    called = token.special or re.fullmatch(r"<[|｜].*[|｜]>", token.content)
+    return bool(called) and not token.content.isspace()
 
 
 def _any_of(texts: Iterable[str]) -> str:
