@@ -144,7 +144,7 @@ def _infinite_scales(made: Draft) -> None:
 
 GGUF: dict[str, Callable[[Draft], Any]] = {
     "other magic": lambda d: setattr(d, "magic", b"FUGG"),
-    "2^63 tensors": lambda d: setattr(d, "count", 1 << 63),
+    "2^63 tensors": lambda d: setattr(d, "counts", (1 << 63, None)),
     "only 1,000 bytes": lambda d: setattr(d, "cut", 1000),
     "a key twice": lambda d: d.values.append(d.values[0]),
     "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),

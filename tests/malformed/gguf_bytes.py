@@ -51,7 +51,7 @@ class Tensor:
     data: bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class Draft:
     """A file to be changed and written: values and tensors by name, in order (a name may come twice)."""
 
