@@ -223,6 +223,13 @@ def test_a_prompt_is_read_anew_for_another_key(start: Start, keys: str, share: b
     assert reused(KEY) > 0 and reused(OTHER) > 0
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="addresses of one kind alone")
+def test_all_addresses_of_either_kind() -> None:
+    with held(Settings(host="::", port=0, api_key=KEY)) as taken:
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, taken.getsockname()[1]), 5).close()
+
+
 def test_health_while_the_model_is_loaded(start: Start) -> None:
     """At the address that the server will have: it takes over what nobody has answered."""
     with held(Settings(port=0)) as taken:

@@ -108,8 +108,9 @@ def held(settings: Settings) -> Iterator[socket.socket]:
         InputError: one of them cannot be had.
     """
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    both = kind == socket.AF_INET6 and socket.has_dualstack_ipv6()  # "::" is all addresses of either kind
     try:
-        taken = socket.create_server((settings.host, settings.port), family=kind)
+        taken = socket.create_server((settings.host, settings.port), family=kind, dualstack_ipv6=both)
     except OSError as error:
         given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
         raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
