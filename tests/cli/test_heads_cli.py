@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.train.test_train import words
+from tokenswift.cli.train import place_for
 from tokenswift.spec.heads import read_heads
 
 SMALL = "--tokens 1500 --sequence-length 96 --write-batch 4 --steps 4 --num-heads 2"
@@ -24,3 +25,13 @@ def test_train_then_generate(cli: Call, tiny: Path, tmp_path: Path, kind: str) -
     assert heads.kind == notes["kind"] == kind and heads.count == 2
     given = ("--heads", "h.safetensors", "--max-new-tokens", "8", "--quiet")
     assert cli("generate", "the whale", "--model", tiny, *given).code == 0
+
+
+def test_each_model_and_kind_has_a_file_of_its_own() -> None:
+    models = ("meta/Llama-3.1-8B", "meta/Llama-3.2-1B", "a/b:b-q4_0.gguf", "b.gguf")
+    names = [place_for(model, kind).name for model in models for kind in ("eagle", "linear", "medusa")]
+    assert len({*names}) == len(names) and names[-3:] == [
+        "b.gguf",
+        "b.linear.heads.safetensors",
+        "b.medusa.heads.safetensors",
+    ]

@@ -69,14 +69,19 @@ def add_parser(subparsers: Any) -> None:
     options.add_sampling_options(parser, title, plain=True)
 
 
+def place_for(model: str, kind: str) -> Path:
+    """Where what is trained for a model is found: a file of its own for each model and kind."""
+    end = ".gguf" if kind == "eagle" else f".{kind}{HEADS}"
+    return cache_dir() / "drafters" / f"{Path(model).absolute().name.removesuffix('.gguf')}{end}"
+
+
 def run(args: argparse.Namespace) -> int:
     """Train what drafts for a model: it learns the model's next-token distribution, as decoding processes it,
     from hidden states that the model makes of the data once. The same command resumes an interrupted
     training."""
     check_choice("kind", args.kind, tuple(RECIPES))
     if args.out is None:
-        end = ".gguf" if args.kind == "eagle" else HEADS
-        args.out = cache_dir() / "drafters" / f"{Path(args.model).stem}{end}"
+        args.out = place_for(args.model, args.kind)
         args.out.parent.mkdir(parents=True, exist_ok=True)
     check_writable("--out", args.out, "regular file")
     job, dtype, device = job_of(args)
