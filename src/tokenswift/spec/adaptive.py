@@ -17,7 +17,8 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
 from tokenswift.spec.control import Calibration, Control, CostEstimate, Costs, Drafted, Learnt
 from tokenswift.spec.drafters.base import Below, Candidates, Drafter, Outcome
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import ALONE, TokenSequence
+from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 
 MOST_NODES = 31  # below the root
@@ -138,7 +139,10 @@ class ByChance:
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
         self._before: Step | None = None
+        self._candidates: PricedCandidates | None = None  # none in a rest
         self._steps = 0
+        self._rest = 0  # steps to come in which nobody is asked
+        self._unread: list[int] = []  # tokens of such steps
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The widest tree's rows, and what the drafters hold (see `memory.needs_of`)."""
@@ -163,6 +167,10 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
+        if self._rest and sequence.load == ALONE:
+            self._candidates = None
+            return CandidateTree(sequence.tokens[-1]).build()
+        self._read_on(sequence)
         control.left = sequence.left
         mode = control.mode(length, sequence.load)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.learnt.calibration, control)
@@ -190,6 +198,11 @@ class ByChance:
         draft_ms = spent.pop("draft", 0.0)
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
+        if self._candidates is None:
+            self._rest, self._before = max(0, self._rest - 1), None
+            control.record_rest(draft_ms + verify_ms)
+            self._unread += new
+            return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
@@ -199,6 +212,14 @@ class ByChance:
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
+        self._rest = control.rest()
+
+    def _read_on(self, sequence: TokenSequence) -> None:
+        """The drafters take in what came while nobody was asked."""
+        if self._unread:
+            for drafter in self.drafters:
+                drafter.observe(sequence, Outcome(self._unread, len(self._unread), False))
+            self._unread = []
 
     # ---- what it did ----------------------------------------------------------------------------
 

@@ -133,7 +133,8 @@ _MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding
 _TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
 _PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
 _LOADED = 512  # tokens to come for which it is worth to load a cache
-_IDLE, _ASKED = 16, 8  # after so many steps without a draft one in so many asks for drafts from the text
+_IDLE, _ASKED = 8, 4  # steps without a draft until a rest; steps between rests
+_REST, _LONG_REST = 16, 128  # steps of a rest at first, and at most
 _DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
 _DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
@@ -326,7 +327,7 @@ class Control:
         self._trial: tuple[str, int] | None = None
         self._step, self._last_bare = 0, 0
         self.last = Drafted()
-        self._idle = 0  # plain steps in a row without a draft
+        self._idle, self._rest = 0, _REST  # plain steps in a row without a draft; steps of the next rest
         self._worth = self._spent = 0.0  # milliseconds that plain decoding would have taken, and that went by
 
     # ---- decisions ------------------------------------------------------------------------------
@@ -339,9 +340,7 @@ class Control:
         rates = {name: self.pace(name) for name in self.modes if self._open(name, context)}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # asking nobody
-        idle = self._idle >= _IDLE and self._step % _ASKED and self._trial is None and load == ALONE
-        dear = self.modes[PLAIN].draft > _DEAR
-        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE or bool(idle and dear)
+        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE
         if self.bare:
             return PLAIN
         if self._trial is not None:
@@ -405,7 +404,25 @@ class Control:
             self._last_bare = self._step
         drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)  # else it was a trial
         self._idle = 0 if drafts else self._idle + 1
+        self._rest = _REST if drafts else self._rest
         self.last = tree
+
+    def rest(self) -> int:
+        """Steps to come in which nobody is asked: nothing was worth a row for a while, and asking takes long.
+        Each rest takes twice as many as the one before, until something is drafted."""
+        dear = self.load == ALONE and self.modes[PLAIN].draft > _DEAR
+        if self._trial is not None or self._idle < _IDLE or not dear:
+            return 0
+        self._idle, rest, self._rest = _IDLE - _ASKED, self._rest, min(_LONG_REST, 2 * self._rest)
+        return rest
+
+    def record_rest(self, milliseconds: float) -> None:
+        """A step of a rest yielded its token in this time."""
+        self.costs.observe(1, milliseconds)
+        plain = self.modes[PLAIN]
+        plain.steps, plain.made = plain.steps + 1, plain.made + 1
+        self._worth += self.costs.unit
+        self._spent += milliseconds
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
