@@ -166,7 +166,8 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
 def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:
     """The next server goes on with all of it, one after the other."""
     llm, slow = slowed
-    server, folder = start(llm, run_dir=str(tmp_path / "answers")), str(tmp_path / "answers")
+    folder = str(tmp_path / "answers")
+    server = start(llm, run_dir=folder, max_concurrent=1, queue=8)  # the last one does not begin
     slow.pause = 0.05
     body = {**CALL, "background": True}
     names = [server.post("/v1/responses", body).json()["id"] for _ in range(4)]
