@@ -17,13 +17,8 @@ from tokenswift.loader.find import DEFAULT, DRAFT, SHIPPED
 
 #: strategy → the kind of heads that it drafts with
 HEADS_OF = {"auto": "conditioned", "tokenswift": "conditioned", "medusa": "medusa"}
-#: what `tokenswift train` makes → further options of it
-TRAINED = {
-    "linear": "",
-    "conditioned": "",
-    "medusa": " --num-heads 4",
-    "eagle": "",
-}
+#: what `tokenswift train` makes → further options of it, where there are any
+TRAINED = {"medusa": " --num-heads 4"}
 
 
 def _read(name: str) -> dict[str, dict[str, Any]]:
@@ -77,7 +72,7 @@ def missing(config: Mapping[str, Any]) -> str:
     ours |= {f"{Path(model).name}.{kind}.heads.safetensors" for kind in HEAD_KINDS}
     return "; ".join(
         f"{file} is missing, run: tokenswift train --kind {kind} --model {shlex.quote(model)} --data BOOKS"
-        f"{TRAINED[kind]} --out {shlex.quote(file)}"
+        f"{TRAINED.get(kind, '')} --out {shlex.quote(file)}"
         for file, kind in wanted.items()
         if file in ours and not Path(file).exists()
     )

@@ -49,9 +49,6 @@ SPEC = Spec(
             "columns": ["variant", "prefill", "point", "alpha", "speedup"],
             "rows": [
                 ["TokenSwift", 2048, 20_000, 0.64, 1.87],
-                ["TokenSwift", 2000, 100, 0.6, 1.8],
-                ["TokenSwift", 8192, 150, 0.72, 1.99],
-                ["Medusa", 2048, 20_000, 0.35, 1.2],
             ],
         },
     },

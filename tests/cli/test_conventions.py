@@ -37,8 +37,6 @@ def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
 def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
     """What is named goes over it."""
     made = sampling_over(CONTINUED, PAPER)
-    found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--seed", "5")
-    assert found["sampling"] == settings_of(replace(made, seed=5)) and made.dry_multiplier == 0
     found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--top-p", "0.5")
     assert found["sampling"] == settings_of(replace(made, top_p=0.5))
 

@@ -51,15 +51,6 @@ def texts() -> dict[str, list[int]]:
     return {path.name: folders.load(path)[1].tokens for path in sorted(Path("out").iterdir())}
 
 
-def test_an_answer_that_has_begun_is_continued(many: Callable[..., Outcome], chatty: Path) -> None:
-    begun = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Well, "}]
-    done = many([{"messages": begun}], "--seed", 8, "--greedy")
-    assert done.code == 0, done
-    with LLM(chatty) as llm:
-        prompt = llm.source.codec.decode(folders.load(Path("out/00001"))[1].header.prompt)
-    assert prompt.endswith("assistant: Well, ")
-
-
 def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], chatty: Path) -> None:
     done = many(PROMPTS, "--json", "r.jsonl", "--seed", 8)
     assert (done.code, done.out) == (0, ""), done

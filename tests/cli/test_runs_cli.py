@@ -65,6 +65,7 @@ def test_generate_goes_on_with_its_own_run(
     again = cli(*argv, "--run-dir", "run", "--output", "t")
     assert again.code == 0 and again.out == ""  # nothing left to do
     assert (tmp_path / "cwd" / "t").read_bytes().decode().rstrip("\n") == whole.rstrip("\n")
+    assert cli("resume", "run", "--quiet").out == ""
     longer = cli("resume", "run", "--max-new-tokens", "90", "--quiet")
     assert longer.code == 0 and summary_of(tmp_path / "cwd/run")["tokens"] == 90
 
@@ -107,16 +108,6 @@ def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 130
     contents, state = folders.load(tmp_path / "run")
     assert not contents.damaged and len(state.tokens) == 3
-
-
-def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
-    """More tokens make it longer."""
-    cli("generate", "hello", "--model", tiny, "-n", "8", "--ignore-eos", "--run-dir", "r", "--quiet")
-    done = cli("resume", "r")
-    assert done.code == 0 and done.out == "" and "8 tokens in " in done.err, done
-    longer = cli("resume", "r", "-n", "9", "--json")
-    assert longer.code == 0 and len(json.loads(longer.out)["token_ids"]) == 9
-    assert len(json.loads(cli("resume", "r", "--json").out)["token_ids"]) == 9
 
 
 def test_a_list_and_the_text(cli: Call, tiny: Path, tmp_path: Path) -> None:

@@ -67,11 +67,6 @@ def test_text_comes_out_in_complete_characters(text: str) -> None:
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@pytest.mark.parametrize("text", ["日本語の本", "👩‍👩‍👧 fin", "naïve – ﬁne", "a\ufffdb", "  two  "])
-def test_characters_split_over_tokens(text: str) -> None:
-    assert "".join(stream_all(TINY, TINY.encode(text))) == text
-
-
 @pytest.mark.parametrize("tokenizer", [TINY, "byte_fallback"])
 def test_a_character_that_the_length_cuts_is_left_out(tokenizer: Any) -> None:
     """Of two, three and four bytes, at each place in it."""

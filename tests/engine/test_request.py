@@ -17,6 +17,7 @@ from tokenswift.config import ANSWERS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TREE = {"tree": (2, 1), "ngrams": 2}
+DRAFTED: Any = {"ignore_eos": True, "strategy": "tokenswift", "strategy_options": TREE}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,6 @@ def llm() -> Iterator[LLM]:
         ({"temp": 0.5}, "'temp' is not an argument; valid: prompt, max_new_tokens"),
         ({"stop": ["y", "a\ud800b"]}, "stop holds a lone surrogate (character 1, '\\ud800'); valid: "),
         ({"prompt": "a\ud800b"}, "prompt holds a lone surrogate (character 1, "),
-        ({"strategy": "magicdek"}, "strategy is 'magicdek'; valid: auto, autoregressive"),
     ],
     ids=repr,
 )
@@ -89,17 +89,11 @@ def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
 
 
 def test_a_stream_ends_with_the_result(llm: LLM) -> None:
-    call: dict[str, Any] = {
-        "max_new_tokens": 10,
-        "ignore_eos": True,
-        "strategy": "tokenswift",
-        "strategy_options": TREE,
-    }
-    stream = llm.stream("abc abc", **call)
+    stream = llm.stream("abc abc", 10, **DRAFTED)
     with pytest.raises(InputError, match="stream.result is not available before the end"):
         _ = stream.result
     steps = list(stream)
-    whole = llm.generate("abc abc", **call)
+    whole = llm.generate("abc abc", 10, **DRAFTED)
     result = stream.result
     assert isinstance(result, Generation) and result.finish_reason == "length"
     assert result.token_ids == [token for step in steps for token in step.token_ids] == whole.token_ids
@@ -111,16 +105,10 @@ def test_a_stream_ends_with_the_result(llm: LLM) -> None:
 def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
     prompts: list[Any] = ["abc", [5, 6, 7], HELLO]
     seen: list[tuple[int, list[int]]] = []
-    call: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "ignore_eos": True,
-        "strategy": "tokenswift",
-        "strategy_options": TREE,
-    }
-    many = llm.generate_many(prompts, **call, on_result=lambda i, r: seen.append((i, r.token_ids)))
-    assert [r.token_ids for r in many] == [llm.generate(p, **call).token_ids for p in prompts]
+    many = llm.generate_many(prompts, 6, **DRAFTED, on_result=lambda i, r: seen.append((i, r.token_ids)))
+    assert [r.token_ids for r in many] == [llm.generate(p, 6, **DRAFTED).token_ids for p in prompts]
     assert seen == list(enumerate(r.token_ids for r in many))
-    assert llm.generate_many([], **call) == []
+    assert llm.generate_many([], **DRAFTED) == []
 
 
 # ---- heads, and what was used -----------------------------------------------------------------------------

@@ -99,7 +99,10 @@ def served(
 
 
 def test_a_model_is_fetched_once_and_weights_once(
-    served: type, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    served: type,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.WARNING, "tokenswift")
     loaded = load(NAME, device="cpu")
@@ -113,6 +116,10 @@ def test_a_model_is_fetched_once_and_weights_once(
     Hub.asked.clear()
     assert load(NAME, device="cpu").name == NAME
     assert Hub.asked == [] and "fetching" not in caplog.text
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load(NAME, device="cpu").name == NAME
+    with pytest.raises(InputError, match="^model someone/other .*HF_HUB_OFFLINE.*a local folder"):
+        load("someone/other", device="cpu")
 
 
 def test_one_file_of_a_repository(

@@ -11,10 +11,9 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from tests.conftest import FAMILIES, tiny_tokenizer
+from tests.conftest import tiny_tokenizer
 from tests.gguf_files import small, write
 from tokenswift import LLM
-from tokenswift.loader.find import locate
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
 
@@ -28,22 +27,6 @@ def refused(name: object, *words: str, **options: Any) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message, message
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_folder(tiny_folder: Folder, family: str) -> None:
-    loaded = load(tiny_folder(family), device="cpu")
-    assert loaded.model.config.model_type == family
-    assert loaded.model.dtype == torch.float32 and not loaded.model.training
-    assert loaded.tokenizer("hi")["input_ids"]
-    assert loaded.name == str(tiny_folder(family))
-
-
-def test_dtype_auto_follows_the_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
-    load(tiny_folder(), device="cpu").model.bfloat16().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
-    assert load(tmp_path, device="cpu", dtype="float32").model.dtype == torch.float32
 
 
 def test_bad_names(tmp_path: Path) -> None:
@@ -88,27 +71,6 @@ def test_folders_without_a_tokenizer(tiny_folder: Folder, tmp_path: Path) -> Non
     folder = Path(shutil.copytree(tiny_folder("qwen2"), tmp_path / "copy"))
     (folder / "tokenizer.json").unlink()
     refused(folder, "has no tokenizer files; valid: with tokenizer.json")
-
-
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused("someone/some-model", "someone/some-model", "HF_HUB_OFFLINE", "a local folder")
-
-
-def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-
-    kept = tmp_path / "models--someone--some-model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("abc")
-    (kept / "snapshots" / "abc").mkdir(parents=True)
-    for file in ("config.json", "model.safetensors"):
-        (kept / "snapshots" / "abc" / file).write_text("{}")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert locate("someone/some-model") == kept / "snapshots" / "abc"
 
 
 @pytest.mark.model

@@ -160,14 +160,12 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
     [
         (ANY, TALK, "system:Be brief.;user:Hi;assistant:Yes?;system:Be kind.;user:Why?;assistant:"),
         (ANY, "d:Be brief. u:Hi", "system:Be brief.;user:Hi;assistant:"),
-        (ANY, "u:One u:Two", "user:One;user:Two;assistant:"),
         (FIRST, TALK, "<s:Be brief.\n\nBe kind.>user:Hi;assistant:Yes?;user:Why?;assistant:"),
         (FIRST, "s:A d:B u:One u:Two", "<s:A\n\nB>user:One;user:Two;assistant:"),
         (MISTRAL, "s:A u:One s:B u:Two", "[A\n\nB\n\nOne\n\nTwo]"),
         (GEMMA, "s:A u:Hi", "<user>A\n\nHi\n<assistant>"),
         (GEMMA, TALK, "<user>Be brief.\n\nBe kind.\n\nHi\n<assistant>Yes?\n<user>Why?\n<assistant>"),
         (GEMMA, "u:One a:Yes a:No u:Two", "<user>One\n<assistant>Yes\n\nNo\n<user>Two\n<assistant>"),
-        (GEMMA, "s:A", "<user>A\n<assistant>"),
     ],
 )  # fmt: skip
 def test_all_that_is_said_is_written(template: str, said: str, text: str) -> None:

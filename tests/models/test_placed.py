@@ -73,5 +73,4 @@ def test_tokens_are_those_of_one_device(
     assert llm.source.host.base.distance(plain.source.host.base) == 0
     if kind == "disk":
         assert llm.target.layout is None and "transformers' own forward" in llm.target.numerics()["how"]
-    if kind == "disk":
         assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"

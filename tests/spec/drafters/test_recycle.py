@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
-from tokenswift.sampling.choice import gumbel, gumbels_of, position_key
 from tokenswift.spec.drafters import recycle
 from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of
@@ -46,13 +43,6 @@ def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         known = table.get([token, token + 1, token + 2])
         assert known is not None and known[0] >= 1 and known[1][0] == token
     assert len(table._slots) == 64
-
-
-def test_the_noise_of_a_token_is_the_samplers() -> None:
-    tokens = [0, 1, 77, 999]
-    made = [gumbel(position_key(5, 1234), token) for token in tokens]
-    wanted = gumbels_of(5, 1234, torch.tensor(tokens)).tolist()
-    assert made == pytest.approx(wanted, rel=1e-6) and all(map(math.isfinite, made))
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
