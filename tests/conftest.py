@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,12 +32,6 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-
-
-def module_time(now: Callable[[], float]) -> SimpleNamespace:
-    """In place of a module's own ``time``: `time` with another monotonic clock. The real one is left alone:
-    event loops of other threads go by it."""
-    return SimpleNamespace(**{**vars(time), "monotonic": now})
 
 
 def pytest_configure() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,19 +23,16 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
-class System:
+def system(**counts: int) -> Any:
     """macOS' C library: the answers of sysctl by name, and an error for others."""
 
-    def __init__(self, **counts: int) -> None:
-        self.counts = counts
+    def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
+        if (found := counts.get(name.decode().replace(".", "_"))) is None:
+            return -1
+        value._obj.value = found
+        return 0
 
-        def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
-            if name.decode().replace(".", "_") not in counts:
-                return -1
-            value._obj.value = counts[name.decode().replace(".", "_")]
-            return 0
-
-        self.sysctlbyname = sysctlbyname
+    return SimpleNamespace(sysctlbyname=sysctlbyname)
 
 
 @pytest.mark.usefixtures("mac")
@@ -45,7 +43,7 @@ def test_threads_are_as_many_as_fast_cores(monkeypatch: pytest.MonkeyPatch) -> N
         ({}, 8),
         ({"hw_perflevel0_physicalcpu": 0}, 8),
     ):
-        monkeypatch.setattr(ctypes, "CDLL", lambda name, counts=counts: System(**counts))
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, counts=counts: system(**counts))
         assert library.usable() == expected
 
 

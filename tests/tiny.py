@@ -74,7 +74,6 @@ _WINDOWS: dict[str, Any] = {
 }
 _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 12}
 _LOCAL = {"rope_type": "default", "rope_theta": 500.0}
-_BASES = {"full_attention": _YARN, "sliding_attention": _LOCAL}
 #: and those that set its switches
 SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", _WINDOWS),

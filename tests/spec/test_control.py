@@ -155,3 +155,14 @@ def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
     decoder.write(6000, 0.8)
     assert costs.unit == pytest.approx(30, rel=0.06)
     assert costs.verify(4) == pytest.approx(flat(4), rel=0.06)
+
+
+@pytest.mark.parametrize("dear", [True, False])
+def test_rests_double_until_something_is_drafted(dear: bool) -> None:
+    control, rests = Control(Costs(), {}), list[int]()
+    for rows in [1] * 30 + [2] + [1] * 12:
+        control.mode(500)
+        control.drafted(Drafted(PLAIN, 1.0, rows))
+        control.record_step(1, rows, 30.0, 3.0 if dear else 0.03)
+        rests.append(control.rest())
+    assert [rest for rest in rests if rest] == ([16, 32, 64, 128, 128, 128, 16, 32] if dear else [])

@@ -153,6 +153,7 @@ def small(**changes: Any) -> TrainingOptions:
 )
 def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     model = tiny_model()
+    model.lm_head.weight.data *= 50  # a random model says hardly anything that could be learnt
     if source == "text":
         source = str(tmp_path / "text.txt")
         Path(source).write_text(words(800))
@@ -166,8 +167,7 @@ def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     _, _, kept = read_heads(tmp_path / "h.safetensors")
     assert kept["kind"] == kind and kept["data"] == Path(source).name
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines if " of 12, loss " in line]
-    fell = losses[0] - losses[-1]  # the closed form leaves hardly anything to learn of a random model
-    assert len(losses) == 6 and (fell >= 0 if kind == "conditioned" else fell > 0)
+    assert len(losses) == 6 and losses[-1] < losses[0]
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
     assert [done for stage, done, _ in told if stage == "train"] == list(range(1, 13))
     made = [(done, total) for stage, done, total in told if stage == "write"]

@@ -77,7 +77,10 @@ def _in_turn(self: Control, context: int, load: BatchLoad) -> str:
     return always(MODEL if drafts else PLAIN)(self, context, load)
 
 
-def test_matches_of_the_text_are_accepted(free: None) -> None:
+@pytest.mark.parametrize("rest", [0, 5])
+def test_matches_of_the_text_are_accepted(free: None, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
+    """Also of what was written in steps that asked nobody."""
+    monkeypatch.setattr(Control, "rest", lambda control: rest)
     llm = llm_of(None, True)
     given = {"draft": "hidden"}
     steps = llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=GREEDY)
@@ -86,6 +89,8 @@ def test_matches_of_the_text_are_accepted(free: None) -> None:
     late = [step for step in made[len(made) // 2 :] if step.drafted]
     assert {source for step in late for source in step.sources} <= {"ngram", "recycle", "target"}
     assert sum(step.accepted for step in late) > 8 * len(late)
+    if rest:
+        assert sum(not step.drafted for step in made) >= rest * (sum(bool(step.drafted) for step in made) - 1)
 
 
 @pytest.mark.parametrize(
