@@ -200,7 +200,7 @@ class ByChance:
         control, new = self.control, list(step.token_ids)
         if self._candidates is None:
             self._rest, self._before = max(0, self._rest - 1), None
-            control.record_rest(draft_ms + verify_ms)
+            control.record_rest(verify_ms, draft_ms)
             self._unread += new
             return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0

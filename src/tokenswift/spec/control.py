@@ -416,13 +416,13 @@ class Control:
         self._idle, rest, self._rest = _IDLE - _ASKED, self._rest, min(_LONG_REST, 2 * self._rest)
         return rest
 
-    def record_rest(self, milliseconds: float) -> None:
-        """A step of a rest yielded its token in this time."""
-        self.costs.observe(1, milliseconds)
+    def record_rest(self, verify_ms: float, draft_ms: float) -> None:
+        """A step of a rest yielded its token in these times."""
+        self.costs.observe(1, verify_ms)
         plain = self.modes[PLAIN]
         plain.steps, plain.made = plain.steps + 1, plain.made + 1
         self._worth += self.costs.unit
-        self._spent += milliseconds
+        self._spent += verify_ms + draft_ms
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
