@@ -360,7 +360,7 @@ class SparseCache(KVCache):
     Layers with windows that stand apart in the full cache are read there: they are small.
 
     Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
-    :meth:`rewind` drops them, :meth:`settle` gives them slots.
+    :meth:`rewind` drops them, :meth:`commit_drafted` gives them slots.
 
     Args:
         like: a full cache, for layers, heads, width, dtype and device.
@@ -422,7 +422,7 @@ class SparseCache(KVCache):
         """Drop all draft rows but the first ``rows``."""
         self.drafted = rows
 
-    def settle(self, rows: int, start: int) -> None:
+    def commit_drafted(self, rows: int, start: int) -> None:
         """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
         self.drafted = 0
         if rows:
@@ -508,7 +508,7 @@ def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Ten
     return torch.cat([head, best.flip(1)], dim=1)
 
 
-def useful(budget: int, windows: Sequence[int | None], sinks: int) -> int:
+def useful_budget(budget: int, windows: Sequence[int | None], sinks: int) -> int:
     """The budget, or what sinks and the widest window come to where every layer has a window: no layer
     of the target looks at more."""
     widths = [window for window in windows if window is not None]
@@ -539,7 +539,7 @@ def select(
         chunk: tokens of a chunk.
     """
     total = full.length
-    budget = useful(budget, windows, sinks)
+    budget = useful_budget(budget, windows, sinks)
     if total <= budget:
         return [torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)] * full.layers
     chosen = []

@@ -1,9 +1,8 @@
-"""Candidate tokens and paths → one trie → a :class:`DraftTree` with its attention mask.
+"""Drafted candidates in one trie, and the :class:`DraftTree` that is verified.
 
-Tree attention (paper section 3.2; Medusa, Cai et al. 2024): all candidates are verified in one pass,
-each node seeing the text and its own ancestors. Candidates of heads and n-gram branches share one
-trie, so no prefix is verified twice. Trees of fixed widths are built whole; of candidates with chances,
-adaptive drafting takes the part that is worth its rows.
+Tree attention (paper section 3.2; Medusa, Cai et al. 2024): one pass verifies all candidates; each node sees
+the text and its own ancestors. All drafters add to the same trie, so no prefix is verified twice. A tree of
+fixed widths is verified whole; adaptive drafting selects the nodes that are worth a row of the pass.
 """
 
 from __future__ import annotations
@@ -16,28 +15,26 @@ from torch import Tensor
 
 from tokenswift.types import DraftTree, InputError
 
-_SURE = 0.98  # no candidate counts as more certain than this
+_MAX_CHANCE = 0.98  # below 1, so that a child is always less likely than its parent
 
 
 class CandidateTree:
-    """Candidates below a root; equal prefixes share their nodes. Node 0 is the root, and parents stand before
-    their children.
+    """Candidates below a root; equal prefixes share nodes. Node 0 is the root; parents precede children.
 
     Args:
-        root: id of the newest token of the text.
+        root: token id of the root, the newest token of the text.
 
     Attributes:
-        tokens, parents, depths, sources: of each node, as in :class:`DraftTree`.
-        given: chance that the target chooses the node's token, given that it chose its parent's; at most
-            0.98, also of what nobody gave a chance.
+        tokens, parents, depths, sources: for each node, as in :class:`DraftTree`.
+        chances: for each node, the chance that the target chooses its token given that it chose its parent's.
         branches: the last node of each n-gram branch.
     """
 
-    __slots__ = ("tokens", "parents", "depths", "sources", "given", "branches", "_below")
+    __slots__ = ("tokens", "parents", "depths", "sources", "chances", "branches", "_below")
 
     def __init__(self, root: int) -> None:
         self.tokens, self.parents, self.depths = [root], [-1], [0]
-        self.sources, self.given = ["target"], [1.0]
+        self.sources, self.chances = ["target"], [1.0]
         self.branches: list[int] = []
         self._below: dict[tuple[int, int], int] = {}
 
@@ -45,15 +42,14 @@ class CandidateTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, source: str = "head", chance: float = 1.0) -> int:
-        """The node of ``token`` below the node ``parent``, made if it is not there yet.
+        """Return the node of ``token`` below ``parent``, made unless it exists.
 
-        What two sources propose is likelier. A node counts as an n-gram's only while nothing else has
-        proposed it.
+        Another proposal of a node raises its chance. A source other than "ngram" takes the node over.
         """
         key = (parent, token)
         node = self._below.get(key)
         if node is not None:
-            self.given[node] = min(_SURE, 1.0 - (1.0 - self.given[node]) * (1.0 - chance))
+            self.chances[node] = min(_MAX_CHANCE, 1.0 - (1.0 - self.chances[node]) * (1.0 - chance))
             if self.sources[node] == "ngram":
                 self.sources[node] = source
             return node
@@ -62,11 +58,11 @@ class CandidateTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.sources.append(source)
-        self.given.append(min(_SURE, chance))
+        self.chances.append(min(_MAX_CHANCE, chance))
         return node
 
     def child(self, parent: int, token: int) -> int | None:
-        """The node of ``token`` below ``parent``; None where there is none."""
+        """The node of ``token`` below ``parent``, or None."""
         return self._below.get((parent, token))
 
     def add_path(self, tokens: Sequence[int], source: str = "ngram", parent: int = 0) -> int:
@@ -78,34 +74,34 @@ class CandidateTree:
         return parent
 
     def path(self, node: int) -> list[int]:
-        """Tokens from below the root down to ``node``."""
+        """Tokens from the root's child down to ``node``."""
         made: list[int] = []
         while node > 0:
             made.append(self.tokens[node])
             node = self.parents[node]
         return made[::-1]
 
-    def chance(self, node: int) -> float:
-        """Chance that the whole path to ``node`` is the target's choice."""
+    def path_chance(self, node: int) -> float:
+        """Chance that the target chooses the whole path to ``node``."""
         found = 1.0
         while node > 0:
-            found *= self.given[node]
+            found *= self.chances[node]
             node = self.parents[node]
         return found
 
     def select(self, costs: Sequence[float], rate: float) -> tuple[list[int], float]:
-        """The nodes that are worth their rows, in order of their numbers, and the sum of their chances.
+        """The nodes that are worth a row, ascending, and their expected number of accepted tokens.
 
-        Likelier nodes come first, which keeps parents before children; of these prefixes the one with the
-        greatest ``sum of chances - rate · cost`` is taken: what a renewal process with that long-run rate
-        gains most by.
+        With nodes sorted by path chance, parents precede children, so every prefix of that order is a tree.
+        The prefix with the greatest ``sum of path chances - rate · cost`` is selected: by renewal theory, the
+        one that raises the long-run rate most.
 
         Args:
-            costs: ``costs[n]`` is the time of a pass with n nodes below the root; it bounds n.
-            rate: tokens per unit of that time that decoding yields now.
+            costs: ``costs[n]`` is the time of a pass with n nodes below the root; its length bounds n.
+            rate: current tokens per unit of that time.
         """
         chances = [1.0]
-        for parent, given in zip(self.parents[1:], self.given[1:], strict=True):
+        for parent, given in zip(self.parents[1:], self.chances[1:], strict=True):
             chances.append(chances[parent] * given)
         order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)[: len(costs) - 1]
         best, most, total, expected = 0, -rate * costs[0], 0.0, 0.0
@@ -117,11 +113,10 @@ class CandidateTree:
         return sorted(order[:best]), expected
 
     def build(self, nodes: Sequence[int] | None = None) -> DraftTree:
-        """The finished tree, γ its depth.
+        """The tree to verify; its γ is its depth.
 
         Args:
-            nodes: what is kept below the root (closed under parents, ascending); None: all of it, and the
-                branches.
+            nodes: the nodes to keep below the root, ascending, each with its parent; None: all of them.
         """
         below = range(1, len(self)) if nodes is None else nodes
         kept = [0, *below]
@@ -146,12 +141,11 @@ def children(tree: DraftTree) -> list[dict[int, int]]:
 
 
 def published_paths(tree: DraftTree) -> list[list[int]]:
-    """The candidate paths of a tree as the published code lists them, nodes from the root on.
+    """The candidate paths of a tree in the published code's order, as nodes from the root on.
 
-    First the paths of the heads' tree: the deepest first, and of equal depth the worst ranked first
-    (the order in which a builder made the nodes of a level is their rank). Then every n-gram branch in
-    the order of drafting, also one that repeats another path or is a part of it. The bare root is its
-    own only path.
+    First the paths of the heads' tree: the deepest first, and at equal depth the lowest ranked first (nodes
+    of a level were added by rank). Then every n-gram branch in the order of drafting, even one that repeats
+    another path or a part of it. A tree of the root alone has one path, the root.
     """
     heads = [node for node in range(1, len(tree)) if tree.sources[node] != "ngram"]
     inner = {tree.parents[node] for node in heads}
@@ -161,7 +155,7 @@ def published_paths(tree: DraftTree) -> list[list[int]]:
 
 
 def ancestor_mask(parents: Sequence[int], device: torch.device | str = "cpu") -> Bool[Tensor, "n n"]:
-    """``mask[i, j]``: node j is node i or one of its ancestors (``parents[i]``, -1 for a root)."""
+    """``mask[i, j]``: node i sees node j, itself or an ancestor (``parents[i]`` is -1 for a root)."""
     rows: list[bytearray] = []
     for node, parent in enumerate(parents):
         row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))

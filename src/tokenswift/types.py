@@ -40,8 +40,8 @@ class InputError(ValueError):
         self.field = field
 
 
-class Stopped(Exception):
-    """A text is not wanted any more: what drafts for it gives up; nothing of its step is kept."""
+class Cancelled(Exception):
+    """The request was cancelled while its sequence drafted; nothing of that step is kept."""
 
 
 class RunError(RuntimeError):

@@ -28,8 +28,8 @@ from tokenswift.engine.step import prefill
 from tokenswift.memory import Memory
 from tokenswift.runs.folder import RunWriter
 from tokenswift.spec.heads import Heads, HeadsConfig
-from tokenswift.spec.methods import FixedWidths
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.methods import FixedTreeStrategy
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
 STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -273,7 +273,7 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
 
 def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
-    draft, add = FixedWidths.draft, RunWriter.add
+    draft, add = FixedTreeStrategy.draft, RunWriter.add
 
     def failing(self: Any, sequence: Any) -> DraftTree:
         seed = sequence.sampler.params.seed
@@ -294,7 +294,7 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
 
     requests = [plain([2, 3, 4], 25, seed) for seed in range(4)]
     expected = [alone(llm, request).token_ids for request in requests]
-    monkeypatch.setattr(FixedWidths, "draft", failing)
+    monkeypatch.setattr(FixedTreeStrategy, "draft", failing)
     monkeypatch.setattr(RunWriter, "add", full)
     bad = {
         "the drafter fails": plain([2, 3, 4], 25, 13),
@@ -405,10 +405,10 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
         assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
 
 
-def unread(llm: LLM, tokens: list[int]) -> TokenSequence:
+def unread(llm: LLM, tokens: list[int]) -> SequenceState:
     """A text of which nothing was read."""
     sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
-    return TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler)
+    return SequenceState(list(tokens), len(tokens), cache, llm.target, sampler)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 70])
@@ -419,11 +419,11 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
     for text, part in ((whole, None), (parts, rows)):
         while prefill(text, None, part):
             pass
-    assert whole.newest is not None and parts.newest is not None
+    assert whole.last_pass is not None and parts.last_pass is not None
     assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
-    assert whole.newest_row == parts.newest_row == 31
-    assert torch.equal(whole.newest.hidden, parts.newest.hidden)
-    for one, other in zip(whole.newest.queries, parts.newest.queries, strict=True):
+    assert whole.last_row == parts.last_row == 31
+    assert torch.equal(whole.last_pass.hidden, parts.last_pass.hidden)
+    for one, other in zip(whole.last_pass.queries, parts.last_pass.queries, strict=True):
         assert torch.equal(one, other)
 
 

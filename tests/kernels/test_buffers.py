@@ -56,7 +56,7 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     for ranker in (kernels.ranker(params), None):
         rows = LogitRows(random(2, 90), [5, 6], [[], [7]], [2, 3], [4, 4], True)
         for ranked in Sampler(params, 90, CPU, ranker).candidates(rows):
-            made.append(torch.tensor([ranked.tokens, ranked.values, ranked.shares], dtype=torch.float64))
+            made.append(torch.tensor([ranked.tokens, ranked.values, ranked.probs], dtype=torch.float64))
     return made
 
 

@@ -192,7 +192,7 @@ def test_draft_rows_stay_behind_the_slots_until_they_settle() -> None:
     assert sparse.length == 10
     with pytest.raises(ValueError, match="13 rows"):
         sparse.update(torch.ones(1, HEADS, 3, WIDTH), torch.ones(1, HEADS, 3, WIDTH), 0)
-    sparse.settle(2, start=40)
+    sparse.commit_drafted(2, start=40)
     assert sparse.length == 8
     assert sparse.positions[0, 0].tolist() == [0, 1, 40, 41, 36, 37, 38, 39]
     assert sparse.data[0, 0, 2:4, 0].tolist() == [0.0, 1.0]

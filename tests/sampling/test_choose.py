@@ -62,7 +62,7 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
                 asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
                 for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
                     assert ours.tokens == theirs.tokens and ours.values == theirs.values
-                    assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
+                    assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
             if subset is None:
                 assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
             history += paths[step][:2]
@@ -124,5 +124,5 @@ def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None
     """Where the next smaller float is more than 25 away, the best token still has all of the probability."""
     params = SamplingParams(greedy=greedy, repetition_penalty=1.0)
     logits = torch.tensor([[3e38, 1.0, 2.0]], dtype=torch.float32)
-    rows = LogitRows(logits, [], [[]], [0], [2], coupled=False, shares=True)
-    assert Sampler(params, 3, "cpu", kernels.ranker(params)).candidates(rows)[0].shares[0] == 1.0
+    rows = LogitRows(logits, [], [[]], [0], [2], coupled=False, with_probs=True)
+    assert Sampler(params, 3, "cpu", kernels.ranker(params)).candidates(rows)[0].probs[0] == 1.0

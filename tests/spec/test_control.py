@@ -49,7 +49,7 @@ class Decoder:
         control, tree, draft = self.control, CandidateTree(0), DRAFT
         mode = control.mode(500, load)
         node = 0
-        for token in range(0 if control.bare else 31):
+        for token in range(0 if control.timing_plain else 31):
             node = tree.add(node, token, "ngram", chance)
         if mode == "heads":
             tree.add(0, 99, "head", self.heads or 0.0)
@@ -127,8 +127,8 @@ def test_rows_that_turn_out_dear_are_not_drafted() -> None:
 @pytest.mark.parametrize(("left", "tried"), [(300, False), (3000, True), (None, True)])
 def test_a_cache_is_loaded_only_where_much_is_to_come(left: int | None, tried: bool) -> None:
     decoder = Decoder(heads=0.5)
-    decoder.control.offers = {"heads": replace(HEADS, loads=True)}
-    decoder.control.left = left
+    decoder.control.estimates = {"heads": replace(HEADS, loads=True)}
+    decoder.control.remaining = left
     decoder.write(200, 0.02)
     assert ("heads" in decoder.modes) == tried
 

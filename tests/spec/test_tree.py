@@ -96,12 +96,12 @@ def test_the_selection_is_the_best_of_all_trees(seed: int) -> None:
     costs = [1 + 0.05 * n + 0.01 * n * n for n in range(len(tree))]
     rate = rnd.choice([0.5, 1.0, 3.0])
     chosen, expected = tree.select(costs, rate)
-    assert expected == pytest.approx(sum(tree.chance(node) for node in chosen))
+    assert expected == pytest.approx(sum(tree.path_chance(node) for node in chosen))
     best = -math.inf
     for size in range(len(tree)):
         for nodes in combinations(range(1, len(tree)), size):
             if all(tree.parents[node] in (0, *nodes) for node in nodes):
-                best = max(best, sum(map(tree.chance, nodes)) - rate * costs[size])
+                best = max(best, sum(map(tree.path_chance, nodes)) - rate * costs[size])
     assert expected - rate * costs[len(chosen)] == pytest.approx(best)
     made = tree.build(chosen)
     assert len(made) == len(chosen) + 1 and made.gamma == max(made.depths)

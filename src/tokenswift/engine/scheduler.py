@@ -27,7 +27,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Prefixes, Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv import FeatureStore
-from tokenswift.types import Generation, InputError, Step, Stopped, check_callback, check_integer, counted
+from tokenswift.types import Cancelled, Generation, InputError, Step, check_callback, check_integer, counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
 READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
@@ -229,7 +229,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         try:
             sequence.open()
             ticket = Ticket(sequence)
-            sequence.wanted = partial(self._wants, ticket)
+            sequence.is_wanted = partial(self._wants, ticket)
             if sequence.finish_reason is not None:  # by its journal it has ended already
                 self._leave(ticket)
                 return ticket
@@ -414,7 +414,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
 
     def _leave(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
         """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
-        if isinstance(error, Stopped):  # it is not wanted, and leaves with the others of its kind (`_waits`)
+        if isinstance(error, Cancelled):  # `_waits` lets go of cancelled ones
             return
         result = None
         try:

@@ -33,7 +33,7 @@ from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.journal import End, Header, Identity, Loading, RunState, Session
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.spec.methods import STRATEGIES, drafts_from
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import (
     PREFILL,
     SOURCES,
@@ -53,7 +53,7 @@ SHARE = 4  # of the free memory, the part that ended texts may take: one in so m
 LEAST = 16  # tokens that are worth a copy
 
 
-class Sequence(TokenSequence):
+class Sequence(SequenceState):
     """One generation: everything is checked when it is made, nothing runs before it is iterated.
 
     Instead of being iterated it can be led by `open`, `read` until nothing is left, `step.step` and `take`
@@ -206,7 +206,7 @@ class Sequence(TokenSequence):
         with self.meter.phase(PREFILL):
             left = prefill(self, self.request.on_progress, rows)
             if not left:
-                self.left = self.max_new_tokens - len(self.new_tokens)
+                self.remaining = self.max_new_tokens - len(self.new_tokens)
                 self.strategy.begin(self)
         if not left:
             self.meter.lap()
@@ -278,7 +278,7 @@ class Sequence(TokenSequence):
                 self.prefixes.keep(self)
             except Exception as error:  # later texts alone gain by it
                 logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
-        self.cache = self.newest = self.features = None  # type: ignore[assignment]
+        self.cache = self.last_pass = self.features = None  # type: ignore[assignment]
         if self.journal is not None:
             self.journal.close()
 
@@ -370,7 +370,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """What is kept of a text that has ended; see `TokenSequence`."""
+    """What is kept of a text that has ended; see `SequenceState`."""
 
     owner: str
     tokens: list[int]
@@ -403,7 +403,7 @@ class Prefixes:
     def __init__(self, most: int) -> None:
         self.most = most
         self.reused = 0
-        self._running: list[TokenSequence] = []
+        self._running: list[SequenceState] = []
         self._kept: list[Kept] = []  # those that were used last at the end
 
     @classmethod
@@ -417,7 +417,7 @@ class Prefixes:
         """Bytes of caches of ended texts."""
         return sum(one.nbytes for one in self._kept)
 
-    def begin(self, text: TokenSequence, capacity: int) -> FullCache | None:
+    def begin(self, text: SequenceState, capacity: int) -> FullCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
 
         The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
@@ -443,11 +443,11 @@ class Prefixes:
         self.reused += longest
         return best.cache.fork(capacity, longest)
 
-    def watch(self, sequence: TokenSequence) -> None:
+    def watch(self, sequence: SequenceState) -> None:
         """A text begins; others may begin as it does from now on."""
         self._running.append(sequence)
 
-    def keep(self, sequence: TokenSequence) -> None:
+    def keep(self, sequence: SequenceState) -> None:
         """A text has ended: keep it while there is room, instead of those that it begins with."""
         self._running = [one for one in self._running if one is not sequence]
         tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
@@ -500,24 +500,24 @@ class Prefilled(Prefixes):
         count = len(self.tokens)
         target.check_room(count + 1)
         cache = target.new_cache(max(1, count - 1))
-        self.sequence = TokenSequence(self.tokens, count, cache, target, target.sampler(SamplingParams()))
+        self.sequence = SequenceState(self.tokens, count, cache, target, target.sampler(SamplingParams()))
         self.sequence.features = llm.resources.features()
         begun = perf_counter()
         prefill(self.sequence)
         self.seconds = perf_counter() - begun
 
-    def begin(self, text: TokenSequence, capacity: int) -> FullCache:
+    def begin(self, text: SequenceState, capacity: int) -> FullCache:
         """A fork, for a text that begins with all of the prompt."""
         base = self.sequence
-        text.newest, text.newest_row = base.newest, base.newest_row
+        text.last_pass, text.last_row = base.last_pass, base.last_row
         if base.features is not None:
             text.features = base.features.copy()
         return base.cache.fork(capacity)
 
-    def watch(self, sequence: TokenSequence) -> None:
+    def watch(self, sequence: SequenceState) -> None:
         """Nothing: texts share the prompt alone."""
 
-    def keep(self, sequence: TokenSequence) -> None:
+    def keep(self, sequence: SequenceState) -> None:
         """Nothing, as well."""
 
     def generate(

@@ -1,9 +1,9 @@
-"""The decode loop (paper, Algorithm 1): propose, forward, accept, commit, observe.
+"""The decode loop (paper, Algorithm 1): propose, forward, accept, commit, observe; and the prefill before it.
 
-Every strategy runs through this loop, plain decoding too (its tree is the bare root). What comes out
-is decided by the target model and the acceptance rule alone; a strategy decides only how fast. A step
-advances a list of texts by one verify pass over all their trees; each text is what it would be alone, and
-what fails in one of them ends that one alone.
+Every strategy uses this loop, and so does plain decoding, whose tree is the root alone. The target model and
+the acceptance rule alone decide the tokens; a strategy decides only the speed. A step advances several
+sequences by one verify pass over all their trees. Each sequence gets the tokens that it would get alone, and
+an error in one ends only that one.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from torch import Tensor
 
 from tokenswift.kv import OBSERVED, Pass, Segment, to_device
 from tokenswift.spec.accept import accept_exact, accept_published
-from tokenswift.spec.strategy import ALONE, BatchLoad, TokenSequence
+from tokenswift.spec.strategy import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
-_SLOW = 1 / 16  # weight of a step in a text's running means
-_REDECODED = 64  # rows of a pass that decodes again what a model wrote
+_NEW_WEIGHT = 1 / 16  # weight of a step in a sequence's running means
+_REDECODE_ROWS = 64  # rows of a pass that runs generated tokens again
 T = TypeVar("T")
 
 
 @torch.inference_mode()
-def step(sequences: Sequence[TokenSequence]) -> list[Step | Exception]:
-    """One step of each text, none of them done, with one verify pass for all; where a text fails, its
-    exception.
+def step(sequences: Sequence[SequenceState]) -> list[Step | Exception]:
+    """Advance unfinished sequences by one step each, with a single verify pass for all.
 
-    A step's times are those of its own text; the verify pass counts in full for every text in it.
+    Returns each one's step, or the exception that ends it, in order. The shared verify pass counts in full in
+    every step's times.
     """
     trees = _propose(sequences)
     passes = _forward(sequences, trees)
     return [
-        found if isinstance(found, Exception) else _tried(_accept_and_commit, sequence, tree, *found)
+        found if isinstance(found, Exception) else _catch(_accept_and_commit, sequence, tree, *found)
         for sequence, tree, found in zip(sequences, trees, passes, strict=True)
     ]
 
 
-def _tried(function: Callable[..., T], *args: Any) -> T | Exception:
-    """What a function returns, or the exception that it raises: what fails is one text's own."""
+def _catch(function: Callable[..., T], *args: Any) -> T | Exception:
+    """Return what the function returns, or the exception that it raises: an error ends one sequence alone."""
     try:
         return function(*args)
     except Exception as error:
@@ -53,21 +53,21 @@ def _tried(function: Callable[..., T], *args: Any) -> T | Exception:
 # ---- propose --------------------------------------------------------------------------------------
 
 
-def _propose(sequences: Sequence[TokenSequence]) -> list[DraftTree | Exception]:
-    """The tree of each text, which is told what the step holds besides."""
+def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
+    """Draft a tree for each sequence, which is told of the load by the others."""
     alone, rows = len(sequences) == 1, sum(one.rows for one in sequences)
     tokens, ms = sum(one.mean_tokens for one in sequences), sum(one.mean_ms for one in sequences)
     trees = []
     for one in sequences:
-        rows -= one.rows  # those before it have drafted, the others' are those of their last steps
+        rows -= one.rows  # sequences before it count by their new trees, those after it by their last ones
         rest = (rows, tokens - one.mean_tokens, ms - one.mean_ms)
         one.load = ALONE if alone else BatchLoad(*rest)
-        trees.append(_tried(_draft, one))
+        trees.append(_catch(_draft, one))
         rows += one.rows
     return trees
 
 
-def _draft(sequence: TokenSequence) -> DraftTree:
+def _draft(sequence: SequenceState) -> DraftTree:
     with sequence.meter.phase("draft"):
         tree = sequence.strategy.draft(sequence)
     sequence.rows = len(tree)
@@ -78,24 +78,24 @@ def _draft(sequence: TokenSequence) -> DraftTree:
 
 
 def _forward(
-    sequences: Sequence[TokenSequence], trees: Sequence[DraftTree | Exception]
+    sequences: Sequence[SequenceState], trees: Sequence[DraftTree | Exception]
 ) -> list[tuple[Pass, Tensor] | Exception]:
-    """The pass over the nodes of each tree, and their logits (n, V); without a tree what kept it away."""
+    """Run the target over all trees; returns each one's pass and logits (n, V), or its exception."""
     drafted = [(s, tree) for s, tree in zip(sequences, trees, strict=True) if isinstance(tree, DraftTree)]
     passes: list[tuple[Pass, Tensor] | Exception] = []
     if len(drafted) > 1 and sequences[0].model.equal_bits:
         try:
             passes += _pass(drafted)
-        except Exception as error:  # one of them is to blame, and is found by passes of their own
+        except Exception as error:  # passes of their own show which one is to blame
             logger.warning("a pass of %d sequences failed (%s); each is retried alone", len(drafted), error)
     if not passes:
-        passes = [_tried(lambda one: _pass([one])[0], each) for each in drafted]
+        passes = [_catch(lambda one: _pass([one])[0], each) for each in drafted]
     found = iter(passes)
     return [tree if isinstance(tree, Exception) else next(found) for tree in trees]
 
 
-def _pass(drafted: Sequence[tuple[TokenSequence, DraftTree]]) -> list[tuple[Pass, Tensor]]:
-    """One pass over trees, with their logits."""
+def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[tuple[Pass, Tensor]]:
+    """One pass over the nodes of several trees; returns each one's part, and its logits (n, V)."""
     model, segments = drafted[0][0].model, list[Segment]()
     with ExitStack() as phases:
         for sequence, tree in drafted:
@@ -111,21 +111,21 @@ def _pass(drafted: Sequence[tuple[TokenSequence, DraftTree]]) -> list[tuple[Pass
 # ---- accept and commit ----------------------------------------------------------------------------
 
 
-def _accept_and_commit(sequence: TokenSequence, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
-    """Choose, commit and observe."""
+def _accept_and_commit(sequence: SequenceState, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
+    """Apply the acceptance rule, commit the accepted path, and let the strategy learn from the step."""
     strategy, meter = sequence.strategy, sequence.meter
     with meter.phase("choose"):
         accepted = _accept(sequence, tree, logits)
         new = _new_tokens(tree, accepted, sequence)
-        kept = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
+        kept = accepted.nodes[: len(new)]  # the last new token, the next root, is not cached yet
         logprobs = _logprobs(sequence, logits, kept, new)
     with meter.phase("commit"):
         _commit(sequence, result, kept)
         sequence.tokens.extend(new)
         result.logits = logits
-        sequence.newest, sequence.newest_row = result, kept[-1]
-        if sequence.left is not None:
-            sequence.left -= len(new)
+        sequence.last_pass, sequence.last_row = result, kept[-1]
+        if sequence.remaining is not None:
+            sequence.remaining -= len(new)
     taken = accepted.nodes[1 : len(new) + 1]
     made = Step(
         token_ids=tuple(new),
@@ -141,30 +141,30 @@ def _accept_and_commit(sequence: TokenSequence, tree: DraftTree, result: Pass, l
         strategy.observe(sequence, made, kept)
     meter.add(made)
     times |= meter.lap()
-    sequence.mean_tokens += _SLOW * (len(new) - sequence.mean_tokens)
-    sequence.mean_ms += _SLOW * (1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms)
+    sequence.mean_tokens += _NEW_WEIGHT * (len(new) - sequence.mean_tokens)
+    sequence.mean_ms += _NEW_WEIGHT * (1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms)
     return made
 
 
-def _accept(sequence: TokenSequence, tree: DraftTree, logits: Tensor) -> Accepted:
+def _accept(sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Accepted:
     sampler = sequence.sampler
     if sequence.strategy.acceptance == "published":
         return accept_published(tree, logits, sequence.tokens, sampler)
-    return accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
+    return accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.row_by_row)
 
 
-def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: TokenSequence) -> list[int]:
-    """The step's tokens, cut to what may come and after the first EOS."""
+def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: SequenceState) -> list[int]:
+    """The step's new tokens, cut to the number still wanted and after the first end-of-text token."""
     new = [tree.tokens[node] for node in accepted.nodes[1:]] + [accepted.token]
-    new = new[: sequence.left]
+    new = new[: sequence.remaining]
     end = next((i for i, token in enumerate(new, 1) if token in sequence.eos), None)
     return new[:end]
 
 
 def _logprobs(
-    sequence: TokenSequence, logits: Tensor, kept: tuple[int, ...], new: list[int]
+    sequence: SequenceState, logits: Tensor, kept: tuple[int, ...], new: list[int]
 ) -> tuple[Logprob, ...]:
-    """Of each new token, where they are asked for."""
+    """The log-probabilities of each new token, where the request asks for them."""
     if sequence.top_logprobs is None:
         return ()
     paths = [new[:depth] for depth in range(len(new))]
@@ -172,70 +172,73 @@ def _logprobs(
     return sequence.sampler.logprobs(*rows, sequence.top_logprobs)
 
 
-def _commit(sequence: TokenSequence, result: Pass, nodes: tuple[int, ...]) -> None:
-    """Keep these rows of a pass."""
-    at = sequence.cache.length
+def _commit(sequence: SequenceState, result: Pass, nodes: tuple[int, ...]) -> None:
+    """Keep the cache entries, and features, of these rows of a pass."""
+    start = sequence.cache.length
     if sequence.features is not None and result.features is not None:
         rows = to_device(nodes, result.features.device)
-        sequence.features.take(at, result.features.index_select(1, rows))
+        sequence.features.take(start, result.features.index_select(1, rows))
     sequence.cache.commit(nodes)
 
 
-# ---- the prompt -----------------------------------------------------------------------------------
+# ---- prefill --------------------------------------------------------------------------------------
 
 
-def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
-    """Run the prompt, all but its last token (the first root), into the full cache, from where that ends.
+def prefill(sequence: SequenceState, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
+    """Run the tokens that are not cached yet, all but the last one (the first root), into the full cache.
+
+    They are the prompt's, and in a resumed run the generated ones. Where prefill and decoding round
+    differently, generated tokens are run by decode passes again, for the same bits.
 
     Args:
-        on_progress: told of the stage "prompt", in tokens.
-        rows: about as many rows as are wanted now; None: all. A model whose prompts' bits depend on what a
-            pass holds is given the passes that it would make of the whole.
+        on_progress: called with the stage "prompt", tokens done, and tokens in all.
+        rows: tokens to run now, about; None: all. Where bits depend on how a prompt is cut into chunks, it is
+            cut as it would be without this limit.
     Returns:
-        Tokens that are left.
+        Tokens still to run.
     """
-    at, known, model = sequence.cache.length, len(sequence.tokens) - 1, sequence.model
+    start, total, model = sequence.cache.length, len(sequence.tokens) - 1, sequence.model
     redecodes = model.equal_bits and not model.prefill_keeps_bits
-    end = border = min(known, sequence.prompt_tokens - 1) if redecodes else known
+    end = prefill_end = min(total, sequence.prompt_tokens - 1) if redecodes else total
     if rows is not None and model.prefill_keeps_bits:
-        end = min(border, at + rows)
-    elif rows is not None and border - at > model.prefill_chunk + OBSERVED:
-        end = at + model.prefill_chunk
+        end = min(prefill_end, start + rows)
+    elif rows is not None and prefill_end - start > model.prefill_chunk + OBSERVED:
+        end = start + model.prefill_chunk
 
-    def report(stage: str, done: int, total: int) -> None:
+    def report(stage: str, done: int, _: int) -> None:
         if on_progress is not None:
-            on_progress(stage, at + done, known)
+            on_progress(stage, start + done, total)
 
-    if end > at:
-        ends, features = end > border - OBSERVED, sequence.features
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, features)
-        _set_newest(sequence, newest, at)
+    if end > start:
+        is_last, features = end > prefill_end - OBSERVED, sequence.features
+        result = model.prefill(sequence.tokens[start:end], sequence.cache, report, is_last, features)
+        _set_last_pass(sequence, result, start)
         if rows is not None:
-            return known - end
-    while sequence.cache.length < known:
+            return total - end
+    while sequence.cache.length < total:
         _decode_again(sequence)
-        report("prompt", sequence.cache.length - at, known - at)
+        report("prompt", sequence.cache.length - start, total - start)
         if rows is not None:
             break
-    return known - sequence.cache.length
+    return total - sequence.cache.length
 
 
-def _decode_again(sequence: TokenSequence) -> None:
-    """Run what a model wrote before as it was decoded, up to so many rows."""
-    at = sequence.cache.length
-    rows = torch.tensor(sequence.tokens[at:-1][:_REDECODED])
-    positions, parents = torch.arange(at, at + len(rows)), list(range(-1, len(rows) - 1))
+def _decode_again(sequence: SequenceState) -> None:
+    """Run the next generated tokens as a chain, by a decode pass."""
+    start = sequence.cache.length
+    rows = torch.tensor(sequence.tokens[start:-1][:_REDECODE_ROWS])
+    positions, parents = torch.arange(start, start + len(rows)), list(range(-1, len(rows) - 1))
     result = sequence.model.forward(rows, positions, sequence.cache, parents)
     _commit(sequence, result, tuple(range(len(rows))))
-    _set_newest(sequence, result, at)
+    _set_last_pass(sequence, result, start)
 
 
-def _set_newest(sequence: TokenSequence, newest: Pass, at: int) -> None:
-    """Remember a pass over a part of the prompt as the newest, with the last rows of the one before it: by
-    all of them a partial cache is chosen."""
-    before = sequence.newest
-    if before is not None and at > len(sequence.tokens) - 1 - OBSERVED:
-        pairs = zip(before.queries, newest.queries, strict=True)
+def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
+    """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in front: the
+    queries of the last `kv.OBSERVED` tokens select the partial cache."""
+    before = sequence.last_pass
+    if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
+        pairs = zip(before.queries, result.queries, strict=True)
         queries = [torch.cat(layers, dim=1)[:, -OBSERVED:] for layers in pairs]
-        newest = Pass(torch.cat([before.hidden, newest.hidden])[-OBSERVED:], queries)
-    sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
+        result = Pass(torch.cat([before.hidden, result.hidden])[-OBSERVED:], queries)
+    sequence.last_pass, sequence.last_row = result, len(result.hidden) - 1

@@ -1,19 +1,16 @@
-"""Logit processing and the choice rule: the argmax of processed scores plus noise keyed by position.
+"""The choice rule: process a row of logits, add Gumbel noise keyed by position, take the argmax.
 
-The order is: logit biases, contextual penalty, presence and frequency penalties, DRY, tokens that may not
-come (`sampling.penalties` has all of these but the second), temperature, top-k, top-p, min-p, eta.
+*Processing*, in this order: logit biases, contextual penalty, presence and frequency penalties, DRY,
+forbidden tokens (all but the second are in `sampling.penalties`), temperature, top-k, top-p, min-p, eta. Rows
+are (n, V) float32. The processors equal transformers' of the same names, in its order, except for exact ties:
+each filter is a threshold on the score, so tokens tied at the cut are all kept. Filtered tokens get -inf; a
+row's largest score always survives. The penalty is the paper's contextual one (section 3.4): it covers the
+last W tokens of a row's own context, a window that slides along a drafted path exactly as in autoregressive
+decoding.
 
-The processors work on (n, V) float32 rows and equal transformers' processors of the same names, in
-transformers' order (penalty, temperature, top-k, top-p, min-p, eta), except for exact ties: each
-filter here is a threshold on the score, so tokens tied at the cut are all kept, whatever the sort
-order. Filtered tokens get -inf. A row's largest score always survives.
-
-The penalty is the paper's contextual one (section 3.4): it looks at the last W tokens of a row's own
-context, and that window slides along a drafted path exactly as in autoregressive decoding.
-
-The noise, Gumbel's, is keyed by (seed, position, token), and the only source of randomness of the library.
-A counter-based generator: every value is a pure function of its key, so no state has to be stored,
-resumed or moved between devices, and all strategies see the same noise at the same position.
+*Noise* is the library's only source of randomness: one Gumbel value for each (seed, position, token). It is a
+pure function of that key, so there is no generator state to store, resume or move between devices, and every
+strategy sees the same noise at the same position.
 
 *Integers.* Two rounds of the splitmix64 finalizer (Steele, Lea and Flood 2014; constants of
 Stafford's "Mix 13") in wrapping 64-bit arithmetic, one for the key of (seed, position) and one for
@@ -46,13 +43,13 @@ from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.penalties import NO_RULES, Adjustments, Places, TextRules
 from tokenswift.types import Logprob, RunError, check_tokens
 
-_TOGETHER = 16  # rows that an accelerator processes at a time
+_TOGETHER = 16  # rows that are processed at a time on an accelerator
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 ÷ golden ratio, odd: token -> token * _GOLDEN is a bijection
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _POSITION = 0xD1342543DE82EF95  # odd, unrelated to _GOLDEN: keeps positions and tokens apart
-_MEMO = 64
+_MEMO = 64  # positions whose noise is kept
 
 
 # ---- noise ----------------------------------------------------------------------------------------
@@ -72,18 +69,18 @@ def mix64(word: int) -> int:
 
 
 def position_key(seed: int, position: int) -> int:
-    """The 64-bit key of a position's noise, to which the token's multiple of the constant is added."""
+    """The 64-bit key of a position: the noise of a token comes from ``mix64(key + token * _GOLDEN)``."""
     return mix64(mix64(seed + _GOLDEN) + position * _POSITION)
 
 
 def gumbel(key: int, token: int) -> float:
-    """The noise of one token by a position's key, in float64; on the host, for a few tokens."""
+    """Noise of one token from its position's key, float64; on the host, for a few tokens."""
     w = ((mix64(token * _GOLDEN + key) >> 11) + 0.5) * 2.0**-53
     return -math.log(-math.log1p(-w)) if w < 1 else -math.inf
 
 
 def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:
-    """The finalizer on int64 words, in place."""
+    """:func:`mix64` on a tensor of int64 words, in place."""
     shifted = torch.empty_like(words)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         torch.bitwise_right_shift(words, shift, out=shifted)
@@ -122,20 +119,20 @@ def gumbels_(bits: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
 
 
 def gumbels_of(seed: int, position: int, tokens: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
-    """The noise of some tokens at a position, float32."""
+    """Noise of some tokens at a position, float32."""
     return gumbels_(noise_bits(seed, position, tokens))
 
 
 class Noise:
     """The noise of one seed over one vocabulary, on one device.
 
-    The vectors of the most recently used positions (64 of them) are kept: drafting asks for a
-    position first and the target's choice asks again.
+    The vectors of the 64 most recently used positions are kept: drafting asks for a position first, and the
+    target's choice asks again.
 
     Args:
         seed: from 0 to 2^63 - 1.
         vocab_size: V.
-        device: where the noise is made and returned.
+        device: where the noise is computed and returned.
     """
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
@@ -166,17 +163,17 @@ class Ranked(NamedTuple):
 
     Attributes:
         tokens: token ids.
-        values: scores that decide, noise included where it was asked for.
-        shares: probabilities under the row's processed distribution.
+        values: the scores ranked by, noise included where rows are coupled.
+        probs: their probabilities under the row's processed distribution.
     """
 
     tokens: list[int]
     values: list[float]
-    shares: list[float]
+    probs: list[float]
 
 
 class Subset:
-    """Tokens that rows of logits are limited to, as the column numbers of those rows.
+    """Some tokens of the vocabulary, which are the columns of rows of logits (n, S).
 
     Args:
         ids: token id of each column, (S,), no id twice.
@@ -192,11 +189,11 @@ class Subset:
         self.ids = ids
         self.vocab_size = vocab_size
         self.ids32 = known.to(torch.int32).contiguous()
-        self.place = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
-        self.place[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
+        self.columns = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
+        self.columns[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
 
-    def spread(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
-        """The rows over the whole vocabulary, -inf for tokens outside."""
+    def full_rows(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
+        """The rows over the whole vocabulary, -inf for all other tokens."""
         rows = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         rows[:, self.ids] = logits
         return rows
@@ -207,19 +204,18 @@ class LogitRows:
     """Rows of logits, each with its context and the position that it predicts; all lists have n entries.
 
     Attributes:
-        logits: one row a position.
-        history: the text that every context begins with.
-        paths: known tokens of each row after ``history``; tokens between them and the position are
-            unknown, take their place in the penalty window and are not penalised.
-        positions: of the tokens that the rows predict.
-        widths: how many candidates each row has at most.
-        coupled: rank by processed score plus the position's noise (which the target will use too; Daliri
-            et al. 2024), else by processed score.
-        subset: the tokens that the columns stand for; None: all of the vocabulary.
-        shares: also find the candidates' probabilities.
-        masks: of each row what a grammar allows (see :func:`allowed_tokens`), None for any token; none at
-            all where there is no grammar. Tokens that are not allowed count as -inf before anything else,
-            except in a row in whose subset nothing is allowed.
+        logits: one row for each position.
+        history: tokens that every context begins with.
+        paths: each row's further context. Tokens between it and the position are unknown: they take up
+            room in the penalty window, and are not penalised.
+        positions: positions of the predicted tokens.
+        widths: candidates wanted from each row, at most.
+        coupled: rank by processed score plus the position's noise, which the target will add too (Daliri
+            et al. 2024); else by processed score alone.
+        subset: the tokens that the columns stand for; None: the whole vocabulary.
+        with_probs: also return the candidates' probabilities.
+        masks: for each row the tokens that a grammar allows (see :func:`allowed_tokens`), or None for all;
+            empty without a grammar. Other tokens count as -inf, unless the mask leaves nothing of a subset.
     """
 
     logits: Float[Tensor, "n S"]
@@ -229,11 +225,11 @@ class LogitRows:
     widths: list[int]
     coupled: bool
     subset: Subset | None = None
-    shares: bool = True
+    with_probs: bool = True
     masks: Sequence[Int[Tensor, " w"] | None] = ()
 
     def masked(self) -> Float[Tensor, "n S"]:
-        """The logits with -inf where the masks do not allow a token."""
+        """The logits, -inf for tokens that the masks do not allow."""
         if not any(mask is not None for mask in self.masks):
             return self.logits
         logits, subset = self.logits, self.subset
@@ -247,7 +243,7 @@ class LogitRows:
         return torch.where(allowed, logits, logits.new_full((), -torch.inf))
 
     def one(self, row: int) -> LogitRows:
-        """That row alone."""
+        """A single row of them."""
         at = slice(row, row + 1)
         return replace(
             self,
@@ -260,16 +256,16 @@ class LogitRows:
 
 
 def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:
-    """Masks as one truth value a token: bit t % 32 of word t // 32 is that of token t."""
+    """Unpack bit masks: token t is bit t % 32 of word t // 32, w = ⌈V / 32⌉."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     return (masks[..., None] >> bits & 1).bool().flatten(1)[:, :vocab_size]
 
 
 class Ranker(Protocol):
-    """Temperature, filters, noise and the best in one call; see `kernels.cpu.backend`."""
+    """Temperature, filters, noise and top candidates in one call: compiled in `kernels.cpu.backend`."""
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
+        """Candidates of each row, or the number of the first row that holds NaN or has no finite maximum."""
         ...
 
 
@@ -277,7 +273,7 @@ class Ranker(Protocol):
 
 
 class RefusedRow(RunError):
-    """No token can be chosen from a row of logits; its arguments are the position and what the row holds."""
+    """A row of logits that no token can be chosen from; its arguments are the position and what is wrong."""
 
     def __str__(self) -> str:
         position, found = self.args
@@ -293,7 +289,7 @@ def repetition_penalty(
     """Positive logits of the given tokens ÷ θ, negative ones × θ; repeated ids count once.
 
     Args:
-        ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
+        ids: token ids to penalise in each row; repeat an id to pad.
     """
     values = logits.gather(1, ids)
     return logits.scatter(1, ids, torch.where(values < 0, values * theta, values / theta))
@@ -340,10 +336,9 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
 
 
 def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
-    """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
+    """Penalised logits → log-scores up to a constant: temperature, then the filters in their order.
 
-    With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
-    teacher distribution all come through here.
+    With ``greedy`` the logits stay as they are. Training uses this too, for its teacher's distribution.
     """
     p = params
     if p.greedy:
@@ -364,19 +359,19 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
 class Sampler:
     """The target's choice rule.
 
-    For one seed the choice at a position depends on the logits and the context alone, not on when,
-    in which batch or by which strategy it is asked for.
+    For one seed, the choice at a position depends on the logits and the context alone, not on when, in which
+    batch or by which strategy it is made.
 
     Args:
         params: processors, seed, and whether to decode greedily.
         vocab_size: V.
         device: where the logits are.
-        ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
-        walks: whether choosing row by row costs nothing extra, as on a CPU.
-        rules: what `sampling.penalties` has to know of the text.
+        ranker: compiled code that does the work of :meth:`candidates`; None: torch does.
+        row_by_row: whether choosing row by row costs no more than all rows at once, as on a CPU.
+        rules: what `sampling.penalties` needs to know about the sequence.
 
     Attributes:
-        masks: of the grammar that the text has to follow.
+        masks: the grammar that the text must follow; None: none.
     """
 
     masks: Masks | None = None
@@ -387,16 +382,82 @@ class Sampler:
         vocab_size: int,
         device: torch.device | str = "cpu",
         ranker: Ranker | None = None,
-        walks: bool = True,
+        row_by_row: bool = True,
         rules: TextRules = NO_RULES,
     ) -> None:
         self.params = params
-        self.walks = walks
+        self.row_by_row = row_by_row
         self.ranker = ranker
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
         self._adjust = Adjustments(params, rules, vocab_size, self.device)
+
+    def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
+        """The target's token after each row's context ``history + path``.
+
+        Raises:
+            RefusedRow: the logits hold NaN or an infinite maximum.
+        """
+        positions = [len(history) + len(path) for path in paths]
+        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, with_probs=False)
+        return [ranked.tokens[0] for ranked in self.candidates(rows)]
+
+    def candidates(self, rows: LogitRows) -> list[Ranked]:
+        """The best candidates of each row, best first, without filtered tokens; the first is the choice.
+
+        Raises:
+            RefusedRow: the logits hold NaN or an infinite maximum.
+        """
+        if self.masks is not None:
+            rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
+        if self.ranker is not None:
+            columns = None if rows.subset is None else rows.subset.columns.numpy()
+            places = rows.history, rows.paths, rows.positions
+            logits = self._adjust.on_host(rows.logits, places, columns)
+            found = self.ranker.rank(replace(rows, logits=logits))
+            if isinstance(found, int):
+                raise _refused(rows.masked()[found], rows.positions[found])
+            return found
+        logits = rows.masked() if rows.subset is None else rows.subset.full_rows(rows.masked())
+        scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
+        coupled = rows.coupled and not self.params.greedy
+        distribution = scores.softmax(-1) if rows.with_probs else scores
+        if coupled:
+            scores = scores + self._noise(rows.positions)
+        most = min(max(rows.widths), scores.shape[-1])
+        if most == 1:
+            values, tokens = scores.max(-1, keepdim=True)
+        else:
+            values, tokens = scores.topk(most, dim=-1)
+        # one copy to the host, the only place where a step waits for the device: float64 holds all three
+        parts = torch.stack([tokens.double(), values.double(), distribution.gather(1, tokens).double()])
+        ranked = []
+        for i, (places, row, share, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
+            ids = [int(place) for place in places]
+            if not math.isfinite(row[0]):
+                raise _refused(scores[i], rows.positions[i])
+            kept = sum(value > -math.inf for value in row[:width])
+            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.with_probs else []))
+        return ranked
+
+    def logprobs(
+        self,
+        logits: Float[Tensor, "n V"],
+        history: list[int],
+        paths: list[list[int]],
+        tokens: list[int],
+        top: int,
+    ) -> tuple[Logprob, ...]:
+        """Log-probability of each row's token after ``history + path``, and of the ``top`` likeliest."""
+        known = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
+        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
+        above = (known > own).sum(-1).tolist()
+        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
+        return tuple(
+            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
+            for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
+        )
 
     def scores(
         self,
@@ -405,24 +466,33 @@ class Sampler:
         paths: list[list[int]],
         positions: list[int] | None = None,
     ) -> Float[Tensor, "n V"]:
-        """Processed log-scores of each row up to a constant, float32; -inf where filtered out.
+        """Processed log-scores of each row up to a constant, float32; -inf for filtered tokens.
 
-        With ``greedy`` they are the penalised and adjusted logits (no temperature, no filter).
+        With ``greedy`` they are the penalised logits (no temperature, no filter).
 
         Args:
-            positions: the position that each row predicts; by default the one after its context.
+            positions: the position that each row predicts; default: the one after its context.
         """
         if self.masks is not None:
             masks = self.masks.of(history, paths, positions)
             logits = LogitRows(logits, history, paths, [], [], coupled=False, masks=masks).masked()
         return self._processed(logits, (history, paths, positions))
 
+    def perturbed(
+        self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
+    ) -> Float[Tensor, "n V"]:
+        """Processed scores plus the noise of each row's position: the choice is the argmax."""
+        scores = self.scores(logits, history, paths)
+        if self.params.greedy:
+            return scores
+        return scores + self._noise([len(history) + len(path) for path in paths])
+
     def _processed(self, logits: Tensor, places: Places) -> Tensor:
         scores = self._penalised(self._adjust.biased(logits.to(torch.float32)), places)
         scores = self._adjust.adjusted(scores, places)
-        if self.walks or self.params.greedy:
+        if self.row_by_row or self.params.greedy:
             return processed(scores, self.params)
-        # a device may add up a row in another order where there are more rows, so there are always as many
+        # a device may sum a row in another order when there are more rows, so their number is always the same
         more = scores[-1:].expand(-len(scores) % _TOGETHER, -1)
         parts = [processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)]
         return torch.cat(parts)[: len(scores)]
@@ -442,92 +512,17 @@ class Sampler:
             scores if all(full) else torch.where(torch.tensor(full).to(ids.device)[:, None], scores, logits)
         )
 
-    def perturbed(
-        self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
-    ) -> Float[Tensor, "n V"]:
-        """Processed scores plus the noise at each row's position; the choice is the argmax."""
-        scores = self.scores(logits, history, paths)
-        if self.params.greedy:
-            return scores
-        return scores + self._noise([len(history) + len(path) for path in paths])
-
     def _noise(self, positions: list[int]) -> Float[Tensor, "n V"]:
-        """The noise of each row's position; the rows of one position share it."""
+        """The noise of each row's position."""
         if len(set(positions)) == 1:
             return self.noise.at(positions[0])[None]
         return torch.stack([self.noise.at(position) for position in positions])
 
-    def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
-        """The token that follows each row's context ``history + path``.
-
-        Raises:
-            RefusedRow: the logits hold NaN or an infinite maximum.
-        """
-        positions = [len(history) + len(path) for path in paths]
-        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, shares=False)
-        return [ranked.tokens[0] for ranked in self.candidates(rows)]
-
-    def logprobs(
-        self,
-        logits: Float[Tensor, "n V"],
-        history: list[int],
-        paths: list[list[int]],
-        tokens: list[int],
-        top: int,
-    ) -> tuple[Logprob, ...]:
-        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there."""
-        known = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
-        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
-        above = (known > own).sum(-1).tolist()
-        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
-        return tuple(
-            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
-            for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
-        )
-
-    def candidates(self, rows: LogitRows) -> list[Ranked]:
-        """The best candidates of each row, best first, filtered tokens left out.
-
-        Raises:
-            RefusedRow: the logits hold NaN or an infinite maximum.
-        """
-        if self.masks is not None:
-            rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
-        if self.ranker is not None:
-            columns = None if rows.subset is None else rows.subset.place.numpy()
-            places = rows.history, rows.paths, rows.positions
-            logits = self._adjust.on_host(rows.logits, places, columns)
-            found = self.ranker.rank(replace(rows, logits=logits))
-            if isinstance(found, int):
-                raise _refused(rows.masked()[found], rows.positions[found])
-            return found
-        logits = rows.masked() if rows.subset is None else rows.subset.spread(rows.masked())
-        scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
-        coupled = rows.coupled and not self.params.greedy
-        distribution = scores.softmax(-1) if rows.shares else scores
-        if coupled:
-            scores = scores + self._noise(rows.positions)
-        most = min(max(rows.widths), scores.shape[-1])
-        if most == 1:
-            values, tokens = scores.max(-1, keepdim=True)
-        else:
-            values, tokens = scores.topk(most, dim=-1)
-        # the one place at which a step waits for a device: float64 holds all three
-        parts = torch.stack([tokens.double(), values.double(), distribution.gather(1, tokens).double()])
-        ranked = []
-        for i, (places, row, share, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
-            ids = [int(place) for place in places]
-            if not math.isfinite(row[0]):
-                raise _refused(scores[i], rows.positions[i])
-            kept = sum(value > -math.inf for value in row[:width])
-            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
-        return ranked
-
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:
-    """Refuse scores of a position whose best values are not all finite.
+    """Raise :class:`RefusedRow` unless the best value of every row is finite.
 
-    NaN wins every maximum of torch, so NaN anywhere in a row shows up in its best value.
+    NaN wins every maximum of torch, so NaN anywhere in a row shows up there.
     """
     if not all(map(math.isfinite, best.tolist())):
         raise _refused(scores, position)

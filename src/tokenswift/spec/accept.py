@@ -1,13 +1,13 @@
-"""Which drafted tokens are kept: the exact rule, and the rule of the paper's published code.
+"""Acceptance: which drafted tokens are kept. The exact rule, and the rule of the paper's published code.
 
-*Exact* (this project): one target choice per node, with noise keyed by the position, and a walk from
-the root along the choices. Autoregressive decoding makes the same choices, so for one seed every
-drafter and every tree yields the very same tokens.
+*Exact* (this project): the target chooses one token at each node, with noise keyed by position, and a walk
+follows these choices from the root. Plain decoding makes the same choices, so for one seed every drafter and
+every tree gives the very same tokens.
 
-*Published* (the code of arXiv 2502.18890): a target token is drawn independently for every candidate
-path, and the longest match is kept; of several, the first or the last. **It is not lossless**: with m
-paths through a token of probability p, that token is accepted with probability 1 - (1-p)^m. It is here
-for reproduction and as the negative control of the statistical tests.
+*Published* (the code of arXiv 2502.18890): a target token is drawn independently for every candidate path,
+and the longest match is kept. **It is not lossless**: with m paths through a token of probability p, that
+token is accepted with probability 1 - (1-p)^m. It is here for reproduction, and as the negative control of
+the statistical tests.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ def accept_exact(
     """Walk from the root along the target's own choices; exact for every tree.
 
     Args:
-        logits: the target's float32 logits, one row for each node of the tree.
-        history: the whole text so far; its last token is the tree's root.
+        logits: the target's float32 logits, one row for each node.
+        history: all tokens so far; the last one is the tree's root.
         sampler: the choice rule.
-        all_rows: choose for all nodes in one call (an accelerator, where a call costs more than
-            its rows) instead of only for the nodes on the walk (the CPU).
-        ahead: tokens that follow ``history`` before the tree; their last one is then the root.
+        all_rows: choose at all nodes in one call (on an accelerator, where a call costs more than its rows)
+            instead of at the nodes of the walk alone (on a CPU).
+        ahead: tokens between ``history`` and the tree; the last of them is then the root.
 
     Raises:
-        RunError: a row of the walk holds NaN or an infinite maximum. Other rows may hold anything.
+        RunError: a row on the walk holds NaN or an infinite maximum. Other rows may hold anything.
     """
     choices: list[int] | None = None
     if all_rows:
         paths = [[*ahead, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
         try:
             choices = sampler.choose(logits, history, paths)
-        except RunError:  # some row cannot be chosen from; that matters only if the walk meets it
+        except RunError:  # some row is invalid, which matters only if it is on the walk
             choices = None
 
     below, nodes, path = children(tree), [0], list[int]()
@@ -73,22 +73,21 @@ def accept_published(
 ) -> Accepted:
     """The published code's rule: **not lossless**, except with ``greedy`` and no penalty.
 
-    Every candidate path gets its own, independent draw of the target's token at each of its nodes: the
-    paths of the heads' tree and every n-gram branch, shared prefixes and repeated paths too (the order
-    is that of `tree.published_paths`). The path that agrees longest with its own draws wins; of tied
-    paths it is the first or the last, each half of the time, never one between. The winner's draw at the
-    first disagreement, or after its end, is the target's own token. As in that code, the penalty window
-    of every depth is the root's. Draws are a pure function of (seed, position, path), the choice among
-    tied paths of (seed, position).
+    Each candidate path (`tree.published_paths`) gets independent draws of the target's token at its nodes,
+    even where it shares a prefix with another or repeats it. The path that agrees longest with its own draws
+    wins; of tied paths the first or the last, each half of the time, never one between. The winner's draw at
+    its first disagreement, or after its end, is the target's own token. As in that code, the penalty window
+    is the root's at every depth. Draws are a pure function of (seed, position, path), the choice among tied
+    paths of (seed, position).
 
     Args:
-        logits: the target's float32 logits, one row for each node of the tree.
-        history: the whole text so far; its last token is the tree's root.
+        logits: the target's float32 logits, one row for each node.
+        history: all tokens so far; the last one is the tree's root.
         sampler: processors and seed.
 
     Raises:
-        RunError: a row that a token was drawn from holds NaN or an infinite maximum. Rows behind a
-            path's first disagreement may hold anything.
+        RunError: a row that a token was drawn from holds NaN or an infinite maximum. Rows behind a path's
+            first disagreement may hold anything.
     """
     paths = published_paths(tree)
     tied, depth = list(range(len(paths))), 0  # the paths that agree longest so far
@@ -103,7 +102,7 @@ def accept_published(
         if not longer:
             break
         tied, depth = longer, depth + 1
-    bits = noise_bits(sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1]))  # no path's number
+    bits = noise_bits(sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1]))  # -1 is no path
     winner = 0 if uniforms_(bits)[0] < 0.5 else -1  # of tied paths the first or the last
     return Accepted(tuple(paths[tied[winner]][: depth + 1]), drawn[winner])
 
@@ -116,11 +115,12 @@ def _draws(
     position: int,
     sampler: Sampler,
 ) -> list[int]:
-    """A token for each path, drawn at its node by inversion of the node's distribution.
+    """A token for each path, drawn at its node by inverting the node's cumulative distribution.
 
     Args:
-        nodes: the node of each path, paths: its number; both in the same order.
-        position: of the token to draw.
+        nodes: the current node of each path.
+        paths: the number of each path.
+        position: of the tokens to draw.
     """
     rows = sorted(set(nodes))
     scores = sampler.scores(logits[rows], history, [[]] * len(rows))
@@ -135,6 +135,6 @@ def _draws(
     found = torch.zeros_like(numbers)
     for row, node in enumerate(rows):
         here = torch.tensor([i for i, at in enumerate(nodes) if at == node], device=scores.device)
-        # the first token whose cumulated mass exceeds the target has positive mass itself
+        # the first token whose cumulative mass exceeds the draw has positive mass itself
         found[here] = torch.searchsorted(mass[row], uniform[here] * mass[row, -1], right=True)
     return found.clamp_(max=scores.shape[-1] - 1).tolist()

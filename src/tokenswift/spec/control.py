@@ -1,18 +1,17 @@
-"""Which drafter drafts, what rows cost and how likely candidates are right: learnt from the steps alone.
+"""Which drafter to use, what a pass costs, how likely a candidate is accepted: all learnt from the steps.
 
-*Chances*: with coupled drafting the draft ranks tokens by its own scores plus the target's noise, so how far
-the best candidate leads says how likely the target agrees. For every source of candidates a logistic
-regression over a handful of features of the ranking gives the chance of each candidate; it starts from
-figures that come with the heads and learns from every place whose outcome becomes known, drafted or not.
+*Chances.* With coupled drafting, a draft ranks tokens by its own scores plus the target's noise, so the lead
+of its best candidate over the next says how likely the target agrees. For each source of candidates, a
+logistic regression on a few features of the ranking gives every candidate's chance of acceptance. It starts
+from the library's weights or the heads file's, and learns from every position whose token becomes known.
 
-*Times* are counted in *plain passes*: what a pass over one row of this text takes now. That unit follows the
-machine and the context, so what is known of a row, a level or a drafter holds when a machine gets busy, or a
-text long. A step of several texts is judged as a whole: what all of them yield over what all of them take.
+*Costs* are in *plain passes*: the time that a pass over one row of this sequence takes now. The unit follows
+the machine's load and the context length, so the cost of a row, a head level or a drafter keeps its meaning
+when these change. With several sequences in a step, their total yield is set against their total time.
 
-A *mode* is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Its rate is what
-its steps are expected to yield, corrected by what they did yield, over what they take. Modes that are not in
-use are tried for a few steps, each time after twice as many steps as before. There is no clock here: steps
-bring their times.
+A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the text). A mode's
+rate is its expected tokens, corrected by the bias of past expectations, per plain pass. Modes not in use are
+tried for a few steps, at intervals that double. This module reads no clock: steps carry their own times.
 """
 
 from __future__ import annotations
@@ -31,36 +30,38 @@ from tokenswift.spec.strategy import ALONE, BatchLoad
 
 
 _LOGS = [math.log(at + 1.0) for at in range(64)]
-_FAR = 3.0  # perturbed scores further apart than this say no more
-_RATE = 0.06  # step of the online regression
+_MAX_GAP = 3.0  # larger differences of noisy scores carry no further information
+_RATE = 0.06  # learning rate
 _PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    # source → weights of the first candidate, weights of the others
+    # source → weights for the best candidate, weights for the others
     "hidden": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
     "backbone": ((1.2, 0.6, 0.5, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
     "model": ((0.0, 0.5, 0.4, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
     "after": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
 }
-_GENERAL = _PRIORS["hidden"]  # of kinds that nobody knows better weights for
+_DEFAULT_PRIOR = _PRIORS["hidden"]  # for sources without weights of their own
 
 
 def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
-    """The features of candidate ``at`` of a ranking, ``depth`` levels below where its source starts: 1, lead
-    over the next one (the best) or distance behind the best (the others), its logarithm, its share in the
-    draft, the depth, and the logarithm of the rank."""
+    """Features of candidate ``at`` (0 is the best) of a ranking, ``depth`` levels below its source's start.
+
+    They are 1; the gap (the best one's lead over the second, or another's distance behind the best); its
+    logarithm; the draft's probability; the depth; and the logarithm of the rank.
+    """
     values = ranked.values
     if at == 0:
-        gap = min(_FAR, values[0] - values[1]) if len(values) > 1 else _FAR
+        gap = min(_MAX_GAP, values[0] - values[1]) if len(values) > 1 else _MAX_GAP
     else:
-        gap = min(_FAR, values[0] - values[at])
-    return (1.0, gap, math.log(gap + 0.1), ranked.shares[at], float(depth), _LOGS[at])
+        gap = min(_MAX_GAP, values[0] - values[at])
+    return (1.0, gap, math.log(gap + 0.1), ranked.probs[at], float(depth), _LOGS[at])
 
 
 class Regression:
-    """One logistic regression, updated by stochastic gradient steps.
+    """One logistic regression, trained online by normalised gradient steps.
 
     Args:
-        weights: to start from.
-        rate: step of the gradient.
+        weights: initial weights.
+        rate: learning rate.
     """
 
     __slots__ = ("weights", "rate")
@@ -69,21 +70,21 @@ class Regression:
         self.weights, self.rate = list(weights), rate
 
     def chance(self, x: Sequence[float]) -> float:
-        """The predicted probability."""
+        """Predicted probability for features ``x``."""
         score = sum(map(mul, self.weights, x))
         return 1.0 / (1.0 + math.exp(-score)) if score > -30 else 0.0
 
     def learn(self, x: Sequence[float], error: float) -> None:
-        """One step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
+        """One gradient step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
         step = self.rate * error / sum(map(mul, x, x))
         self.weights = [weight + step * value for weight, value in zip(self.weights, x, strict=True)]
 
 
 class Calibration:
-    """The regressions of all sources.
+    """The regressions of all sources, two each: one for the best candidate, one for the others.
 
     Args:
-        priors: source → (weights of the first candidate, weights of the others), where better ones than the
+        priors: source → (initial weights for the best candidate, for the others), where better ones than the
             library's are known (a heads file brings its own).
     """
 
@@ -93,12 +94,12 @@ class Calibration:
 
     def _model(self, kind: str) -> tuple[Regression, ...]:
         if kind not in self._models:
-            pair = self._priors.get(kind, _GENERAL)
+            pair = self._priors.get(kind, _DEFAULT_PRIOR)
             self._models[kind] = tuple(Regression(weights) for weights in pair)
         return self._models[kind]
 
     def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], Callable[[int], None]]:
-        """Chance of each candidate of a ranking, and what takes in which token the target chose there."""
+        """Each candidate's chance, and a function that learns from the token that the target chose there."""
         first, others = self._model(source)
         made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
         found = [(others if at else first).chance(x) for at, x in enumerate(made)]
@@ -113,42 +114,42 @@ class Calibration:
         return found, learn
 
 
-# ---- prices, and who drafts --------------------------------------------------------------------------------
+# ---- costs, and the choice of a drafter --------------------------------------------------------------------
 
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts that are told apart
-ROW = 0.1  # of a plain pass that a row takes, before any was seen
-LEVEL = 0.1  # plain passes that a level of heads takes, before any was made
-FIRST = 3  # plain steps at first, what the fastest takes is the unit
-_OFF = math.log(1.5)  # a step counts as no further off than this: a hiccup of the machine
-_UNIT, _RATIO = 1 / 8, 1 / 32  # least weights of a new figure
-_ANCHOR = 1 / 3  # weight of what a plain step after another one says of the unit, and so of all ratios
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts with a cost of their own
+ROW = 0.1  # initial cost of one more row in a pass, in plain passes
+LEVEL = 0.1  # initial cost of a level of heads, in plain passes
+FIRST = 3  # plain steps at the start; the fastest of them sets the unit
+_OUTLIER = math.log(1.5)  # log error of a time is clipped to this: the machine was busy for a moment
+_UNIT, _RATIO = 1 / 8, 1 / 32  # smallest weight of a new time in the unit, and in a ratio
+_ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
 PLAIN = "plain"
-_WORDS = "plain decoding with drafts from the text"
-_BASELINE = 128  # steps until the next two, if there were none meanwhile
-_SLOW, _FAST = 1 / 32, 1 / 16  # least weights of a new figure
-_MEMORY = 64.0  # drafted tokens that say how good a mode's expectations are
-_MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding need only be better
-_TRIAL, _FIRST, _LAST = 4, 16, 1024  # steps of a trial; between trials: at first, and at most
-_PROMISE = 0.8  # of the rate now that a mode must promise to be tried; as much of it beside other texts
-_LOADED = 512  # tokens to come for which it is worth to load a cache
-_IDLE, _ASKED = 8, 4  # steps without a draft until a rest; steps between rests
-_REST, _LONG_REST = 16, 128  # steps of a rest at first, and at most
-_DEAR = 0.015  # of a plain pass that asking for drafts from the text may take for nothing
-_DOUBT = 0.8  # bias of a drafter before any of its tokens was verified
-_CHANCE = 0.35  # of a level's best candidate, before anything is known
+_PLAIN_WORDS = "plain decoding with drafts from the text"
+_PLAIN_EVERY = 128  # steps without two plain ones in a row, after which two are made to time them
+_SLOW, _FAST = 1 / 32, 1 / 16  # smallest weight of a new value in a running mean
+_BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
+_MARGIN = 1.02  # a mode takes over when its rate is this many times the current one's; plain at once
+_TRIAL, _FIRST_WAIT, _LAST_WAIT = 4, 16, 1024  # steps of a trial; steps between trials, first and last
+_TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
+_LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
+_REST_AFTER, _REST_GAP = 8, 4  # steps without a draft until a rest; steps between rests
+_REST, _LONG_REST = 16, 128  # steps of a rest, first and longest
+_IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
+_FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
+_FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
 
 
 @dataclass(slots=True)
 class Learnt:
-    """What the texts of a model have taught, so that the next need not learn it again; each adds to it.
+    """What was learnt from earlier sequences of a model; every sequence starts from it and adds to it.
 
     Attributes:
-        calibration: makes chances of rankings.
+        calibration: turns rankings into chances.
         ratios: see `Costs`.
-        biases: by mode, drafted tokens that came over those that were expected.
-        outcomes: of recycled rankings (see `drafters.recycle`).
+        biases: by mode, accepted ÷ expected drafted tokens.
+        outcomes: see `drafters.recycle`.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -158,10 +159,10 @@ class Learnt:
 
 
 class Costs:
-    """What passes take, in plain passes; from their times the unit too, in milliseconds.
+    """Cost of a pass by its number of rows, in plain passes, and the milliseconds of a plain pass.
 
     Args:
-        ratios: of each of :data:`KNOTS` what was learnt before, 0 where nothing was; it learns on.
+        ratios: cost at each of :data:`KNOTS` as learnt so far, 0 where unknown; updated in place.
 
     Attributes:
         unit: milliseconds of a plain pass; 0 before the first step.
@@ -174,8 +175,8 @@ class Costs:
         self._plain = 0  # plain steps in a row
 
     def verify(self, rows: float) -> float:
-        """A pass over so many rows, with the choice of its tokens: between row counts that were seen by
-        interpolation, beyond them as steep as up to the last one."""
+        """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated between known
+        row counts, extrapolated beyond the last with the mean slope up to it."""
         low, below, slope = 1.0, 1.0, ROW
         for knot, ratio in zip(KNOTS, self.ratios, strict=True):
             if not ratio or knot == 1:
@@ -187,20 +188,20 @@ class Costs:
         return below + slope * (rows - low)
 
     def observe(self, rows: int, milliseconds: float) -> None:
-        """Take in a verify pass: part of what it is off is the machine's speed, part the row count's.
+        """Learn from the time of a verify pass, whose error is shared between unit and ratio.
 
-        Drafted steps tell how fast unit and ratio are together, and the first plain step after them is slowed
-        by what drafting left in the processor's caches; the second one tells the unit.
+        A drafted step shows only unit × ratio. The first plain step after one is slow, because drafting has
+        filled the processor's caches; it is ignored, and the second one corrects the unit.
         """
         at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
         self._seen[at] += 1
         self._plain = 0 if at else self._plain + 1
-        if not self.unit or (not at and self._seen[0] <= FIRST):  # the first ones may have been slow
+        if not self.unit or (not at and self._seen[0] <= FIRST):  # the machine may be slow at first
             found = milliseconds / self.verify(rows)
             self.unit = min(found, self.unit or found)
             return
         error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
-        error = min(_OFF, max(-_OFF, error))
+        error = min(_OUTLIER, max(-_OUTLIER, error))
         if self._plain == 1:
             return
         if self._plain == 2:
@@ -217,18 +218,17 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What a drafter expects of its steps, before there were any. Times are in plain passes: what a pass of
-    the target over one row takes.
+    """What a drafter expects of its steps before it has made any; times are in plain passes.
 
     Attributes:
         words: what it does, for the summary ("heads from the verified state").
-        tokens: yield of a step, the target's own token included.
-        rows: of a step's verify pass.
+        tokens: tokens per step, the target's own included.
+        rows: rows of a step's verify pass.
         price: time that drafting takes in a step.
-        pass_cost, lead: of a drafter that makes one pass after another: time of one, and the chance of its
-            best candidate; 0 for others.
-        least: it drafts only over more cached tokens than these.
-        loads: it has to load a cache first, so it is tried only where much of the text is left.
+        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a drafter
+            makes one pass after another; 0 for others.
+        least: it drafts only while more tokens than this are cached.
+        loads: it must fill a cache first, so it is tried only where many tokens are still to come.
     """
 
     words: str
@@ -236,30 +236,30 @@ class CostEstimate:
     rows: int
     price: float
     pass_cost: float = 0.0
-    lead: float = 0.0
+    best_chance: float = 0.0
     least: int = 0
     loads: bool = False
 
 
 @dataclass(slots=True)
 class _Mode:
-    """Running means of a mode's steps: tokens, rows, and drafting in plain passes."""
+    """Running means over a mode's steps, and its totals."""
 
-    tokens: float  # expected a step
-    rows: float
-    draft: float
-    pass_cost: float = 0.0  # of one that drafts by passes: what one takes
-    next_trial: int = 0
-    wait: int = _FIRST
+    tokens: float  # expected tokens per step
+    rows: float  # rows per verify pass
+    draft: float  # drafting time per step, in plain passes
+    pass_cost: float = 0.0  # time of one draft pass, in plain passes; 0 without such
+    next_trial: int = 0  # number of the step from which it may be tried
+    wait: int = _FIRST_WAIT  # steps from its next trial to the one after
     steps: int = 0
-    learnt: int = 0  # steps that the means are of
-    made: int = 0  # tokens that its steps yielded
-    drafted: int = 0  # nodes below the root, in all
-    bias: float = 1.0  # drafted tokens that came over those that were expected
-    judged: float = 4.0  # drafted tokens that the bias is known from
+    learnt: int = 0  # steps in the means
+    made: int = 0  # tokens of all its steps
+    drafted: int = 0  # nodes below the root in all its steps
+    bias: float = 1.0  # accepted ÷ expected drafted tokens
+    judged: float = 4.0  # expected drafted tokens that the bias is averaged over
 
     def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
-        """It was expected to yield so many; ``draft``: None where what it took is no price of a step."""
+        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
         weight = max(_SLOW, 1 / (self.learnt + 3))
         self.learnt += 1
         self.tokens += weight * (expected - self.tokens)
@@ -268,20 +268,20 @@ class _Mode:
             self.draft += weight * (draft - self.draft)
         hoped = expected - 1
         if hoped > 0.05:
-            self.judged = max(hoped, min(_MEMORY, self.judged + hoped))
+            self.judged = max(hoped, min(_BIAS_MEMORY, self.judged + hoped))
             self.bias = min(1.3, max(0.3, self.bias + (made - 1 - hoped * self.bias) / self.judged))
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A tree that was made.
+    """How a step's tree was drafted.
 
     Attributes:
-        mode: who drafted.
+        mode: the mode of the step.
         expected: tokens that the step is expected to yield.
         rows: nodes, the root included.
-        passes, levels: that were made for it.
-        loaded: its drafting time is no price of a step.
+        passes, levels: draft passes, and levels of heads, made for it.
+        loaded: a cache was filled meanwhile, so its drafting time is not typical.
     """
 
     mode: str = PLAIN
@@ -293,55 +293,55 @@ class Drafted:
 
 
 class Control:
-    """Chooses the mode of every step and knows all prices.
+    """Chooses the mode of every step, and knows the costs.
 
     Args:
-        costs: of verify passes.
-        offers: by name, what the drafters expect that have a price.
+        costs: cost of verify passes.
+        estimates: what each drafter that is not free expects, by its name.
         biases: see `Learnt`.
 
     Attributes:
-        rate: tokens a plain pass that decoding reaches now, those of the texts beside it included.
-        load: what the next pass holds besides.
-        left: new tokens that may still come; None: nobody knows.
-        row, level: what one more row of a verify pass takes, and one level of the heads.
-        last: the tree that was made last.
-        bare: whether the next step drafts nothing, to see what that takes.
+        rate: current tokens per plain pass, those of the other sequences in the step included.
+        load: the other sequences in the step.
+        remaining: new tokens still to come at most; None: unknown.
+        row, level: cost of one more row in a verify pass, and of one level of heads, in plain passes.
+        last: how the last tree was drafted.
+        timing_plain: this step drafts nothing, to time a plain pass.
     """
 
     def __init__(
-        self, costs: Costs, offers: Mapping[str, CostEstimate], biases: dict[str, float] | None = None
+        self, costs: Costs, estimates: Mapping[str, CostEstimate], biases: dict[str, float] | None = None
     ) -> None:
-        self.costs, self.offers = costs, offers
+        self.costs, self.estimates = costs, estimates
         self.biases = {} if biases is None else biases
         self.load = ALONE
-        self.left: int | None = None
+        self.remaining: int | None = None
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0, bias=self.biases.get(PLAIN, 1.0))}
-        for at, (name, offer) in enumerate(offers.items()):
-            first, bias = FIRST + 1 + _TRIAL * at, self.biases.get(name, _DOUBT)
-            known = (offer.tokens, offer.rows, offer.price, offer.pass_cost)
+        for at, (name, estimate) in enumerate(estimates.items()):
+            first, bias = FIRST + 1 + _TRIAL * at, self.biases.get(name, _FIRST_BIAS)
+            known = (estimate.tokens, estimate.rows, estimate.price, estimate.pass_cost)
             self.modes[name] = _Mode(*known, next_trial=first, bias=bias)
-        self.current, self.rate, self.bare = PLAIN, 1.0, True
+        self.current, self.rate, self.timing_plain = PLAIN, 1.0, True
         self.row, self.level = ROW, LEVEL
-        self._leads: dict[int | str, float] = {name: offer.lead for name, offer in offers.items()}
+        self._best_chances: dict[int | str, float] = {name: e.best_chance for name, e in estimates.items()}
         self._trial: tuple[str, int] | None = None
         self._step, self._last_bare = 0, 0
         self.last = Drafted()
-        self._idle, self._rest = 0, _REST  # plain steps in a row without a draft; steps of the next rest
-        self._worth = self._spent = 0.0  # milliseconds that plain decoding would have taken, and that went by
+        self._idle, self._rest = 0, _REST  # steps without a draft; length of the next rest
+        self._worth = self._spent = 0.0  # milliseconds: of plain decoding for these tokens, and spent
 
     # ---- decisions ------------------------------------------------------------------------------
 
     def mode(self, context: int, load: BatchLoad = ALONE) -> str:
-        """The mode of the next step, with ``context`` tokens cached and ``load`` beside it in the pass."""
+        """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same pass."""
         self._step, self.load = self._step + 1, load
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
-        rates = {name: self.pace(name) for name in self.modes if self._open(name, context)}
+        rates = {name: self.expected_rate(name) for name in self.modes if self._open(name, context)}
         if load == ALONE:
-            rates[PLAIN] = max(1.0, rates[PLAIN])  # asking nobody
-        self.bare = self._step <= FIRST or self._step - self._last_bare >= _BASELINE
-        if self.bare:
+            rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
+        self.timing_plain = self._step <= FIRST or self._step - self._last_bare >= _PLAIN_EVERY
+        if self.timing_plain:
             return PLAIN
         if self._trial is not None:
             name, left = self._trial
@@ -351,7 +351,7 @@ class Control:
         self.rate = max(rates[self.current], rates[PLAIN])
         for name, mode in self.modes.items():
             if name in rates and name != self.current and self._step >= mode.next_trial:
-                mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST, 2 * mode.wait)
+                mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST_WAIT, 2 * mode.wait)
                 if self._promises(name, rates[name]):
                     steps = _TRIAL if mode.pass_cost else _TRIAL // 2
                     self._trial = (name, steps - 1)
@@ -359,7 +359,7 @@ class Control:
         return self.current
 
     def _choose(self, rates: Mapping[str, float]) -> None:
-        """Change to a mode that was seen to be better."""
+        """Change to the best of the modes that have been used, where it is better by the margin."""
         seen = {name: rate for name, rate in rates.items() if name == PLAIN or self.modes[name].steps}
         best = max(seen, key=seen.__getitem__)
         margin = 1.0 if best == PLAIN else _MARGIN
@@ -367,57 +367,57 @@ class Control:
             self.current = best
 
     def _open(self, name: str, context: int) -> bool:
-        offer = self.offers.get(name)
-        return offer is None or not offer.least or context > offer.least
+        estimate = self.estimates.get(name)
+        return estimate is None or not estimate.least or context > estimate.least
 
     def _promises(self, name: str, rate: float) -> bool:
-        """Whether a mode that would reach a rate is worth trying; plain decoding is."""
+        """Whether a mode with this expected rate is worth a trial; plain always is."""
         if name == PLAIN:
             return True
-        if self.offers[name].loads and self.left is not None and self.left < _LOADED:
+        if self.estimates[name].loads and self.remaining is not None and self.remaining < _LOAD_TOKENS:
             return False
-        return rate > (_PROMISE if self.load == ALONE else 1.0) * self.rate
+        return rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
 
-    def pace(self, name: str) -> float:
-        """Tokens a plain pass that a mode reaches beside what the pass holds now."""
+    def expected_rate(self, name: str) -> float:
+        """Tokens per plain pass that a mode is expected to reach, with the current load."""
         mode, load = self.modes[name], self.load
         spent = self.costs.verify(mode.rows + load.rows) + mode.draft + load.ms / (self.costs.unit or 1e9)
         return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
 
     def uses(self, name: str) -> bool:
-        """Whether a drafter drafts now, drafted last or is on trial; of those without a price, whether it was
-        asked."""
+        """Whether a drafter is in use: its mode is the current or last one, or on trial; a free drafter is
+        unless the step only times a plain pass."""
         if name not in self.modes:
-            return not self.bare
+            return not self.timing_plain
         return name in (self.current, self.last.mode, self._trial and self._trial[0])
 
     def prices(self, most: int) -> list[float]:
-        """Verify passes with 0, 1, … ``most`` nodes below the root; more rows never take less."""
+        """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made non-decreasing."""
         beside = self.load.rows
         return list(accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max))
 
-    # ---- what happened --------------------------------------------------------------------------
+    # ---- outcomes -------------------------------------------------------------------------------
 
     def drafted(self, tree: Drafted) -> None:
-        """A tree was made."""
+        """Take note of the step's tree."""
         if tree.rows == self.last.rows == 1:
             self._last_bare = self._step
-        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)  # else it was a trial
+        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)  # a trial does not count
         self._idle = 0 if drafts else self._idle + 1
         self._rest = _REST if drafts else self._rest
         self.last = tree
 
     def rest(self) -> int:
-        """Steps to come in which nobody is asked: nothing was worth a row for a while, and asking takes long.
-        Each rest takes twice as many as the one before, until something is drafted."""
-        dear = self.load == ALONE and self.modes[PLAIN].draft > _DEAR
-        if self._trial is not None or self._idle < _IDLE or not dear:
+        """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and asking
+        costs time. Each rest is twice as long as the one before, until something is drafted."""
+        costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
+        if self._trial is not None or self._idle < _REST_AFTER or not costly:
             return 0
-        self._idle, rest, self._rest = _IDLE - _ASKED, self._rest, min(_LONG_REST, 2 * self._rest)
+        self._idle, rest, self._rest = _REST_AFTER - _REST_GAP, self._rest, min(_LONG_REST, 2 * self._rest)
         return rest
 
     def record_rest(self, verify_ms: float, draft_ms: float) -> None:
-        """A step of a rest yielded its token in these times."""
+        """Record a step during a rest, which yields one token."""
         self.costs.observe(1, verify_ms)
         plain = self.modes[PLAIN]
         plain.steps, plain.made = plain.steps + 1, plain.made + 1
@@ -425,10 +425,9 @@ class Control:
         self._spent += verify_ms + draft_ms
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
-        """It was drafted and verified in these times and yielded ``tokens``; learning from the step before
-        counts as drafting."""
+        """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step before."""
         last = self.last
-        if last.rows == rows:  # not where the text's end cut it short
+        if last.rows == rows:  # unless the end of the sequence cut the tree
             self.costs.observe(rows + self.load.rows, verify_ms)
         if not self.load.rows:
             self._worth += tokens * self.costs.unit
@@ -436,7 +435,7 @@ class Control:
         draft = draft_ms / (self.costs.unit or 1e9)
         mode = self.modes[last.mode]
         mode.steps, mode.made, mode.drafted = mode.steps + 1, mode.made + tokens, mode.drafted + rows - 1
-        if not self.bare:  # else it says nothing of what drafts in plain steps
+        if not self.timing_plain:  # such a step says nothing about the free drafters
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
         self.biases[last.mode] = mode.bias
         expected = last.levels * self.level + last.passes * mode.pass_cost
@@ -448,24 +447,24 @@ class Control:
         if last.passes:
             mode.pass_cost *= 1 + _FAST * (ratio - 1)
 
-    def lead(self, of: int | str) -> float:
-        """Chance of the best candidate of a level of heads, counted from 0, or of a named drafter's pass."""
-        return self._leads.get(of, _CHANCE)
+    def best_chance(self, of: int | str) -> float:
+        """Mean chance of the best candidate at a level of heads (from 0) or in a drafter's pass (name)."""
+        return self._best_chances.get(of, _FIRST_CHANCE)
 
-    def led(self, of: int | str, chance: float) -> None:
-        """The best candidates of a level, or a pass, have this chance in the mean."""
-        self._leads[of] = self.lead(of) + _FAST * (chance - self.lead(of))
+    def observe_best(self, of: int | str, chance: float) -> None:
+        """Take the chance of a best candidate into that mean."""
+        self._best_chances[of] = self.best_chance(of) + _FAST * (chance - self.best_chance(of))
 
     # ---- reports --------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """What was used in a sentence; how many times as fast as plain decoding that was, by what a plain
-        pass took then (None where such passes were hardly seen, or all steps were of several texts); steps,
-        tokens and nodes by mode."""
+        """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over plain
+        decoding at the measured time of a plain pass (None where too few were seen); ``modes``, the steps,
+        tokens and nodes of each."""
         seen = {name: mode for name, mode in self.modes.items() if mode.steps}
         steps = sum(mode.steps for mode in seen.values())
         nodes = sum(mode.drafted for mode in seen.values()) / steps
-        words = {PLAIN: _WORDS} | {name: offer.words for name, offer in self.offers.items()}
+        words = {PLAIN: _PLAIN_WORDS} | {name: e.words for name, e in self.estimates.items()}
         used = sorted(seen, key=lambda name: -seen[name].steps)
         shares = "; ".join(f"{words[name]} in {seen[name].steps / steps:.0%}" for name in used)
         return {

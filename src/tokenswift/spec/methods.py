@@ -1,4 +1,4 @@
-"""The strategies by name: the options of each, and how it is built."""
+"""The strategies by name: what each is built of, from its options."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from tokenswift.loader.find import rivals_note
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive import CHAIN as LONGEST
-from tokenswift.spec.adaptive import ByChance
+from tokenswift.spec.adaptive import AdaptiveStrategy
 from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
 from tokenswift.spec.drafters.passes import (
-    CheckedDrafter,
     ModelContext,
     ModelDrafter,
     PartialDrafter,
     SparseContext,
+    TwoLevelDrafter,
 )
 from tokenswift.spec.drafters.recycle import Recycle
 from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.tree import check_tree
 from tokenswift.types import DraftTree, InputError, Step
 
 
 @dataclass(eq=False)
-class FixedWidths:
-    """Drafting of published methods: as many candidates at every depth, in every step.
+class FixedTreeStrategy:
+    """A strategy with trees of fixed widths in every step, as published methods have.
 
     Args:
-        drafters: all that may be asked; `asked` says which of them a step asks, in order.
+        drafters: all drafters; `asked` gives those that propose in a step, in order.
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
-        widths: candidates of a place, by its depth.
-        option: what sets the widths, and its value, as errors name them.
+        widths: candidates below a node, by its depth; one each is a chain, none is plain decoding.
+        option: name and value of the option that sets the widths, for errors.
         acceptance: the rule, "exact" or "published".
-        most: passes at most in which a drafter goes along one path; None: one for each depth.
+        most: draft passes along one path at most; None: one for each depth.
 
     Attributes:
-        nodes: of the widest tree, the root included, without branches.
-        max_nodes: of a tree at most, for the cache's scratch room.
+        nodes: nodes of a full tree, the root included, n-gram branches not.
+        max_nodes: nodes of a tree at most: rows that the cache needs beyond the sequence.
     """
 
     drafters: Sequence[Drafter]
@@ -68,24 +68,24 @@ class FixedWidths:
         self.nodes = self.max_nodes = tree_nodes(self.widths)
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """The tree's rows, and what the drafters hold (see `memory.needs_of`)."""
+        """Memory of the tree's rows and of the drafters (see `memory.needs_of`)."""
         own = Need(*self.option, self.nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 
-    def begin(self, sequence: TokenSequence) -> None:
-        """Let the drafters read the prompt."""
+    def begin(self, sequence: SequenceState) -> None:
+        """Show the drafters the prompt."""
         for drafter in self.drafters:
             drafter.begin(sequence)
 
-    def asked(self, sequence: TokenSequence) -> Sequence[Drafter]:
-        """Who proposes in this step."""
+    def asked(self, sequence: SequenceState) -> Sequence[Drafter]:
+        """The drafters that propose in this step."""
         return self.drafters
 
-    def draft(self, sequence: TokenSequence) -> DraftTree:
-        """The step's tree, no deeper than tokens are wanted: the last of them is the target's own."""
-        widths, left = self.widths, sequence.left
-        if left is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
-            widths = widths[: max(0, left - 1)]
+    def draft(self, sequence: SequenceState) -> DraftTree:
+        """The step's tree, at most as deep as tokens are still to come, less the target's own."""
+        widths, remaining = self.widths, sequence.remaining
+        if remaining is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
+            widths = widths[: max(0, remaining - 1)]
         candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.most)
         for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
@@ -95,24 +95,24 @@ class FixedWidths:
         self.tree = tree.build([n for n in range(1, len(tree)) if n not in out] if out else None)
         return self.tree
 
-    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
-        """Let the drafters read on."""
+    def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
+        """Show the drafters the step's tokens."""
         tokens = list(step.token_ids)
         for drafter in self.drafters:
             drafter.observe(sequence, Outcome(tokens, len(nodes), True, self.tree))
 
     def report(self) -> dict[str, Any] | None:
-        """Nothing to account for: it drafts what it is told to."""
+        """None: there were no decisions."""
         return None
 
 
-def autoregressive(llm: Any, options: Any, sampler: Sampler) -> FixedWidths:
-    """One token per pass over the full cache; neither ``llm`` nor ``options`` is looked at."""
-    return FixedWidths([], sampler, True, (), ("tree", "1"))
+def autoregressive(llm: Any, options: Any, sampler: Sampler) -> FixedTreeStrategy:
+    """Plain decoding: one token per pass, no drafts."""
+    return FixedTreeStrategy([], sampler, True, (), ("tree", "1"))
 
 
-def medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> FixedWidths:
-    """Medusa's drafting.
+def medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> FixedTreeStrategy:
+    """Medusa: a tree from parallel heads on the last hidden state.
 
     Raises:
         InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
@@ -126,11 +126,11 @@ def medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> FixedWid
     check_tree(tree, llm.target.vocab_size)
     drafter = HeadDrafter(llm.target, llm.packed(heads), options.vocabulary == "frequent")
     coupled = options.candidates == "coupled"
-    return FixedWidths([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
+    return FixedTreeStrategy([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
 
 
-class TokenSwift(FixedWidths):
-    """The paper's method; without heads its n-grams and passes over the partial cache alone.
+class TokenSwift(FixedTreeStrategy):
+    """The paper's method: heads after a pass over the partial cache, and n-grams.
 
     Raises:
         InputError: tree widths above the vocabulary, or too many nodes.
@@ -153,12 +153,12 @@ class TokenSwift(FixedWidths):
         super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, most=1)
         self.max_nodes += count * LENGTH
 
-    def asked(self, sequence: TokenSequence) -> list[Drafter]:
-        """The paper's Algorithm 1, lines 4 to 7: what drafts the tree, then the n-grams."""
+    def asked(self, sequence: SequenceState) -> list[Drafter]:
+        """The paper's Algorithm 1, lines 4 to 7: the drafter of the tree, then the n-grams."""
         total = sequence.cache.length
         pays = total > self.budget and total * self.target.kv_bytes > self.target.weight_bytes
         passes = self.mode == "partial" or (self.mode == "auto" and pays)
-        if passes and sequence.newest is not None:
+        if passes and sequence.last_pass is not None:
             return [self.partial, *self.ngrams]
         return [*self.heads, *self.ngrams]
 
@@ -166,38 +166,38 @@ class TokenSwift(FixedWidths):
 def small_model(
     llm: Resources,
     name: Any,
-    asked: tuple[str, Any],
+    option: tuple[str, Any],
     size: int,
     sinks: int,
     longest: int,
     kv: str = "streaming",
 ) -> ModelDrafter:
-    """A draft model that drafts up to ``longest`` tokens over a cache of ``size``; ``asked``: the option that
-    sets it, and its value."""
+    """A draft model over a cache of ``size`` tokens that drafts up to ``longest``; ``option``: name and value
+    of the option that sets the size, for errors."""
     target, model = llm.target, llm.draft_models.get(name)
     frequent = None if llm.heads is None else llm.heads.frequent
     context = ModelContext(model, target.vocab_size, kv, size, sinks, longest, frequent)
-    return ModelDrafter(context, target, asked)
+    return ModelDrafter(context, target, option)
 
 
-def triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> FixedWidths:
-    """TriForce's drafting: a chain of at least γ tokens.
+def triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> FixedTreeStrategy:
+    """TriForce: a chain of at least γ tokens by a draft model and the target over a retrieved cache.
 
     Raises:
         InputError: the draft model cannot be had.
     """
     gamma, sinks, longest = options.gamma, options.sinks, options.gamma + options.inner_gamma
-    asked = ("draft_budget", options.draft_budget)
-    inner = small_model(llm, options.draft_model, asked, options.draft_budget, sinks, longest)
+    option = ("draft_budget", options.draft_budget)
+    inner = small_model(llm, options.draft_model, option, options.draft_budget, sinks, longest)
     sizes = (options.budget, sinks, longest + 1, options.refresh)
     context = SparseContext(llm.target, "chunks", *sizes, chunk=options.chunk)
-    drafter = CheckedDrafter(context, inner, options.inner_gamma, gamma)
+    drafter = TwoLevelDrafter(context, inner, options.inner_gamma, gamma)
     coupled, widths = options.candidates == "coupled", (1,) * (gamma + 1)
-    return FixedWidths([drafter], sampler, coupled, widths, ("gamma", gamma))
+    return FixedTreeStrategy([drafter], sampler, coupled, widths, ("gamma", gamma))
 
 
-def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> FixedWidths:
-    """MagicDec's drafting: a chain of γ tokens; without a draft model the target drafts for itself.
+def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> FixedTreeStrategy:
+    """MagicDec: a chain of γ tokens by a draft model, or by the target itself over a sparse cache.
 
     Raises:
         InputError: the draft model cannot be had.
@@ -207,19 +207,19 @@ def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> Fixe
     if options.draft_model is None:
         policy, refresh = ("snapkv", 0) if kv == "snapkv" else ("recent", None)
         context = SparseContext(llm.target, policy, budget, sinks, gamma, refresh)
-        drafter = PartialDrafter(llm.target, context, mark="chain")
+        drafter = PartialDrafter(llm.target, context, source="chain")
     else:
         drafter = small_model(llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv)
     coupled, widths = options.candidates == "coupled", (1,) * gamma
-    return FixedWidths([drafter], sampler, coupled, widths, ("gamma", gamma))
+    return FixedTreeStrategy([drafter], sampler, coupled, widths, ("gamma", gamma))
 
 
-BUDGET = 1024  # tokens of the partial cache: smaller passes pay earlier
-MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
+BUDGET = 1024  # tokens of the partial cache; smaller than the paper's, so that it pays at shorter contexts
+MODEL_BUDGET, MODEL_SINKS = 512, 4  # tokens of a draft model's cache, and sinks among them
 
 
-def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> ByChance:
-    """All drafters that the model has, each where it gains time.
+def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> AdaptiveStrategy:
+    """Adaptive drafting with all drafters that the model has.
 
     Raises:
         InputError: the draft model cannot be had.
@@ -239,15 +239,15 @@ def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> ByChance:
         context = SparseContext(target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen)
         drafters.append(PartialDrafter(target, context, levels, least=context.budget))
     if options.draft_model is not None:
-        asked = ("draft_model", "given")
-        drafters.append(small_model(llm, options.draft_model, asked, MODEL_BUDGET, MODEL_SINKS, LONGEST))
+        option = ("draft_model", "given")
+        drafters.append(small_model(llm, options.draft_model, option, MODEL_BUDGET, MODEL_SINKS, LONGEST))
     if llm.eagle is not None:
         drafters.append(EagleDrafter(llm.eagle))
-    return ByChance(drafters, sampler, coupled, llm.learnt())
+    return AdaptiveStrategy(drafters, sampler, coupled, llm.learnt())
 
 
-#: what makes each strategy from resources, its options and the choice rule, which coupled drafts share
-STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedWidths | ByChance]] = {
+#: builders of the strategies, from the model's resources, the strategy's options and the choice rule
+STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedTreeStrategy | AdaptiveStrategy]] = {
     "auto": auto,
     "autoregressive": autoregressive,
     "tokenswift": TokenSwift,
@@ -258,8 +258,7 @@ STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedWidths | ByChance
 
 
 def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:
-    """The heads that a strategy has at hand, and what it may draft from, in the words of
-    `types.Generation.draft_source`."""
+    """The heads that a strategy may use, and its `types.Generation.draft_source`."""
     if strategy in ("auto", "tokenswift"):
         heads = llm.heads
         partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")

@@ -1,4 +1,4 @@
-"""What strategies draft for: the state of one text that the decode loop and drafters share."""
+"""The part of a sequence that the decode loop, strategies and drafters share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tokenswift.kv import FullCache, Pass
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.eagle import Features
-from tokenswift.types import Meter, Stopped
+from tokenswift.types import Cancelled, Meter
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLoad:
-    """What a step holds besides one text, as far as it is known when that text drafts.
+    """The other sequences in a step, as far as known when a sequence drafts.
 
     Attributes:
-        rows: of the other texts in the verify pass.
-        tokens: that their steps are expected to yield.
-        ms: milliseconds that they take outside of the pass: drafting, choosing, observing.
+        rows: their rows in the verify pass.
+        tokens: the tokens that they are expected to gain.
+        ms: milliseconds of their work outside the pass: drafting, choosing, observing.
     """
 
     rows: int = 0
@@ -32,29 +32,28 @@ ALONE = BatchLoad()
 
 
 @dataclass(eq=False)
-class TokenSequence:
-    """The state of one text that the decode loop and drafters share; `engine.sequence.Sequence` is the whole.
+class SequenceState:
+    """A sequence as the decode loop and drafters see it; `engine.sequence.Sequence` adds the rest.
 
     Attributes:
-        tokens: prompt and generated tokens; the last one is the root (known, not in the cache).
+        tokens: ids of prompt and generated tokens; the last one is the root (known, not in the cache).
         prompt_tokens: length of the prompt.
-        cache: the full cache; it holds ``len(tokens) - 1`` entries between steps.
+        cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
-        strategy: one of `spec.methods`; None: the text is only read.
-        left: new tokens that may still come, the step's own included; None: nobody knows.
+        strategy: one of `spec.methods`; None: the sequence is only prefilled.
+        remaining: new tokens still to come at most; None: unlimited.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
-        newest: the pass that committed the newest cached token (None before any), and
-        newest_row: that token's row in it.
-        features: takes those of every committed token; None where nothing drafts from them.
-        draft_passes: extra passes that the strategy made (it counts them itself).
-        load: what the step under way holds besides.
-        rows: of its newest pass.
-        mean_tokens, mean_ms: running means of a step: new tokens, and milliseconds outside of the pass.
-        owner: whose it is: only texts of one owner have beginnings copied from each other.
-        wanted: whether somebody still wants the text; asked between the passes that draft.
-        top_logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
-            neither is told.
-        meter: collects counts and the seconds of each phase.
+        last_pass: the pass that committed the newest cached token; None before the prefill.
+        last_row: that token's row in it.
+        features: keeps features of committed tokens for an EAGLE drafter; None: no drafter reads them.
+        draft_passes: model passes made only to draft; strategies count them here.
+        load: the other sequences in the current step.
+        rows: rows of its last verify pass.
+        mean_tokens, mean_ms: running means per step: new tokens, and milliseconds outside the verify pass.
+        owner: its client; KV caches of shared prefixes are copied only between sequences of one owner.
+        is_wanted: False once it is cancelled; asked between draft passes.
+        top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report none.
+        meter: counts, and the seconds of each phase.
     """
 
     tokens: list[int]
@@ -63,10 +62,10 @@ class TokenSequence:
     model: BaseTarget
     sampler: Sampler
     strategy: Any = None
-    left: int | None = None
+    remaining: int | None = None
     eos: Collection[int] = ()
-    newest: Pass | None = None
-    newest_row: int = 0
+    last_pass: Pass | None = None
+    last_row: int = 0
     features: Features | None = None
     draft_passes: int = 0
     load: BatchLoad = ALONE
@@ -74,15 +73,15 @@ class TokenSequence:
     mean_tokens: float = 1.0
     mean_ms: float = 0.0
     owner: str = ""
-    wanted: Callable[[], bool] = lambda: True
+    is_wanted: Callable[[], bool] = lambda: True
     top_logprobs: int | None = None
     meter: Meter = field(default_factory=Meter)
 
-    def check(self) -> None:
-        """Called between passes that draft.
+    def raise_if_cancelled(self) -> None:
+        """Called between draft passes.
 
         Raises:
-            Stopped: nobody wants the text any more.
+            Cancelled: the request was cancelled.
         """
-        if not self.wanted():
-            raise Stopped
+        if not self.is_wanted():
+            raise Cancelled

@@ -25,7 +25,7 @@ from tokenswift.kv import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.methods import autoregressive
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import InputError, Step
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
@@ -73,9 +73,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> NativeTarget:
     return NativeTarget(model, standing(coarse), rotary_of(model))
 
 
-def sequence_of(target: NativeTarget, tokens: list[int], prompt: int) -> TokenSequence:
+def sequence_of(target: NativeTarget, tokens: list[int], prompt: int) -> SequenceState:
     sampler = target.sampler(SamplingParams(greedy=True))
-    return TokenSequence(list(tokens), prompt, target.new_cache(500), target, sampler)
+    return SequenceState(list(tokens), prompt, target.new_cache(500), target, sampler)
 
 
 @pytest.mark.parametrize("rows", [None, 1])
@@ -86,9 +86,9 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     assert target.equal_bits and not target.prefill_keeps_bits
     first = sequence_of(target, LONG[:200], 200)
     prefill(first)
-    first.strategy, first.left = autoregressive(None, None, first.sampler), 100
+    first.strategy, first.remaining = autoregressive(None, None, first.sampler), 100
     first.strategy.begin(first)
-    while first.left:
+    while first.remaining:
         assert isinstance(step([first])[0], Step)
     known, told = first.cache.length, []
     again = sequence_of(target, first.tokens, 200)
@@ -96,7 +96,7 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
         assert rows is not None
     assert again.cache.length == known == 299 and told[-1] == ("prompt", known, known)
     assert torch.equal(again.cache.data[:, :, :known], first.cache.data[:, :, :known])
-    assert again.newest is not None and len(again.newest.hidden) >= OBSERVED
+    assert again.last_pass is not None and len(again.last_pass.hidden) >= OBSERVED
     read = sequence_of(target, first.tokens, known + 1)  # the same tokens as a prompt have other bits
     prefill(read)
     assert not torch.equal(read.cache.data[:, :, :known], first.cache.data[:, :, :known])

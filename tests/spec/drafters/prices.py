@@ -21,7 +21,7 @@ def always(name: str, rate: float = 1.0) -> Any:
 
     def mode(self: Control, context: int, load: BatchLoad = ALONE) -> str:
         self._step += 1
-        self.bare, self.row, self.level, self.load = False, 1e-6, 1e-6, load
+        self.timing_plain, self.row, self.level, self.load = False, 1e-6, 1e-6, load
         for known in self.modes.values():
             known.pass_cost = min(known.pass_cost, 1e-6)
         self.current, self.rate = name, rate

@@ -22,7 +22,7 @@ from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.base import Candidates
 from tokenswift.spec.drafters.eagle import Branches
 from tokenswift.spec.eagle import WINDOW, EagleModel, EagleWeights
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
@@ -84,7 +84,7 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     torch.testing.assert_close(made.logits(state), logits, **close)
     sampler = target.sampler(SamplingParams())
     candidates = Candidates(
-        TokenSequence(TEXT[:41], 41, target.new_cache(50), target, sampler), sampler, True
+        SequenceState(TEXT[:41], 41, target.new_cache(50), target, sampler), sampler, True
     )
     tree, branches = candidates.tree, Branches(made, cache, candidates, 39, state[-1:])
     torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)

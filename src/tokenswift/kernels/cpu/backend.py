@@ -159,7 +159,7 @@ class NativeRanker:
                 row.mask = address("a mask", mask, torch.int32, -(-tokens // 32))
         most = min(max(rows.widths), size)
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        distribution = (c_float * (count * most))() if rows.shares else None
+        distribution = (c_float * (count * most))() if rows.with_probs else None
         counts = (c_int32 * count)()
         work = self._work.get(size)
         if work is None:

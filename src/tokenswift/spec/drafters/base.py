@@ -1,9 +1,9 @@
-"""What drafts, and what it proposes in one step: candidates in one tree.
+"""The drafter protocol, and the candidates that drafters propose in one step.
 
-A drafter proposes; whether that is drafted follows from widths, or from chances and prices, and no token can
-depend on it. Here the tree has fixed widths, as published methods have it: every place gets so many
-candidates, all of them are continued, and nobody asks what they cost. Adaptive drafting puts chances and
-prices in the place of the widths (`spec.adaptive`); drafters cannot tell the two apart.
+Drafters add candidates to one tree; what of it is verified is decided elsewhere, and no token depends on it.
+:class:`Candidates` forms trees of fixed widths, as published methods do: so many candidates below each node
+of a depth, all of them continued. `spec.adaptive.PricedCandidates` decides by chances and costs instead.
+Drafters cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import LogitRows, Ranked, RefusedRow, Sampler, Subset
 from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.control import CostEstimate, Costs
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A step that was verified.
+    """The outcome of a step, for drafters to learn from.
 
     Attributes:
-        tokens: its new tokens, which end the text.
-        nodes: how many tokens it committed to the cache.
-        in_use: whether this drafter drafts now, drafted last or is on trial, or was asked for nothing.
-        tree: what was verified; ``sequence.newest`` is the pass over it.
+        tokens: its new tokens, already part of ``sequence.tokens``.
+        nodes: number of tokens that it committed to the cache.
+        in_use: whether this drafter is in use (see `Control.uses`).
+        tree: the tree verified by ``sequence.last_pass``; None: outcome of several steps of a rest.
     """
 
     tokens: list[int]
@@ -42,68 +42,68 @@ class Outcome:
 
 
 class Drafter:
-    """One source of drafts in one run.
+    """One source of drafts, for one sequence.
 
     Attributes:
-        name: of its steps in figures and explanations.
-        mark: of its tokens, one of `types.SOURCES`.
+        name: its name in reports.
+        source: the source that its tokens are counted under, one of `types.SOURCES`.
     """
 
     name: str
-    mark: str
+    source: str
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """Memory that it will hold in a run of up to ``text`` tokens, and that nodes beside the tree's take;
-        ``row``: bytes of one node."""
+        """Memory that it will hold for a sequence of up to ``text`` tokens, with its own nodes beside the
+        tree's, at ``row`` bytes each."""
         return []
 
-    def begin(self, sequence: TokenSequence) -> None:
-        """The prompt is there."""
+    def begin(self, sequence: SequenceState) -> None:
+        """Called once after the prefill."""
 
-    def offer(self, costs: Costs) -> CostEstimate | None:
-        """What it expects, once after :meth:`begin`; None where it proposes for nothing, in every step. By
-        ``costs`` a pass over n rows takes ``costs.verify(n)`` plain passes."""
+    def estimate(self, costs: Costs) -> CostEstimate | None:
+        """What it expects of its steps, asked once after :meth:`begin`; None for a free drafter, which
+        proposes in every step. ``costs.verify(n)`` is the cost of a pass over n rows in plain passes."""
         return None
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add candidates for the tokens that may follow ``sequence.tokens``, each with a chance."""
         raise NotImplementedError
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """A step was verified, whoever drafted it; ``sequence`` holds its tokens."""
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
+        """Called after every step, whichever drafter was used."""
 
 
-# ---- what they propose in one step -------------------------------------------------------------------------
+# ---- the candidates of one step ----------------------------------------------------------------------------
 
 
-Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
+Below = list[tuple[int, float]]  # candidates below a node: node and chance of its whole path
 
 
 class Candidates:
-    """The candidates of one step. Nodes are numbered; node 0 is the root, the newest token.
+    """The candidates of one step, in a tree whose node 0 is the root.
 
     Args:
-        sequence: the text so far, root included.
+        sequence: the sequence, whose last token is the root.
         sampler: the target's choice rule.
-        coupled: rank with the target's noise.
-        widths: candidates of a place, by its depth.
-        most: passes at most in which a drafter goes along one path; by default one for each depth.
-        ahead: tokens after the text that are not committed yet; the last of them is then the root.
+        coupled: rank candidates with the target's noise.
+        widths: candidates below a node, by its depth.
+        most: draft passes along one path at most; default: one for each depth.
+        ahead: tokens after the sequence's that are not committed yet; the last of them is then the root.
 
     Attributes:
         tree: the candidates.
-        copies_from: the node behind which copies of the text go on.
-        passes, levels: made so far, by models and by draft heads.
-        loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
-        drafter: who proposes now.
-        least: chance of a node that may be worth its row; less likely ones need not be proposed.
+        ngram_start: the node below which n-gram branches start: the first pass's best candidate, or the root.
+        passes, levels: draft passes and levels of heads so far.
+        loaded: whether drafting filled a cache, so that its time is not typical.
+        drafter: the drafter that proposes now.
+        least: nodes with less chance than this are not worth a row, and need not be proposed.
     """
 
     least = 0.0
 
     def __init__(
         self,
-        sequence: TokenSequence,
+        sequence: SequenceState,
         sampler: Sampler,
         coupled: bool,
         widths: tuple[int, ...] = (),
@@ -115,27 +115,27 @@ class Candidates:
         self.most = len(widths) if most is None else most
         self.ahead = ahead or []
         self.tree = CandidateTree(self.ahead[-1] if ahead else self.text[-1])
-        self.copies_from = self.passes = self.levels = 0
+        self.ngram_start = self.passes = self.levels = 0
         self.loaded = False
         self.drafter: Drafter
 
     def ask(self, drafter: Drafter) -> None:
-        """Let a drafter propose.
+        """Let a drafter add its candidates.
 
         Raises:
-            Stopped: nobody wants the text any more.
+            Cancelled: the request was cancelled.
         """
-        self.sequence.check()
+        self.sequence.raise_if_cancelled()
         self.drafter = drafter
         drafter.propose(self.sequence, self)
 
     def forbidden(self, among: Sequence[int]) -> set[int]:
-        """Those of some nodes that the text's grammar does not allow there: no step follows them."""
+        """Those of some nodes that the grammar does not allow, so that no walk can reach them."""
         masks = self.sampler.masks
         if masks is None:
             return set()
         tree, known, found, told = self.tree, set[int](), set[int](), {*among}
-        for end in sorted(told, reverse=True):  # the last of a path first: one question for all of it
+        for end in sorted(told, reverse=True):  # from the ends of paths: one query for a whole path
             if end in known:
                 continue
             nodes, node = list[int](), end
@@ -147,25 +147,25 @@ class Candidates:
             found.update(told.intersection(nodes[: len(nodes) - max(0, reached)]))
         return found
 
-    # ---- what drafters call ---------------------------------------------------------------------
+    # ---- called by drafters ---------------------------------------------------------------------
 
     def path(self, node: int) -> list[int]:
-        """Tokens that follow the text, down to ``node``."""
+        """Tokens after the sequence's, down to ``node``."""
         return [*self.ahead, *self.tree.path(node)]
 
     def add(self, parent: int, token: int, chance: float = 1.0) -> int:
-        """The node of ``token`` below ``parent``, with a chance that the drafter itself knows."""
-        return self.tree.add(parent, token, self.drafter.mark, chance)
+        """Add ``token`` below ``parent``, with a chance that the drafter knows itself; return its node."""
+        return self.tree.add(parent, token, self.drafter.source, chance)
 
-    def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
-        """Add a ranking's candidates below ``node``, with chances that are learnt from what came of others.
+    def add_ranking(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
+        """Add the candidates of a ranking below ``node``, with chances learnt from earlier rankings.
 
         Args:
-            ranked: tokens, best first, with scores and shares.
-            level: levels below where the drafter starts.
-            kind: rankings whose chances are learnt together; the drafter's name where it has one kind.
+            ranked: tokens, best first, with scores and probabilities.
+            level: levels below the drafter's start.
+            kind: rankings of one kind share what is learnt; default: the drafter's name.
         Returns:
-            Node and chance of the whole path of each, in the order of the ranking.
+            For each candidate, in order: its node, and the chance of its whole path.
         """
         return [(self.add(node, token), 1.0) for token in ranked.tokens]
 
@@ -177,31 +177,31 @@ class Candidates:
         subset: Subset | None = None,
         kind: str | None = None,
     ) -> list[Below]:
-        """Rank logits (n, S), or (1, S) for all of n ``nodes``, by the choice rule and :meth:`offer` the best
-        below each node.
+        """Rank logits (n, S), or (1, S) for all n ``nodes``, by the choice rule; add the best below each
+        node.
 
-        A row that no token can be chosen from has no candidates: heads and draft models may overflow, or hold
-        NaN, where the target does not.
+        An invalid row gives no candidates: heads and draft models may overflow, or hold NaN, where the target
+        does not.
 
         Args:
-            subset: what the columns stand for; None: token ids.
+            subset: the tokens of the columns; None: the whole vocabulary.
         """
-        if self.shares:  # every node is ranked by its own path, whoever shares the logits
+        if self.with_probs:  # every node is ranked with its own context
             logits = logits.expand(len(nodes), -1)
         rows = self._rows(nodes[: len(logits)], logits, subset)
         found = self._ranked(rows)
         if len(found) < len(nodes):
             found *= len(nodes)
-        return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
+        return [self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
 
-    def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
-        """Which candidates of a level the next level continues.
+    def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
+        """Which candidates the next level of heads continues.
 
         Args:
-            below: from :meth:`rank`.
-            level: of the heads, counted from 0.
+            below: the candidates of this level, from :meth:`rank`.
+            level: of the heads, from 0.
         Returns:
-            Their nodes, and for each the number of its parent's row.
+            Their nodes, and for each its parent's row in this level.
         """
         self.levels += 1
         grown = [(node, row) for row, children in enumerate(below) for node, _ in children]
@@ -209,7 +209,7 @@ class Candidates:
             return [], []
         return [node for node, _ in grown], [row for _, row in grown]
 
-    def spread(
+    def add_by_passes(
         self,
         run: Callable[[list[int]], Tensor],
         subset: Subset | None = None,
@@ -217,47 +217,48 @@ class Candidates:
         places: int | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """Candidates by one pass after another, each over places of a depth that are worth going on at.
+        """Add candidates by one draft pass after another, each over the nodes that are worth continuing.
 
         Args:
-            run: nodes of one depth → logits (n, S) of what follows each; the first are the root alone, each
-                later one a child of one before.
-            places: of a pass, at most; 1 makes a chain along the best path.
-            most: nodes below the root at most, in all calls of ``run`` together.
+            run: nodes of one depth → logits (n, S) after each. The first call is for the root alone, each
+                later one for children of the nodes before.
+            subset, kind: as for :meth:`rank` and :meth:`add_ranking`.
+            places: nodes in a pass at most; 1 drafts a chain along the best path.
+            most: nodes below the root at most, in all passes together.
         Returns:
-            The nodes below which levels of heads may go on, from those of the last pass.
+            The candidates of the last pass below which heads may continue.
         """
         nodes, left, ends = [0], most, list[int]()
         for level in range(self.most):
-            self.sequence.check()
+            self.sequence.raise_if_cancelled()
             self.passes += 1
             below = self.rank(nodes, run(nodes), level, subset, kind)
             ends = [node for node, _ in below[0]]
-            self.copies_from = self.copies_from or next(iter(ends), 0)
+            self.ngram_start = self.ngram_start or next(iter(ends), 0)
             nodes = self._worth_passes(below, places)[:left]
             if not nodes:
                 break
             left = None if left is None else left - len(nodes)
         return self._worth_levels(ends) if ends else []
 
-    # ---- what forms of a tree differ in ---------------------------------------------------------
+    # ---- what adaptive drafting does otherwise ---------------------------------------------------
 
-    shares = False  # whether the candidates' probabilities are wanted
+    with_probs = False  # whether rankings need the candidates' probabilities
 
     def _width_at(self, depth: int) -> int:
-        """Candidates wanted below a node of a depth."""
+        """Candidates below a node of this depth."""
         return self.widths[depth]
 
     def _worth_levels(self, nodes: list[int]) -> list[int]:
-        """Of the candidates of a chain's last pass those below which levels of heads may go on."""
+        """The candidates of a last draft pass below which heads continue."""
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
     def _worth_passes(self, below: list[Below], places: int | None) -> list[int]:
-        """Which candidates of a pass the next one goes on at, the likeliest first, so many at most."""
+        """The candidates that the next draft pass continues, the likeliest first, ``places`` at most."""
         return [node for children in below for node, _ in children][:places]
 
     def _ranked(self, rows: LogitRows) -> list[Ranked]:
-        """The best of each row; none of one that no token can be chosen from."""
+        """The candidates of each row; none of an invalid one."""
         try:
             return self.sampler.candidates(rows)
         except (RefusedRow, NoMask):
@@ -266,27 +267,27 @@ class Candidates:
         return [ranked for row in range(len(rows.paths)) for ranked in self._ranked(rows.one(row))]
 
     def _rows(self, nodes: list[int], logits: Tensor, subset: Subset | None) -> LogitRows:
-        """Rows of logits, one a node."""
+        """The rows of logits with the contexts of their nodes."""
         paths = [self.path(node) for node in nodes]
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width_at(self.tree.depths[node]) for node in nodes]
-        return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.shares)
+        return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.with_probs)
 
 
-# ---- the tokens that drafts may consist of ------------------------------------------------------
+# ---- the draft vocabulary -----------------------------------------------------------------------
 
 
 class DraftVocabulary:
-    """A model's LM head over the tokens that may be drafted.
+    """A model's LM head over the tokens that may be drafted: frequent ones and the prompt's, or all.
 
     Args:
-        model: whose LM head.
-        size: tokens of the target; those that the model has no row for are never drafted.
+        model: the model with the LM head.
+        size: vocabulary size of the target; tokens that the model has no row for are never drafted.
         frequent: token ids (m,) that may be drafted besides the prompt's; None: all tokens may.
-        prompt: token ids.
+        prompt: token ids of the prompt.
 
     Attributes:
-        subset: the tokens that the columns of logits stand for; None for all.
+        subset: the tokens of the logits' columns; None: the whole vocabulary.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class DraftVocabulary:
         self.subset = Subset(torch.cat(kept), size) if kept else None
 
     def project(self, normed: Tensor) -> Tensor:
-        """Normalised states (m, D) → logits (m, S) float32, a column for each token of the subset."""
+        """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the subset."""
         if self.subset is None:
             logits = self.model.project(normed)
             more = self.size - logits.shape[1]

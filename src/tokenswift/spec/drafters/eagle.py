@@ -15,7 +15,7 @@ from tokenswift.memory import Need
 from tokenswift.spec.control import CostEstimate, Costs
 from tokenswift.spec.drafters.base import Candidates, Drafter
 from tokenswift.spec.eagle import CHUNK, SCRATCH, EagleModel
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 
 _LAG = 32  # rows read before a draft, from which on that is no price of a step
 
@@ -77,7 +77,7 @@ class EagleDrafter(Drafter):
         model: the drafter.
     """
 
-    name = mark = "eagle"
+    name = source = "eagle"
 
     def __init__(self, model: EagleModel) -> None:
         self.model = model
@@ -85,7 +85,7 @@ class EagleDrafter(Drafter):
         self._next = 0  # position of the next row to read
         self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
 
-    def begin(self, sequence: TokenSequence) -> None:
+    def begin(self, sequence: SequenceState) -> None:
         """Read what of the prompt is in the window."""
         if sequence.features is not None:
             self._cache = self.model.new_cache()
@@ -95,16 +95,16 @@ class EagleDrafter(Drafter):
         """Its cache, and features."""
         return [Need("eagle", self.model.name, self.model.nbytes)]
 
-    def offer(self, costs: Costs) -> CostEstimate | None:
+    def estimate(self, costs: Costs) -> CostEstimate | None:
         """Two passes, at the target's price by the byte of weights; None without features."""
         if self._cache is None:
             return None
         cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
-            "the EAGLE-3 drafter", tokens=1.9, rows=3, price=2 * cost, pass_cost=cost, lead=0.6
+            "the EAGLE-3 drafter", tokens=1.9, rows=3, price=2 * cost, pass_cost=cost, best_chance=0.6
         )
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """A tree, as far as its branches are worth a pass."""
         candidates.loaded |= self._read(sequence) > _LAG
         cache, newest = self._cache, len(sequence.tokens) - 2
@@ -112,11 +112,11 @@ class EagleDrafter(Drafter):
             return
         read = cache.length
         branches = Branches(self.model, cache, candidates, newest, self._newest)
-        candidates.spread(branches.logits, self.model.subset, most=SCRATCH)
+        candidates.add_by_passes(branches.logits, self.model.subset, most=SCRATCH)
         cache.rewind(read)
 
     @torch.inference_mode()
-    def _read(self, sequence: TokenSequence) -> int:
+    def _read(self, sequence: SequenceState) -> int:
         """Run the rows whose features came since the last time, behind those that the window still needs;
         returns how many. Rows before a gap are forgotten."""
         cache, model = self._cache, self.model
@@ -136,6 +136,6 @@ class EagleDrafter(Drafter):
             made = model.run(tokens, model.fuse(features[:, rows]), at + rows.start, cache)
             cache.commit(tuple(range(size)))
             self._newest = made[-1:]
-            sequence.check()
+            sequence.raise_if_cancelled()
         self._next = at + count
         return count

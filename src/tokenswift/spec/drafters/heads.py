@@ -9,7 +9,7 @@ from tokenswift.models.decoder import BaseTarget
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
 from tokenswift.spec.drafters.base import Candidates, Drafter, DraftVocabulary
 from tokenswift.spec.heads import Heads
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 
 HIDDEN = "hidden"
 DEPTH = 8  # levels of heads in adaptive drafting
@@ -28,15 +28,15 @@ class HeadDrafter(Drafter):
         depth: levels at most; None: one for each head.
     """
 
-    name, mark = HIDDEN, "head"
+    name, source = HIDDEN, "head"
 
     def __init__(self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self.depth = heads.count if depth is None else depth
-        self._begun: TokenSequence | None = None
+        self._begun: SequenceState | None = None
 
-    def begin(self, sequence: TokenSequence) -> None:
+    def begin(self, sequence: SequenceState) -> None:
         """Settle which tokens may be drafted, from the prompt; once, whoever asks."""
         if self._begun is not sequence:
             self._begun = sequence
@@ -44,16 +44,16 @@ class HeadDrafter(Drafter):
                 size, frequent = self.model.vocab_size, self.heads.frequent
                 self.vocabulary = DraftVocabulary(self.model, size, frequent, sequence.tokens)
 
-    def offer(self, costs: Costs) -> CostEstimate:
+    def estimate(self, costs: Costs) -> CostEstimate:
         """One candidate of the verified state, or two, what pays better."""
         trees = ((1.4, 2, 1.5 * LEVEL), (1.5, 3, 2 * LEVEL))
         best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
         return CostEstimate("heads from the verified state", *best)
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Levels below the root."""
-        if sequence.newest is not None:
-            self.grow(candidates, [0], sequence.newest.hidden[sequence.newest_row][None], HIDDEN)
+        if sequence.last_pass is not None:
+            self.grow(candidates, [0], sequence.last_pass.hidden[sequence.last_row][None], HIDDEN)
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
         """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
@@ -64,7 +64,7 @@ class HeadDrafter(Drafter):
             last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
             states, logits = self.level(head, base, states, last)
             below = candidates.rank(nodes, logits, head, self.vocabulary.subset, kind)
-            nodes, rows = candidates.go_on(below, head)
+            nodes, rows = candidates.next_level(below, head)
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]
             head += 1

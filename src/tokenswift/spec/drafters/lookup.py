@@ -31,7 +31,7 @@ from tokenswift.sampling.choice import Sampler, gumbels_of
 from tokenswift.sampling.masks import Masks
 from tokenswift.spec.control import Regression
 from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 
 LENGTH = 4  # n of the n-grams that are drafted
 LEAST = 3  # tokens of a match that must agree
@@ -52,7 +52,7 @@ class PromptLookup(Drafter):
         penalised: the sampler penalises repetition, which makes repeating less likely.
     """
 
-    name, mark = "lookup", "ngram"
+    name, source = "lookup", "ngram"
 
     def __init__(self, penalised: bool) -> None:
         self._text: list[int] = []
@@ -67,17 +67,17 @@ class PromptLookup(Drafter):
         self._agreed = self._differed = 0  # newest tokens that the followed match predicted, or did not
         self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
 
-    def begin(self, sequence: TokenSequence) -> None:
+    def begin(self, sequence: SequenceState) -> None:
         """Read the prompt."""
         self._extend(sequence.tokens)
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """One path."""
         node = 0
         for token, chance in self._predict():
             node = candidates.add(node, token, chance)
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Compare the last prediction with what came, up to the first token that differs; read on."""
         for token, (drafted, x, chance) in zip(outcome.tokens, self._drafted, strict=False):
             hit = token == drafted
@@ -189,7 +189,7 @@ class Ngrams(Drafter):
         coupled: choose among frequent n-grams with the target's noise.
     """
 
-    name, mark = "ngrams", "ngram"
+    name, source = "ngrams", "ngram"
 
     def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
         self.count, self.least, self.sampler = count, least, sampler
@@ -197,7 +197,7 @@ class Ngrams(Drafter):
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
 
-    def begin(self, sequence: TokenSequence) -> None:
+    def begin(self, sequence: SequenceState) -> None:
         """Read the prompt."""
         self.table.extend(sequence.tokens)
 
@@ -205,13 +205,13 @@ class Ngrams(Drafter):
         """The branches' rows."""
         return [Need("ngrams", self.count, self.count * LENGTH * row)]
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """The best branches."""
-        tree, start = candidates.tree, candidates.copies_from
+        tree, start = candidates.tree, candidates.ngram_start
         for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
             tree.add_path(followers, parent=start)
 
-    def _branches(self, sequence: TokenSequence, start: int, depth: int) -> list[Followers]:
+    def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
         """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""
         found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
         if len(found) <= self.count:
@@ -224,7 +224,7 @@ class Ngrams(Drafter):
         best = score.topk(self.count).indices.tolist()
         return [found[i][0] for i in best]
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Read on."""
         self.table.extend(outcome.tokens)
 
@@ -244,14 +244,14 @@ class GrammarDrafter(Drafter):
         masks: of the text.
     """
 
-    name = mark = "grammar"
+    name = source = "grammar"
 
     def __init__(self, masks: Masks) -> None:
         self.masks = masks
         self._chance = _FIRST
         self._open: tuple[int, int] | None = None  # place in the step, and token, of the first uncertain one
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """One path."""
         tokens, sure = self.masks.forced(sequence.tokens)
         self._open = (sure, tokens[sure]) if sure < len(tokens) else None
@@ -259,7 +259,7 @@ class GrammarDrafter(Drafter):
         for place, token in enumerate(tokens[:FORCED]):
             node = candidates.add(node, token, 1.0 if place < sure else self._chance)
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn how often a token came that was not certain."""
         if self._open is not None and self._open[0] < len(outcome.tokens):
             place, token = self._open

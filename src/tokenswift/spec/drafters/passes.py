@@ -1,8 +1,8 @@
-"""Drafters that make passes: the target's own over a part of its cache, a draft model's over a small cache of
-its own, and the one over the other.
+"""Drafters that run a model: the target over a partial KV cache, a draft model over a small cache of its own,
+and both in two levels (TriForce).
 
-With coupled candidates (Daliri et al. 2024) a draft model chooses with the noise that the target will use at
-the same position, so it guesses right wherever both would choose alike.
+With coupled candidates (Daliri et al. 2024), a draft is ranked with the noise that the target will use at the
+same position, so it is right wherever both would choose the same token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from tokenswift.kv import KVCache, SparseCache, select, useful
+from tokenswift.kv import KVCache, SparseCache, select, useful_budget
 from tokenswift.memory import Need
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import RefusedRow
@@ -23,38 +23,38 @@ from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.control import LEVEL, CostEstimate, Costs
 from tokenswift.spec.drafters.base import Candidates, Drafter, DraftVocabulary, Outcome
 from tokenswift.spec.drafters.heads import HeadDrafter
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 
 MODEL, PARTIAL = "model", "partial"
-_LAG = 3  # tokens without slots that a step leaves at most: the newest, and two accepted undrafted
+_LAG = 3  # tokens that a step leaves unknown to a draft model at most: the root, and two it did not draft
 
 
-# ---- the target's own passes -----------------------------------------------------------------------
+# ---- self-speculation: the target over a partial cache ----------------------------------------------
 
 
 @dataclass(eq=False)
 class SparseContext:
-    """Selects from the full cache, takes in what is committed, and selects anew when it is due.
+    """The target's partial KV cache: selects from the full cache, appends committed tokens, selects anew when
+    due.
 
     Args:
         model: the target.
-        policy: one of `kv.POLICIES`.
-        wanted, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
-            B only what windows and sinks can fill.
-        scratch: rows of draft passes per step.
-        refresh: new tokens after which the selection is made again; None: when they have replaced all
-            of it; 0: never.
-        frozen: take in nothing after the first selection.
-        chunk: tokens of a chunk (policy "chunks").
-        sparse: the cache, once there is one.
+        policy: how positions are selected, one of `kv.POLICIES`.
+        asked_budget, sinks: B and S, in tokens.
+        scratch: rows of draft passes in a step.
+        refresh: new tokens after which the selection is repeated; None: once they have replaced all of it; 0:
+            never.
+        frozen: append nothing after the first selection.
+        chunk: tokens of a chunk, for the policy "chunks".
+        sparse: the cache; None before the first selection.
 
     Attributes:
-        budget: B as it is used.
+        budget: B as used: at most what sinks and windows fill, where every layer has a sliding window.
     """
 
     model: BaseTarget
     policy: str
-    wanted: int
+    asked_budget: int
     sinks: int
     scratch: int
     refresh: int | None = None
@@ -63,20 +63,20 @@ class SparseContext:
     sparse: SparseCache | None = None
 
     def __post_init__(self) -> None:
-        self.budget = useful(self.wanted, self.model.windows, self.sinks)
+        self.budget = useful_budget(self.asked_budget, self.model.windows, self.sinks)
 
     def need(self, sure: bool = True) -> Need:
-        """Its memory."""
+        """Memory of the cache."""
         size = (self.budget + self.scratch) * self.model.kv_bytes
-        return Need("budget", self.wanted, size, sure=sure)
+        return Need("budget", self.asked_budget, size, sure=sure)
 
-    def cache(self, sequence: TokenSequence, candidates: Candidates) -> SparseCache:
-        """The sparse cache to draft over, without draft rows; a selection for it is no price of the step.
+    def cache(self, sequence: SequenceState, candidates: Candidates) -> SparseCache:
+        """The cache to draft over, without draft rows; a due selection is made first.
 
         Raises:
             ValueError: nothing was committed yet.
         """
-        full, newest = sequence.cache, sequence.newest
+        full, newest = sequence.cache, sequence.last_pass
         if newest is None:
             raise ValueError("a sparse cache is selected from a full cache that holds tokens")
         sparse = self.sparse
@@ -86,11 +86,11 @@ class SparseContext:
         if self._due(sparse):
             candidates.loaded = True
             queries, windows = newest.queries, self.model.windows
-            if full.tail is not None:  # it is read as it is
+            if full.tail is not None:  # layers with windows are read in the full cache
                 queries = [query for query, window in zip(queries, windows, strict=True) if window is None]
                 windows = [None] * len(queries)
             sizes = (windows, self.budget, self.sinks, self.chunk)
-            sparse.load(full, select(self.policy, full, queries, sequence.newest_row, *sizes))
+            sparse.load(full, select(self.policy, full, queries, sequence.last_row, *sizes))
         sparse.rewind()
         return sparse
 
@@ -99,8 +99,8 @@ class SparseContext:
             return not sparse.selections
         return sparse.exhausted if self.refresh is None else sparse.replaced >= self.refresh
 
-    def observe(self, sequence: TokenSequence, committed: int) -> None:
-        """Take in the last ``committed`` tokens of the full cache."""
+    def observe(self, sequence: SequenceState, committed: int) -> None:
+        """Append the last ``committed`` tokens of the full cache."""
         full = sequence.cache
         if self.sparse is not None and not self.frozen:
             self.sparse.rewind()
@@ -109,70 +109,70 @@ class SparseContext:
 
 @dataclass(eq=False)
 class PartialDrafter(Drafter):
-    """Passes of the target along the best path, over the partial cache.
+    """Drafts by passes of the target over its partial cache, along the best path, then by heads.
 
     Args:
         model: the target.
-        context: its partial cache; None: the full cache is drafted over.
-        heads: go on below the last pass; None: nothing does.
-        mark: of its tokens.
-        least: while the full cache holds fewer tokens, it is drafted over itself.
+        context: the partial cache; None: drafts over the full cache.
+        heads: continue below the last pass; None: nothing does.
+        source: see `Drafter`.
+        least: while the full cache holds fewer tokens than this, drafts over the full cache.
     """
 
     model: BaseTarget
     context: SparseContext | None
     heads: HeadDrafter | None = None
-    mark: str = "head"
+    source: str = "head"
     least: int = 0
     name = PARTIAL
     _prompt = 0  # length of the prompt
 
-    def begin(self, sequence: TokenSequence) -> None:
-        """Settle which tokens the heads may draft, from the prompt."""
+    def begin(self, sequence: SequenceState) -> None:
+        """Give the heads the prompt, which decides the tokens that they may draft."""
         self._prompt = len(sequence.tokens)
         if self.heads is not None:
             self.heads.begin(sequence)
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """The partial cache, which is made once the text is longer than the budget."""
+        """The partial cache, which is used once the sequence is longer than the budget."""
         return [] if self.context is None else [self.context.need(text > self.least)]
 
-    def offer(self, costs: Costs) -> CostEstimate | None:
-        """A pass, which reads the weights and the partial cache, and a level."""
+    def estimate(self, costs: Costs) -> CostEstimate | None:
+        """One pass, which reads the weights and the partial cache, and a level of heads."""
         if self.context is None:
             return None
         model, budget = self.model, self.context.budget
         kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
         cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
         words, price = "passes over the partial cache", cost + LEVEL
-        return CostEstimate(words, 2.1, 4, price, pass_cost=cost, lead=0.85, least=budget, loads=True)
+        return CostEstimate(words, 2.1, 4, price, pass_cost=cost, best_chance=0.85, least=budget, loads=True)
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        """A chain, and levels of the heads below its end."""
-        if sequence.newest is None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
+        """A chain by passes, then a tree by the heads below its end."""
+        if sequence.last_pass is None:
             return
         context, sparse, full = self.context, None, sequence.cache
         if context is not None and full.length >= self.least:
             sparse = context.cache(sequence, candidates)
         cache: KVCache = full if sparse is None else sparse
         start = len(sequence.tokens) - 1
-        states = [sequence.newest.hidden[sequence.newest_row][None]]  # after so many passes
+        states = [sequence.last_pass.hidden[sequence.last_row][None]]  # (1, D) after 0, 1, … passes
 
         def run(nodes: list[int]) -> torch.Tensor:
             path = candidates.path(nodes[0])
             if path and sparse is not None:
-                sparse.grow(1)  # the pass before is context of this one
+                sparse.grow(1)  # keep the row of the previous pass
             token = torch.tensor(path[-1:] or sequence.tokens[-1:])
             position = torch.tensor([start + len(path)])
             states.append(self.model.forward(token, position, cache).hidden)
             return self.model.logits(states[-1])
 
-        nodes = candidates.spread(run, kind="backbone", places=1)
+        nodes = candidates.add_by_passes(run, kind="backbone", places=1)
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Keep the cache in step with the text while it is used; drop it otherwise."""
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
+        """Append the step's tokens to the cache while in use; drop it otherwise."""
         if self.context is None:
             return
         if outcome.in_use:
@@ -186,24 +186,23 @@ class PartialDrafter(Drafter):
 
 @dataclass(eq=False)
 class ModelContext:
-    """A draft model and its sparse cache, kept in step with the text.
+    """A draft model and its small KV cache, which follow the sequence.
 
-    With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
-    model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
-    the B positions, ``longest + 2`` are for tokens drafted and run, an eighth are room that the window
-    moves through, and the slots of the cache are the others. The sinks' keys turn along with the
-    window; where its room ends, the window's keys are turned back to where they began. (A budget that is
-    smaller than all this keeps one slot, and drafts are cut short.) With "snapkv" the cache is selected from
-    the whole prompt by pooled attention, positions are the text's, and what is generated replaces the
-    least important part.
+    With ``kv`` "streaming" (StreamingLLM), the cache holds sinks and a window of recent tokens, and positions
+    stay below B however long the sequence is. Of these positions, ``longest + 2`` are for draft rows, an
+    eighth is room through which the window moves, and the rest are slots of the cache. The sinks' keys are
+    rotated to stay next to the window; at the end of its room, the window's keys are rotated back to its
+    beginning. (A budget too small for all this keeps one slot, and drafts are cut short.) With "snapkv", the
+    cache is selected from the prompt by pooled attention, positions are the sequence's, and new tokens
+    replace the least important ones.
 
     Args:
         model: the draft model; same tokenizer as the target.
-        size: tokens of the target.
+        size: vocabulary size of the target.
         kv: "streaming" or "snapkv".
-        budget, sinks: B and S of its cache, draft rows included (streaming) or not (snapkv).
-        longest: tokens that may be drafted and run before they are committed.
-        frequent: token ids that may be drafted besides the prompt's; None for all.
+        budget, sinks: B and S in tokens; B includes draft rows with "streaming".
+        longest: tokens drafted in a step at most.
+        frequent: token ids that may be drafted besides the prompt's; None: all.
     """
 
     model: BaseTarget
@@ -213,10 +212,10 @@ class ModelContext:
     sinks: int
     longest: int
     frequent: Tensor | None = None
-    _known = 0  # tokens of the text that have slots
-    _shift = 0  # text position minus the model's position
-    _origin = None  # the sinks' keys as first written
-    _turned = 0  # positions that the sinks have moved
+    _known = 0  # committed tokens that the model has run
+    _shift = 0  # a token's position in the sequence minus its position in the model
+    _origin = None  # the sinks' keys as first written, (layers, K, S, d)
+    _turned = 0  # positions that the sinks' keys have been rotated by
 
     def __post_init__(self) -> None:
         self.budget = min([self.budget, *(w for w in self.model.windows if w is not None)])
@@ -227,12 +226,12 @@ class ModelContext:
         self.room = max(0, self.budget - self.slots - self.longest - 2)
         self.sinks = min(self.sinks, self.slots - 1)
         self.vocabulary = DraftVocabulary(self.model, self.size)
-        self._drafted: list[int] = []  # tokens of the draft rows; those that nobody knows yet are negative
+        self._drafted: list[int] = []  # tokens of the draft rows
 
     @torch.inference_mode()
     def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
-        """Run the prompt, all but its last token (the first root); ``check`` is called between passes."""
-        last = self.model.vocab_size - 1  # it stands for tokens that the model has no row for
+        """Prefill all tokens but the last (the root); ``check`` is called between passes."""
+        last = self.model.vocab_size - 1  # stands in for tokens that the model does not have
         known = [min(token, last) for token in tokens[:-1]]
         self.vocabulary = DraftVocabulary(self.model, self.size, self.frequent, tokens)
         run = known
@@ -246,30 +245,30 @@ class ModelContext:
             policy = "snapkv" if self.kv == "snapkv" else "recent"
             row, windows = len(last.hidden) - 1, self.model.windows
             cache.load(full, select(policy, full, last.queries, row, windows, self.slots, self.sinks))
-            cache.positions[:, :, self.sinks :] += self._shift  # those of the text, as of what comes later
+            cache.positions[:, :, self.sinks :] += self._shift  # positions in the sequence
         self._cache = cache
-        self._keep_place()
+        self._rotate()
 
     def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
-        """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
-        least 1."""
+        """Number of draft passes that the positions left after ``text`` and ``ahead`` allow, at least 1."""
         if self.kv != "streaming":
             return len(text)
         return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
 
     @torch.inference_mode()
     def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
-        """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
-        again, the others are run in one pass.
+        """Logits (1, S) of the token after ``text`` and ``ahead``, by one pass over the tokens not run yet;
+        draft rows with the same tokens are reused.
 
         Args:
-            ahead: tokens after the text.
+            text: the sequence's tokens.
+            ahead: drafted tokens after them.
         """
         fresh = [*text[self._known :], *ahead]
         same = min(len(commonprefix((self._drafted, fresh))), len(fresh) - 1)
         self._cache.rewind(same)
         start = self._known + same - self._shift
-        tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # as of `begin`
+        tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # see `begin`
         positions = torch.arange(start, start + len(tokens))
         result = self.model.forward(tokens, positions, self._cache)
         self._cache.grow(len(tokens))
@@ -277,7 +276,7 @@ class ModelContext:
         return self.vocabulary.project(self.model.norm(result.hidden[-1:]))
 
     def catch_up(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> bool:
-        """Take in text that was written while this model did not draft; whether there was any. ``check`` is
+        """Run the tokens that came while this model was not in use; whether there were any. ``check`` is
         called between passes."""
         lagged = len(tokens) - self._known > _LAG
         if len(tokens) - self._known > 8 * self.longest:
@@ -291,14 +290,14 @@ class ModelContext:
 
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
-        """Settle the draft rows that became part of the committed text (its last token is the root)."""
+        """Commit the draft rows whose tokens were accepted (the last of ``tokens`` is the root)."""
         kept = len(commonprefix((self._drafted, tokens[self._known : -1])))
-        self._cache.settle(kept, self._known)
+        self._cache.commit_drafted(kept, self._known)
         self._known += kept
         self._drafted = []
-        self._keep_place()
+        self._rotate()
 
-    def _keep_place(self) -> None:
+    def _rotate(self) -> None:
         """Keep positions below the budget, and the sinks next to the window (streaming only)."""
         cache = self._cache
         if self.kv != "streaming" or cache.filled < self.slots:
@@ -316,64 +315,63 @@ class ModelContext:
 
 
 class ModelDrafter(Drafter):
-    """Passes of a draft model along the best path.
+    """Drafts a chain by passes of a draft model.
 
     Args:
-        context: the draft model, over its own cache.
+        context: the draft model with its cache.
         target: the model that it drafts for.
-        asked: the option that sets its cache's size, and the value, as errors name them.
+        option: name and value of the option that sets its cache's size, for errors.
     """
 
-    name, mark = MODEL, "chain"
+    name, source = MODEL, "chain"
 
-    def __init__(self, context: ModelContext, target: BaseTarget, asked: tuple[str, object]) -> None:
-        self.context, self.target, self.asked = context, target, asked
+    def __init__(self, context: ModelContext, target: BaseTarget, option: tuple[str, object]) -> None:
+        self.context, self.target, self.option = context, target, option
 
-    def begin(self, sequence: TokenSequence) -> None:
-        """Run the prompt."""
-        self.context.begin(sequence.tokens, sequence.check)
+    def begin(self, sequence: SequenceState) -> None:
+        """Prefill the draft model."""
+        self.context.begin(sequence.tokens, sequence.raise_if_cancelled)
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """Its cache."""
+        """The draft model's cache."""
         context = self.context
-        return [Need(*self.asked, context.model.cache_bytes(context.slots + context.longest + 2))]
+        return [Need(*self.option, context.model.cache_bytes(context.slots + context.longest + 2))]
 
-    def offer(self, costs: Costs) -> CostEstimate:
-        """Two passes, at the target's price by the byte of weights."""
+    def estimate(self, costs: Costs) -> CostEstimate:
+        """Two passes, with costs in proportion to the bytes of weights."""
         cost = self.context.model.weight_bytes / self.target.weight_bytes
-        return CostEstimate("the draft model", 2.1, 3, 2 * cost, pass_cost=cost, lead=0.6)
+        return CostEstimate("the draft model", 2.1, 3, 2 * cost, pass_cost=cost, best_chance=0.6)
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """A chain."""
         context, text = self.context, sequence.tokens
-        candidates.loaded |= context.catch_up(text, sequence.check)
-        candidates.spread(
+        candidates.loaded |= context.catch_up(text, sequence.raise_if_cancelled)
+        candidates.add_by_passes(
             lambda nodes: context.row(text, candidates.path(nodes[0])),
             context.vocabulary.subset,
             places=1,
             most=context.passes(text, candidates.ahead) - 1,
         )
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Settle the draft rows that became text."""
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
+        """Commit the draft rows that were accepted."""
         self.context.observe(sequence.tokens)
 
 
-# ---- two levels ---------------------------------------------------------------------------------
+# ---- two levels (TriForce) ----------------------------------------------------------------------
 
 
-class CheckedDrafter(Drafter):
-    """A chain that another drafter wrote and the target, over its partial cache, would write itself.
+class TwoLevelDrafter(Drafter):
+    """Drafts a chain by speculation: an inner drafter drafts, and the target over its partial cache verifies.
 
     Args:
         context: the target's partial cache.
-        inner: drafts for it.
+        inner: the inner drafter.
         step: tokens that ``inner`` drafts at a time.
-        goal: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
-            tree has no room for more.
+        goal: tokens of the chain; one more at most, fewer after invalid logits or where the tree is full.
     """
 
-    name, mark = "checked", "chain"
+    name, source = "checked", "chain"
 
     def __init__(self, context: SparseContext, inner: Drafter, step: int, goal: int) -> None:
         self.context, self.inner, self.step, self.goal = context, inner, step, goal
@@ -382,13 +380,13 @@ class CheckedDrafter(Drafter):
         """Both caches."""
         return [self.context.need(), *self.inner.needs(text, row)]
 
-    def begin(self, sequence: TokenSequence) -> None:
-        """Let the inner drafter read the prompt."""
+    def begin(self, sequence: SequenceState) -> None:
+        """Show the inner drafter the prompt."""
         self.inner.begin(sequence)
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        """The chain, in parts."""
-        if sequence.newest is None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
+        """A chain, made part by part."""
+        if sequence.last_pass is None:
             return
         chain: list[int] = []
         cache, room = self.context.cache(sequence, candidates), len(candidates.widths)
@@ -403,10 +401,10 @@ class CheckedDrafter(Drafter):
             node = candidates.add(node, token)
 
     def _part(
-        self, sequence: TokenSequence, candidates: Candidates, cache: SparseCache, chain: list[int], goal: int
+        self, sequence: SequenceState, candidates: Candidates, cache: SparseCache, chain: list[int], goal: int
     ) -> list[int]:
-        """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
-        target chooses it itself (nothing where it cannot choose)."""
+        """The next tokens of the chain: drafted, verified over the partial cache, and accepted by the exact
+        rule; empty after invalid logits."""
         text, sampler = sequence.tokens, candidates.sampler
         widths = (1,) * min(self.step, goal - len(chain))
         inner = Candidates(sequence, sampler, candidates.coupled, widths, ahead=chain)
@@ -418,13 +416,13 @@ class CheckedDrafter(Drafter):
         logits = self.context.model.logits(result.hidden)
         candidates.passes += 1
         try:
-            accepted = accept_exact(tree, logits, text, sampler, not sampler.walks, ahead=chain)
-        except (RefusedRow, NoMask):  # of a draft; the text may never come there
+            accepted = accept_exact(tree, logits, text, sampler, not sampler.row_by_row, ahead=chain)
+        except (RefusedRow, NoMask):  # on a drafted path, which the target may never take
             return []
         cache.grow(len(accepted.nodes))
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
-        """Keep both caches in step with the text."""
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
+        """Append the step's tokens to both caches."""
         self.inner.observe(sequence, outcome)
         self.context.observe(sequence, outcome.nodes)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler, gumbel, position_key
 from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
-from tokenswift.spec.strategy import TokenSequence
+from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import DraftTree
 
 Kind = tuple[int, int, int]  # of a candidate: by its context's length, its rank and its share
@@ -93,7 +93,7 @@ class Recycle(Drafter):
         outcomes: by kind of candidate, how many were right, and how many there were, in earlier texts too.
     """
 
-    name = mark = "recycle"
+    name = source = "recycle"
 
     def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
         self.params, self.rankings = sampler.params, Rankings()
@@ -106,7 +106,7 @@ class Recycle(Drafter):
         """The table."""
         return [Need("recycle", "auto", SLOTS * _SLOT)]
 
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+    def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Candidates below the root and the likeliest nodes, whoever proposed these, as far as they pay."""
         self._places, tree = [], candidates.tree
         below: dict[int, list[int]] = {}
@@ -120,7 +120,7 @@ class Recycle(Drafter):
             children = self._expand(candidates, sequence.tokens, node, -chance) | {*below.get(node, ())}
             if tree.depths[node] + 1 < DEPTH:
                 for child in children:
-                    heapq.heappush(heap, (chance * tree.given[child], child))
+                    heapq.heappush(heap, (chance * tree.chances[child], child))
 
     def _expand(self, candidates: Candidates, text: list[int], node: int, above: float) -> set[int]:
         """Candidates below one node, which comes with the chance ``above``; their nodes."""
@@ -141,7 +141,7 @@ class Recycle(Drafter):
             chance = right / every
             child = tree.child(node, tokens[at])
             if child is not None:
-                tree.given[child] = max(tree.given[child], chance)
+                tree.chances[child] = max(tree.chances[child], chance)
             elif above * chance >= candidates.least:
                 child = candidates.add(node, tokens[at], chance)
             found.update(() if child is None else (child,))
@@ -155,14 +155,14 @@ class Recycle(Drafter):
         heat, key = self.params.temperature, position_key(self.params.seed, position)
         return [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
 
-    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+    def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn what was right, and keep the rankings of the pass."""
-        done, tree = sequence.newest, outcome.tree
+        done, tree = sequence.last_pass, outcome.tree
         if outcome.in_use and done is not None and done.logits is not None and tree is not None:
             self._learn(outcome.tokens)
             self._keep(sequence, outcome.tokens, tree, done.logits)
 
-    def _keep(self, sequence: TokenSequence, new: list[int], tree: DraftTree, logits: Tensor) -> None:
+    def _keep(self, sequence: SequenceState, new: list[int], tree: DraftTree, logits: Tensor) -> None:
         """The rankings of a pass over a tree, after which ``new`` came."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
