@@ -166,9 +166,12 @@ class Distillation(nn.Module):
     ) -> Float[Tensor, " levels"]:
         """The mean cross-entropy of each level, nats a token.
 
-        Arguments as `states.Windows` makes them; its ``extra`` is the student's levels.
+        Arguments as `states.Windows` makes them; its ``extra`` is the student's levels. What no window needs,
+        is left off.
         """
-        base, m = self.base, valid.shape[1]
+        base, m = self.base, max(1, int(valid.any(0).sum()))
+        n = m + self.student.levels
+        tokens, states, valid = tokens[:, : n + 1], states[:, :n], valid[:, :m]
         if self.text:
             shares, places = base.of_text(tokens[:, 2:])
         else:

@@ -29,9 +29,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "eagle": {
         "loss_vocabulary": 8192,
-        "window": 512,
-        "batch": 2,
-        "epochs": 6,
+        "window": 1024,
+        "batch": 1,
+        "accumulate": 2,
+        "epochs": 3,
         "warmup": 50,
         "held_out": 0.06,
         "weight_decay": 0.05,
