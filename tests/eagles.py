@@ -18,28 +18,15 @@ from tokenswift.spec import eagle as files
 from tokenswift.spec.eagle import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-NAMES = {
-    "embed": "embed_tokens.weight",
-    "fc": "fc.weight",
-    "norm": "norm.weight",
-    "lm_head": "lm_head.weight",
-    "features_norm": "input_norm.weight",
-    "fc_norm.0": "fc_norm.0.weight",
-    "fc_norm.1": "fc_norm.1.weight",
-    "fc_norm.2": "fc_norm.2.weight",
-}
+NAMES = {name: f"{name}.weight" for name in ("fc", "norm", "lm_head", "fc_norm.0", "fc_norm.1", "fc_norm.2")}
+NAMES |= {"embed": "embed_tokens.weight", "features_norm": "input_norm.weight"}
 INNER = {
     "input_norm": "input_layernorm",
     "hidden_norm": "hidden_norm",
     "post_norm": "post_attention_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
 }
+INNER |= {name: f"self_attn.{name}_proj" for name in "qkvo"}
+INNER |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 
 
 def target(**changes: Any) -> Any:

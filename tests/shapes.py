@@ -55,11 +55,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     if not shapes or hasattr(function, "__wrapped__"):
         return function
     # a module may import what its annotations name for pyright alone
-    names = {
-        "Tensor": Tensor,
-        **vars(jaxtyping),
-        **function.__globals__,
-    }
+    names = {"Tensor": Tensor, **vars(jaxtyping), **function.__globals__}
     function.__annotations__ = {name: eval(hint, names) for name, hint in shapes.items()}
     return _often(function, _with_letters(beartype(function), typechecker=None))
 

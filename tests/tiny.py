@@ -47,12 +47,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 _QWEN_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
 #: families of the native decoder with Llama's block, some in several forms: model type and config changes

@@ -47,9 +47,7 @@ SPEC = Spec(
         "published": {
             "note": "a paper",
             "columns": ["variant", "prefill", "point", "alpha", "speedup"],
-            "rows": [
-                ["TokenSwift", 2048, 20_000, 0.64, 1.87],
-            ],
+            "rows": [["TokenSwift", 2048, 20_000, 0.64, 1.87]],
         },
     },
 )

@@ -91,9 +91,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--continue --prompts p --out d", "--continue is given beside --prompts"),
         ("--prompts p --out d --max-num-seqs 0", "--max-num-seqs is 0; valid: "),
     ],
-    "chat": [
-        ("--max-new-tokens 0", "--max-new-tokens is 0"),
-    ],
+    "chat": [("--max-new-tokens 0", "--max-new-tokens is 0")],
     "plan": [("", "no prompt given"), ("hi --json full", "--json full")],
     "resume": [
         ("none", "run_dir none holds no run; valid: a folder made with --run-dir"),

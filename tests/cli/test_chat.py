@@ -170,10 +170,7 @@ def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypa
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (
-            b"/sytem Hi\n",
-            "/sytem is not a command; valid: /clear, /exit, /help, /save",
-        ),
+        (b"/sytem Hi\n", "/sytem is not a command; valid: /clear, /exit, /help, /save"),
         (b"/save\n", "/save cannot be written ("),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
         (b"ok\n\xff\n", "a line of standard input is not UTF-8"),

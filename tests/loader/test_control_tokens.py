@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tokenswift.loader.prompts import prompt_ids, rendered
@@ -83,10 +74,7 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 def tool(text: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {text: {"type": "string", "enum": [text]}}}
-    return {
-        "type": "function",
-        "function": {"name": "f", "description": text, "parameters": parameters},
-    }
+    return {"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}
 
 
 def chats(text: str) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:

@@ -364,10 +364,7 @@ def refused(path: Path, **options: Any) -> str:
             "llama.rope.scaling.type is 'longrope'; valid: none, linear, yarn",
         ),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5'; valid: gpt2, llama"),
-        (
-            {"tokenizer.ggml.pre": None},
-            "tokenizer.ggml.pre is None; valid: gpt-2, smollm, llama-bpe, qwen2",
-        ),
+        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None; valid: gpt-2, smollm, llama-bpe, qwen2"),
     ],
 )
 def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> None:

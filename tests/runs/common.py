@@ -13,6 +13,7 @@ from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
 
 HOT = SamplingParams(seed=3, temperature=1.3, penalty_window=20)
+OPTIONS = {"tree": (2, 2), "ngrams": 2, "ngram_count": 1, "budget": 24, "sinks": 2, "draft": "partial"}
 CALL: dict[str, Any] = {"max_new_tokens": 90, "sampling": HOT, "ignore_eos": True}
 
 

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tokenswift.runs import journal
-from tokenswift.types import InputError
+from tokenswift.types import InputError, Loop, Step
 
 RECORDS = [{"kind": "a", "text": "ein\nzwei — 日本"}, {"kind": "b", "n": list(range(30))}, {"kind": "c"}]
+
+IDENTITY = journal.Identity("float32", "c", "w", None, "none", {"seed": 3}, [2], [], "exact")
+HEADER = journal.Header(0.0, "model", None, IDENTITY, [1, 5])
+SESSION = journal.Session(0.0, 1, 9, "auto", {}, "report", False, {}, 1, {})
 
 
 def made(tmp_path: Path) -> tuple[Path, bytes]:
@@ -53,6 +58,8 @@ def test_lost_and_exchanged_records_are_damage(tmp_path: Path) -> None:
     for changed in ([0, 2, 3], [0, 2, 1, 3], [0, 1, 1, 2, 3], [0, 1, 3]):
         contents = journal.decode(b"".join(lines[i] for i in changed))
         assert contents.damaged and contents.records == RECORDS[: 1 if changed[1] == 1 else 0]
+    for rest in (b"x" * 18, b"00000010 " + b"y" * 26):  # not the beginning of a record
+        assert journal.decode(data + rest).damaged == len(rest)
 
 
 def test_other_versions_and_other_files(tmp_path: Path) -> None:
@@ -60,6 +67,10 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"journal 0.1\n", b"journal 2\n"))
     with pytest.raises(InputError, match=r"journal is of version 2; valid: version 0\.1$"):
         journal.read(path)
+    with pytest.raises(
+        InputError, match=r"^x holds what no run writes \(record 1, [^\n]*'a'[^\n]*\); valid: a run's"
+    ):
+        journal.decode(data, journal.Record, "x")
     for other in (b"", b"hello", b"tokenswift journal x\n", data[5:]):
         path.write_bytes(other)
         with pytest.raises(InputError, match="is not a journal of tokenswift"):
@@ -69,9 +80,11 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
-    """The disk is full in the middle of a record."""
-    path, data = made(tmp_path)
+    """The disk is full in the middle of a record; later it takes a few bytes at a time."""
+    path, _ = made(tmp_path)
     more = journal.Appender(path, journal.read(path))
+    more.append({"kind": "d"})
+    data = path.read_bytes()
     real, room = journal.FileIO.write, [20]
 
     class Full(journal.FileIO):
@@ -83,12 +96,12 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None
     file, more._file = more._file, Full(os.dup(more._file.fileno()), "wb")
     with pytest.raises(OSError, match="No space left"):
         more.append({"kind": "d", "text": "x" * 100})
-    more.close()
-    more._file = file
     assert path.read_bytes() == data
+    room += [7] * 20
     more.append({"kind": "d"})
-    assert journal.read(path).records == [*RECORDS, {"kind": "d"}]
+    assert journal.read(path).records == [*RECORDS, {"kind": "d"}, {"kind": "d"}]
     more.close()
+    file.close()
 
 
 def test_whole_files_are_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +111,65 @@ def test_whole_files_are_never_half_written(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="I/O error"):
         journal.write_whole(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> None:
+    file, link, pipe, other = (tmp_path / name for name in ("file", "link", "pipe", "other"))
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    os.link(file, other)
+    for path, what in ((link, "a link"), (pipe, "no regular file"), (file, "a link")):
+        with pytest.raises(
+            InputError, match=f"^run_dir {tmp_path} holds '{path.name}', which is {what}; valid: "
+        ):
+            journal.write_whole(path, b"new")
+    with open(other) as opened, pytest.raises(InputError, match="'gone', which is a link;"):
+        journal.check_regular(tmp_path / "gone", opened.fileno())
+
+
+def tokens(ids: list[int], passes: int = 0, **more: Any) -> journal.Tokens:
+    """A record of tokens of one letter each, in one step."""
+    n, sources = len(ids), journal.sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids)))
+    return journal.Tokens(ids, sources, [1] * n, "x" * n, [(n, 3, 2, 1, 3, 5)], {"draft": n}, passes, **more)
+
+
+def test_where_the_records_of_a_run_lead_to() -> None:
+    loop, end = Loop(0, 1, 5), journal.End("eos", "tail")
+    records = [tokens([7, 8], 1), replace(SESSION, pid=2), tokens([8, 9, 9], 4, loop=loop)]
+    state = journal.replay([HEADER, SESSION, *records])
+    assert state == journal.RunState(
+        HEADER, [SESSION, records[1]], [7, 8, 8, 9, 9], "hhhhh", [1] * 5, "xxxxx",
+        [(2, 3, 2, 1, 3, 5), (3, 3, 2, 1, 3, 5)], {"draft": 3}, 4, loop,
+    )  # fmt: skip
+    assert (state.session.pid, state.tail, journal.sources_of(Step((1, 2), 0, 0, 0, 0))) == (2, "", "tt")
+    state = journal.replay([HEADER, SESSION, *records, tokens([4], 5, end=end)])
+    assert (state.loop, state.end, state.tail) == (loop, end, "tail")
+    for bad in ([HEADER], [SESSION, HEADER], [HEADER, tokens([1])]):
+        with pytest.raises(
+            InputError, match="^x does not begin with a run's header; valid: a run's journal$"
+        ):
+            journal.replay(bad, "x")
+    wrong = [("loop: ", tokens([1] * 5, loop=Loop(*one))) for one in ((-1, 1, 2), (1, 1, -1), (1, 1, 5))]
+    for said, record in [("a second header", HEADER), *wrong]:
+        with pytest.raises(
+            InputError, match=f"^x holds what no run writes .record 4, {said}.*; valid: a run"
+        ):
+            journal.replay([HEADER, SESSION, SESSION, record], "x")
+    for field, value in {"ids": [1], "sources": "h", "chars": [1, 2], "text": "x", "steps": []}.items():
+        with pytest.raises(ValueError, match="^ids, sources, chars, text and steps do not fit each other$"):
+            replace(tokens([1, 2]), **{field: value})
+
+
+def test_what_decides_the_tokens_has_to_be_the_same() -> None:
+    journal.check_same("run", HEADER, replace(HEADER, made=1.0, name="other"))
+    for said, change, prompt in (
+        ("dtype is 'bfloat16', was 'float32'", {"dtype": "bfloat16", "weights": "v"}, [1, 5]),
+        ("seed is 4, was 3; top_p is 0.5, was 1.0", {"sampling": {"seed": 4, "top_p": 0.5}}, [1, 5]),
+        ("eos is [], was [2]; prompt differs; weights differs", {"eos": [], "weights": "v"}, [1]),
+    ):
+        now = replace(HEADER, identity=replace(IDENTITY, **change), prompt=prompt)
+        with pytest.raises(InputError) as caught:
+            journal.check_same("f", HEADER, now)
+        valid = "valid: what the run began with, or another folder"
+        assert str(caught.value) == f"run_dir f holds another run: {said}; {valid}"

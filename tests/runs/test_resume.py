@@ -15,30 +15,14 @@ import torch
 import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
-from tests.runs.common import CALL, Stop, after, begin, journal_tokens, texts
+from tests.runs.common import CALL, OPTIONS, Stop, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.folder import is_locked
 
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM.from_model(tiny_model(), tiny_tokenizer())
-
-
-STRATEGIES = {
-    "autoregressive": {},
-    "tokenswift": {
-        "tree": (2, 2),
-        "ngrams": 2,
-        "ngram_count": 1,
-        "budget": 24,
-        "sinks": 2,
-        "draft": "partial",
-    },
-    "magicdec": {"gamma": 3, "budget": 24, "sinks": 2},
-}
+SPARSE = {"gamma": 3, "budget": 24, "sinks": 2}
+STRATEGIES = {"autoregressive": {}, "tokenswift": OPTIONS, "magicdec": SPARSE}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

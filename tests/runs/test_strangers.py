@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import tokenswift
-from tests.conftest import tiny_model, tiny_tokenizer
-from tests.runs.common import CALL, begin
+from tests.runs.common import CALL, OPTIONS, begin
 from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
 from tokenswift.runs import folder as folders
@@ -21,12 +20,6 @@ from tokenswift.runs import journal
 from tokenswift.runs.folder import summary_of
 
 Records = list[dict[str, Any]]
-OPTIONS = {"tree": (2, 2), "ngrams": 2, "ngram_count": 1, "budget": 24, "sinks": 2, "draft": "partial"}
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM.from_model(tiny_model(), tiny_tokenizer())
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.choice import LogitRows, Sampler, Subset, allowed_tokens
 from tokenswift.sampling.penalties import NO_RULES, TextRules
-from tokenswift.types import RunError
+from tokenswift.types import InputError, RunError
 
 V = 3000
 OFF: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0}
@@ -101,6 +101,10 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
         for sampler in (native, plain):
             for ours, theirs in zip(sampler.candidates(asked), expected, strict=True):
                 assert (ours.tokens, ours.values) == (theirs.tokens, theirs.values)
+            for row, theirs in enumerate(expected):
+                assert [one.values for one in sampler.candidates(asked.one(row))] == [theirs.values]
+    with pytest.raises(InputError, match="token id is 300; valid: 0 to 299"):
+        Subset(torch.tensor([5, 300]), 300)
     words = torch.zeros(31, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"a mask is torch.int32 of shape \(31,\)"):
         native.candidates(replace(asked, masks=[words] * 4))
@@ -114,7 +118,10 @@ def test_bad_logits_are_refused(kernels: CpuBackend, setting: str, bad: Any) -> 
     logits[1, V - 1 if bad != "all -inf" else slice(None)] = -torch.inf if bad == "all -inf" else bad
     for ranker in (kernels.ranker(params), None):
         sampler = Sampler(params, V, "cpu", ranker)
-        with pytest.raises(RunError, match="position 2 hold (NaN|no finite maximum)"):
+        what = "NaN" if str(bad) == "nan" else "no finite maximum"
+        with pytest.raises(
+            RunError, match=rf"position 2 hold {what}; no token can be chosen \(try dtype float32\)(\n|$)"
+        ):
             sampler.choose(logits, [1], [[], [4]])
         assert len(sampler.choose(logits[:1], [1], [[]])) == 1
 

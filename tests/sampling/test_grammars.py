@@ -93,10 +93,7 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
         ({"min_tokens": 2}, "min_tokens is 2 beside a grammar"),
         ({"response_format": {"type": "json_object"}}, "given beside"),
         ({"grammar": None, "response_format": {"type": "xml"}}, "response_format is {'type': 'xml'}"),
-        (
-            {"grammar": None, "response_format": {"type": "json_schema"}},
-            "is {'type': 'json_schema'}",
-        ),
+        ({"grammar": None, "response_format": {"type": "json_schema"}}, "is {'type': 'json_schema'}"),
     ]
     for given, says in calls:
         with pytest.raises(InputError, match=re.escape(says)):

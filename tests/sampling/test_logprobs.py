@@ -30,13 +30,6 @@ def llm() -> LLM:
     return LLM.from_model(tiny_model("llama"), heads=random_heads("linear", 48, VOCAB))
 
 
-def recent_scores(logits: torch.Tensor, recent: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Processed scores of rows that each have a text of their own; ``recent``: its end."""
-    if params.window:
-        logits = repetition_penalty(logits, recent[:, -params.window :], params.repetition_penalty)
-    return processed(logits, params)
-
-
 def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]:
     """By transformers' own forward, a row for each token."""
     known = torch.tensor([PROMPT + tokens])
@@ -44,7 +37,12 @@ def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]
         logits = tiny_model("llama")(known).logits[0].float()
     made: list[Logprob] = []
     for at, token in enumerate(tokens, len(PROMPT)):
-        row = recent_scores(logits[at - 1 : at], known[:, :at], params).log_softmax(-1)[0]
+        row = logits[at - 1 : at]
+        if params.window:
+            row = repetition_penalty(
+                row, known[:, max(0, at - params.window) : at], params.repetition_penalty
+            )
+        row = processed(row, params).log_softmax(-1)[0]
         best = row.topk(TOP)
         top = [(i, v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         made.append(Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import gumbel_r, kstest
 
 from tests.stats import chi_square
-from tokenswift.sampling.choice import Noise, mix64, noise_bits, position_key
+from tokenswift.sampling.choice import Noise, gumbel, gumbels_, gumbels_of, mix64, noise_bits, position_key
 
 BIG = 150_000
 KNOWN = {  # of the tokens 0, 1 and 149,999
@@ -36,6 +36,17 @@ def test_bits_are_splitmix64_in_exact_arithmetic(seed: int, position: int, ids: 
     exact = [mix64(key + token * 0x9E3779B97F4A7C15) for token in ids]
     got = noise_bits(seed, position, torch.tensor(ids)).tolist()
     assert [word % 2**64 for word in got] == exact
+
+
+def test_a_few_tokens_have_the_noise_of_all() -> None:
+    all_of_them, ids = Noise(7, 500).at(11), torch.tensor([499, 3])
+    assert torch.equal(gumbels_of(7, 11, ids), all_of_them[ids])
+    assert [gumbel(position_key(7, 11), token) for token in (499, 3)] == pytest.approx(
+        all_of_them[ids].tolist()
+    )
+    assert gumbel(0, 0) == pytest.approx(54 * math.log(2))  # the largest: no bit is set
+    never = 0xCF9A04AFFA6BADC0  # of which all bits are set
+    assert gumbel(never, 0) == gumbels_(torch.tensor([-1])).item() == -math.inf
 
 
 def test_distribution_of_the_values() -> None:

@@ -9,22 +9,12 @@ import torch
 
 from tests import eagles
 from tests.spec.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
-from tokenswift.spec.eagle import EagleConfig, EagleWeights
+from tokenswift.spec.eagle import EagleWeights
 
 #: as wide as the models of `tests.tiny`
-SIZES = EagleConfig(
-    hidden=48,
-    target_hidden=48,
-    heads=4,
-    kv_heads=2,
-    head_dim=12,
-    intermediate=80,
-    eps=1e-5,
-    rope={"rope_type": "default", "rope_theta": 10000.0},
-    vocab=97,
-    draft_vocab=97,
-    feature_layers=(0, 1, 2),
-    trained=512,
+SIZES = replace(
+    eagles.config(eagles.target(hidden_size=48, vocab_size=97), draft_vocab=97, feature_layers=(0, 1, 2)),
+    **{"head_dim": 12, "intermediate": 80, "trained": 512},
 )
 
 
@@ -55,21 +45,16 @@ def scripted_eagle(names: bool = False, **changes: Any) -> EagleWeights:
         names: its tokens have numbers of their own.
         changes: fields of its config.
     """
-    config = EagleConfig(
-        hidden=WIDTH,
-        target_hidden=WIDTH,
-        heads=1,
-        kv_heads=1,
-        head_dim=WIDTH,
-        intermediate=2,
-        eps=1e-12,
-        rope={"rope_type": "default", "rope_theta": 8.0},
-        vocab=VOCAB,
-        draft_vocab=VOCAB,
-        feature_layers=(0, 1, 2),
-        trained=2048,
-        parts=frozenset({"qkv_bias"}),
-    )
+    widths = {
+        "hidden": WIDTH,
+        "target_hidden": WIDTH,
+        "head_dim": WIDTH,
+        "vocab": VOCAB,
+        "draft_vocab": VOCAB,
+    }
+    rope, parts = {"rope_type": "default", "rope_theta": 8.0}, frozenset({"qkv_bias"})
+    sizes = {"heads": 1, "kv_heads": 1, "intermediate": 2, "eps": 1e-12, "trained": 2048, **widths}
+    config = replace(SIZES, rope=rope, parts=parts, **sizes)
     fc = torch.zeros(WIDTH, 3 * WIDTH)
     fc[:, 2 * WIDTH :] = torch.eye(WIDTH)
     q = torch.zeros(WIDTH, 2 * WIDTH)

@@ -85,7 +85,7 @@ def test_only_rows_of_the_walk_are_checked(params: dict[str, Any], bad: float) -
         assert rule() == Accepted((0, 1), 8)
     logits[1] = bad
     for rule in rules:
-        with pytest.raises(RunError, match="NaN|no finite maximum"):
+        with pytest.raises(RunError, match="position 2 hold (NaN|no finite maximum)"):
             rule()
 
 
@@ -131,6 +131,23 @@ def test_published_paths_stand_in_the_published_order() -> None:
     ]
     assert published_paths(CandidateTree(9).build()) == [[0]]
     uneven = CandidateTree(9)
-    uneven.add_path([1], "head")
-    uneven.add_path([2, 3], "head")
-    assert published_paths(uneven.build()) == [[0, 2, 3], [0, 1]]
+    for tokens in ([2, 3], [1]):
+        uneven.add_path(tokens, "head")
+    uneven.add_path([4])
+    assert published_paths(uneven.build()) == [[0, 1, 2], [0, 3], [0, 4]]
+    branch = CandidateTree(9)
+    branch.add_path([4])
+    assert published_paths(branch.build()) == [[0, 1]]
+
+
+def test_the_draws_of_the_published_rule_are_pinned() -> None:
+    builder = CandidateTree(9)
+    for tokens in ([1, 2], [1, 3], [2, 2], [1, 2]):
+        builder.add_path(tokens)
+    tree, sampler = builder.build(), Sampler(SamplingParams(seed=8, min_p=0.0, repetition_penalty=1.0), 4)
+    logits = torch.linspace(0, 33, 4 * len(tree)).sin().view(-1, 4)
+    found = [accept_published(tree, logits, [9] * length, sampler) for length in range(1, 17)]
+    assert [(one.nodes[-1], one.token) for one in found] == [
+        (1, 1), (2, 2), (2, 1), (1, 1), (1, 1), (2, 2), (3, 3), (4, 3),
+        (2, 3), (1, 3), (2, 2), (2, 0), (1, 0), (1, 2), (1, 1), (1, 1),
+    ]  # fmt: skip

@@ -148,8 +148,7 @@ def small(**changes: Any) -> TrainingOptions:
 
 
 @pytest.mark.parametrize(
-    "source,kind",
-    [("text", "conditioned"), rare("text", "medusa"), rare("self", "linear")],
+    "source,kind", [("text", "conditioned"), rare("text", "medusa"), rare("self", "linear")]
 )
 def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     model = tiny_model()

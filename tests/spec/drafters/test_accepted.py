@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.spec.drafters.scripted import (
-    CLASSES,
-    VARIANTS,
-    classes,
-    prompt,
-    scripted_heads,
-    scripted_model,
-)
+from tests.spec.drafters.scripted import CLASSES, VARIANTS, classes, prompt, scripted_heads, scripted_model
 from tokenswift import LLM, SamplingParams
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)

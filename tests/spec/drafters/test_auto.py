@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,14 +27,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
 @pytest.mark.parametrize(
-    ("kind", "mode"),
-    [
-        ("conditioned", HIDDEN),
-        ("linear", HIDDEN),
-        ("conditioned", PARTIAL),
-        ("linear", PARTIAL),
-        (None, PARTIAL),
-    ],
+    ("kind", "mode"), [*product(("conditioned", "linear"), (HIDDEN, PARTIAL)), (None, PARTIAL)]
 )
 def test_exact_drafts_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, mode: str, sampling: str
