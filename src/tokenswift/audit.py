@@ -97,7 +97,7 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     trees = list(forced_passes(llm, prompt, tokens, TREE))
     far = ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
     one_row, tree = ((max(one), median(one)) for one in far)
-    int8 = llm.target.whole or llm.target.keys == torch.int8
+    int8 = llm.target.int8 or llm.target.kv_dtype == torch.int8
     kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
     typical = BOUNDS[kind] * float(reference.std())
     between = max(_far(rows[i], row) for i, row in trees)

@@ -1,10 +1,12 @@
-"""What models and kernels hand to each other: rows of a pass, what comes out, and KV caches.
+"""KV caches, and the inputs and outputs of a model pass.
 
-The full cache is allocated once, written in place, committed by compaction. The sparse cache is of fixed
-size, stands for a longer text, and has room for the draft passes over it: every drafter that looks at part of
-the context uses it, and they differ in what they load. A policy gives every cached position of a layer an
-importance, (K, T) float32; :func:`choose` makes the selection. Recent tokens that a policy always keeps come
-out as the most important, the newest last. The sparse cache is never read by a verify pass.
+:class:`FullCache` holds every committed token. It is allocated once; a pass writes its rows behind the
+committed ones, and ``commit`` moves the accepted rows into place.
+
+:class:`SparseCache`, the paper's partial cache, holds a fixed number of selected tokens, for draft passes
+alone: a verify pass never reads it. A policy gives every cached position an importance, (K, T) float32 for
+each layer, and :func:`choose` selects by it. Recent tokens that a policy always keeps get the greatest
+importance.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-#: positions at whose multiples the kernels' chunks of attention end
+#: attention is computed in chunks of this many positions
 CHUNK = 256
-#: entries that layers with windows keep beside them at least: a text may go on from before its end
+#: entries before its window that a tail keeps at least, so that a text can be continued from before its end
 BACK = 1024
-_LEAST = 1 << 22  # bytes below which it does not matter
+_LEAST = 1 << 22  # bytes from which large pages are asked for
 _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
 _SLAB = 1 << 26  # bytes that an arena takes at a time
@@ -39,13 +41,13 @@ POOL = 5  # neighbours that SnapKV averages over
 
 @dataclass(slots=True)
 class Pass:
-    """The outcome of one model pass over n tokens.
+    """The result of one model pass over n tokens.
 
     Attributes:
-        hidden: hidden states *before* the final norm (what the draft heads start from).
-        queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
-        features: the states that enter the layers of the model's ``taps``; None where it has none.
-        logits: of a verify pass, by node, float32; None for others.
+        hidden: hidden states *before* the final norm (draft heads start from them).
+        queries: for each layer, the rotated queries (H, n, d), by which positions are selected.
+        features: the inputs of the model's ``feature_layers``; None where it has none.
+        logits: float32 logits of each node of a verify pass; None for other passes.
     """
 
     hidden: Float[Tensor, "n D"]
@@ -56,14 +58,14 @@ class Pass:
 
 @dataclass(slots=True)
 class Segment:
-    """Rows of one text in a pass.
+    """The rows of one sequence in a pass.
 
     Attributes:
-        tokens: (m,) token ids, on the host, or where the model is if they arose there.
+        tokens: (m,) token ids, on the host or the model's device.
         positions: (m,) their positions, on the host.
-        cache: the text's own; the rows' entries go to its scratch.
-        parents: the row that each row follows (-1 for the root): it sees the whole cache, its ancestors and
-            itself. None is a chain, each row after the last.
+        cache: the sequence's cache; the rows' keys and values go to its scratch rows.
+        parents: for each row the row before it (-1 for the root). A row sees the whole cache, its ancestors
+            and itself. None: a chain.
     """
 
     tokens: Int[Tensor, " m"]
@@ -73,15 +75,14 @@ class Segment:
 
 
 class KVCache:
-    """Keys and values of the tokens committed so far, plus room for the pass under way; with the methods that
-    transformers' own code calls a cache by.
+    """Keys and values of committed tokens, with scratch rows for a pass; also a cache for transformers' code.
 
     Attributes:
-        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; of int8
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; with int8
             (layers, K, pages, bytes of a page), see `kernels.cpu.backend`.
-        ordered: whether entry i is position i (the full cache), so that sliding windows hold.
-        work: scratch memory of the kernels, uint8; they replace it by more when they need it.
-        tail: `Tail`, where layers with windows stand apart, in no tensor but its; None: nowhere.
+        ordered: whether entry i is position i (the full cache), so that sliding windows can be applied.
+        work: scratch memory of the kernels, uint8, which they enlarge when they need more.
+        tail: the entries of layers with sliding windows, which are then not in ``data``; None: all are in it.
     """
 
     data: Tensor
@@ -96,16 +97,16 @@ class KVCache:
 
     @property
     def tail_length(self) -> int:
-        """Those of layers in the :attr:`tail`."""
+        """The same for layers in the :attr:`tail`."""
         raise NotImplementedError
 
     def make_room(self, rows: int) -> None:
-        """A pass of so many rows comes."""
+        """Called before a pass with this many rows."""
         raise NotImplementedError
 
     def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
-        """Where a layer's entries are: a tensor, the layer's number in it, how many there are before the
-        pass's, and whether they are a text's last ones, each at its place, so that windows hold."""
+        """Where a layer's entries are: the tensor, the layer's number in it, the number of entries before the
+        pass, and whether these are in order of position."""
         if self.tail is None:
             return self.data, layer, self.length, self.ordered
         apart, number = self.tail.places[layer]
@@ -120,7 +121,7 @@ class KVCache:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write a pass's entries (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
+        """Write a pass's keys and values (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
 
         Raises:
             ValueError: there is no room.
@@ -135,16 +136,16 @@ class KVCache:
 
 
 class FeatureStore(Protocol):
-    """Keeps features of a text's committed tokens for what drafts from them."""
+    """Keeps features of committed tokens, for a drafter that reads them."""
 
     def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
-        """The tokens at positions ``at`` and on have these; each position once, in order, but some may be
-        left out (those whose keys and values were copied from another text)."""
+        """Take the features of the tokens at positions from ``at`` on. Each position comes once, in order;
+        those of a prefix that was copied from another cache are left out."""
         ...
 
 
 class Entries:
-    """Memory of a cache: keys and values of the tokens in its slots.
+    """The memory of a cache: a slot for each token, with its keys and values.
 
     Args:
         layers, kv_heads, width: L, K and d.
@@ -168,16 +169,16 @@ class Entries:
         self.data = large_empty(2 * layers, kv_heads, capacity, width, dtype=dtype, device=device)
 
     def like(self, capacity: int) -> Entries:
-        """Others, of another capacity."""
+        """The same with another capacity, uninitialised."""
         _, kv_heads, _, width = self.data.shape
         return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
 
     def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
-        """Copy entries of all layers and heads to slots ``into``, one after the other.
+        """Copy entries of all layers and heads into slots ``into``.
 
         Args:
-            source: where they are; may be this one.
-            rows: their slots there, or those of each layer and head.
+            source: the entries copied from; may be this one.
+            rows: their slots in it, the same for all layers and heads or (L · K, n).
         """
         to, device = to_device(into, self.data.device), self.data.device
         if not isinstance(rows, Tensor):
@@ -195,30 +196,31 @@ class Entries:
         self.data[:, :, :length] = source.data[:, :, :length]
 
     def drop(self, count: int) -> None:
-        """Drop the first entries, a multiple of :data:`CHUNK`; the others become the first ones."""
+        """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the front."""
         at = count * self.data.shape[2] // self.capacity  # in pages, where they are
         for part in self.data:  # a copy of one at a time
             part[:, : part.shape[1] - at] = part[:, at:].clone()
 
     def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
-        """Keys of slots as numbers."""
+        """Keys of slots ``start`` to ``end``, in floats."""
         return self.data[0::2][layers, :, start:end]
 
     def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
-        """Write keys of slots from ``start`` on."""
+        """Write keys into slots from ``start`` on."""
         self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
 
 
 class Tail:
-    """The newest entries of layers with windows: whole chunks that no row will see are dropped.
+    """The newest entries of layers with sliding windows; older ones are dropped in whole chunks.
 
     Args:
-        entries: their room.
-        windows: of all layers of the model, in tokens; None: the layer sees everything, and is not in here.
+        entries: their memory.
+        windows: the window of each layer of the model, in tokens; None: it sees everything, and is not in
+            here.
         dropped: positions before the first entry.
 
     Attributes:
-        places: of each layer, whether it is in here, and its number among those that are, or are not.
+        places: for each layer, whether it is in here, and its number among those that are, or are not.
         reach: the widest window.
     """
 
@@ -229,11 +231,11 @@ class Tail:
         self.places = [(own, apart[:layer].count(own)) for layer, own in enumerate(apart)]
 
     def first(self, length: int) -> int:
-        """The first position that is kept of a text of a length when room is made."""
+        """The first position to keep once ``length`` tokens are committed."""
         return max(self.dropped, (length + 1 - self.reach - BACK) // CHUNK * CHUNK)
 
     def make_room(self, length: int, rows: int) -> None:
-        """See that rows fit behind a text's first ``length`` entries."""
+        """Make room for ``rows`` rows behind the first ``length`` tokens."""
         if length - self.dropped + rows <= self.entries.capacity:
             return
         first = self.first(length)
@@ -244,7 +246,7 @@ class Tail:
             self.entries.copy_first(held, held.capacity)
 
     def fork(self, capacity: int, length: int) -> Tail:
-        """A copy, as of a text's first ``length`` entries."""
+        """A copy for the first ``length`` tokens."""
         kept = length - self.dropped
         made = self.entries.like(max(kept, tail_room(self.windows, capacity)))
         made.copy_first(self.entries, kept)
@@ -252,21 +254,21 @@ class Tail:
 
 
 def tail_room(windows: Sequence[int | None], capacity: int) -> int:
-    """Entries of layers with windows that a cache for so many tokens has room for; 0 without such layers."""
+    """Capacity of the tail of a cache for ``capacity`` tokens; 0 without layers with windows."""
     widest = max((window for window in windows if window is not None), default=-2 * BACK)
     return min(capacity, widest + 2 * BACK)
 
 
 class FullCache(KVCache):
-    """Keys and values of every committed token, and scratch room for the pass under way.
+    """Keys and values of every committed token, and scratch rows for a pass.
 
-    A pass writes its n entries behind the committed ones; ``commit`` moves the accepted ones into place, and
-    whatever is not committed is overwritten by the next pass.
+    A pass writes its n rows behind the committed ones. ``commit`` moves the accepted ones into place; the
+    next pass overwrites the others.
 
     Args:
-        entries: room for as many tokens as fit, scratch room included.
-        length: of the entries that are there.
-        tail: of layers with windows, if they are not in ``entries``.
+        entries: the memory, scratch rows included.
+        length: number of entries already committed.
+        tail: entries of layers with windows, if they are not in ``entries``.
     """
 
     ordered = True  # entry i is position i
@@ -278,7 +280,7 @@ class FullCache(KVCache):
 
     @property
     def length(self) -> int:
-        """T, the committed tokens."""
+        """T, the number of committed tokens."""
         return self._length
 
     @property
@@ -297,14 +299,14 @@ class FullCache(KVCache):
             self.tail.make_room(self._length, rows)
 
     def holds(self, length: int) -> bool:
-        """Whether a text can go on behind the first ``length`` entries."""
+        """Whether a sequence can be continued after the first ``length`` entries."""
         tail = self.tail
         return length <= self._length and (tail is None or tail.dropped <= max(0, length + 1 - tail.reach))
 
     def commit(self, nodes: tuple[int, ...]) -> None:
-        """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
+        """Commit rows ``nodes`` (ascending) of the last pass."""
         start = self._length
-        # Rows that stand where they belong need no copy: the root always, the whole chain often.
+        # Rows already in their place need no copy: the root always, a whole chain often.
         kept = 0
         while kept < len(nodes) and nodes[kept] == kept:
             kept += 1
@@ -317,22 +319,24 @@ class FullCache(KVCache):
         self._length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
-        """Forget the committed entries behind the first ``length``."""
+        """Drop committed entries after the first ``length``."""
         self._length = min(length, self._length)
 
     def slide(self, count: int) -> None:
-        """Keep the last ``count`` entries alone, of floats; they become the first ones."""
+        """Keep only the last ``count`` entries, moved to the front (float caches only)."""
         start = self._length - count
         if start > 0:
             self.data[:, :, :count] = self.data[:, :, start : self._length].clone()
             self._length = count
 
     def fork(self, capacity: int, length: int | None = None) -> FullCache:
-        """A copy of the committed entries with room of its own; neither sees what the other does next.
+        """An independent copy of committed entries.
 
         Args:
-            capacity: tokens that fit the copy, at least as many as are copied.
-            length: of the first so many entries, up to T; None: of all.
+            capacity: capacity of the copy, at least ``length``.
+            length: number of entries to copy, up to T; None: all.
+        Raises:
+            ValueError: the capacity is too small, or the tail has dropped entries that are needed.
         """
         length = self._length if length is None else length
         if capacity < length or not self.holds(length):
@@ -345,47 +349,45 @@ class FullCache(KVCache):
         return FullCache(made, length, None if self.tail is None else self.tail.fork(capacity, length))
 
     def keys(self, layer: int) -> Tensor:
-        """Committed keys of a layer as numbers, (K, T, d)."""
+        """Committed keys of a layer in floats, (K, T, d)."""
         return self.entries.keys(slice(layer, layer + 1), 0, self._length)[0]
 
 
 class SparseCache(KVCache):
-    """B slots per layer and KV head, and scratch rows behind them.
+    """B slots per layer and KV head for selected tokens, and scratch rows for draft passes.
 
-    The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else
-    replaces the next one in a ring over the other slots; loading a selection in rising importance makes
-    the least important ones go first. Keys keep the rotary position they were written with, so their
-    order in the cache does not matter.
+    The first S slots hold sinks and are never replaced. A new committed token takes a free slot, or replaces
+    the next one in a ring over the other slots; as a selection is loaded in rising importance, the least
+    important tokens are replaced first. Keys keep the rotary position they were written with, so the order of
+    slots does not matter. Layers in the full cache's tail are read there.
 
-    Layers with windows that stand apart in the full cache are read there: they are small.
-
-    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
-    :meth:`rewind` drops them, :meth:`commit_drafted` gives them slots.
+    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next one,
+    :meth:`rewind` drops them, :meth:`commit_drafted` moves them into slots.
 
     Args:
         like: a full cache, for layers, heads, width, dtype and device.
-        budget: B; must be at least ``sinks + 1``.
+        budget: B, at least ``sinks + 1``.
         sinks: S, first positions always held.
-        scratch: rows of draft passes that fit behind the slots.
+        scratch: rows of draft passes.
     """
 
     ordered = False
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
-        # of a text that has ended somebody may still have the drafts, but nobody needs the full cache
+        # weak, so that a drafter does not keep the full cache of an ended sequence
         self._full: FullCache | None = None if like.tail is None else proxy(like)
         self.entries = like.entries.like(budget + scratch)
-        self.data = self.entries.data.zero_()  # what nobody wrote are numbers, too
+        self.data = self.entries.data.zero_()  # no NaN in unused slots
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
-        #: position in the text of every slot, (layers, K, B)
+        #: position in the sequence of every slot, (layers, K, B)
         shape = (like.layers, like.data.shape[1], budget)
         self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)
         self.filled = 0
-        self.drafted = 0  # scratch rows that count as context
-        self.replaced = 0  # slots that newer tokens have taken since the last selection
+        self.drafted = 0  # scratch rows kept as context
+        self.replaced = 0  # slots taken by newer tokens since the last selection
         self.selections = 0
-        self._next = sinks  # of the slots after the sinks, the next one to replace
+        self._next = sinks  # the slot to replace next
 
     @property
     def length(self) -> int:
@@ -409,7 +411,7 @@ class SparseCache(KVCache):
 
     @property
     def exhausted(self) -> bool:
-        """True when newer tokens have replaced the whole selection (or none was made yet)."""
+        """Whether newer tokens have replaced the whole selection, or none was made yet."""
         return not self.selections or self.replaced >= self.budget - self.sinks
 
     # ---- draft passes ---------------------------------------------------------------------------
@@ -423,7 +425,7 @@ class SparseCache(KVCache):
         self.drafted = rows
 
     def commit_drafted(self, rows: int, start: int) -> None:
-        """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
+        """Move the first ``rows`` draft rows into slots, as positions from ``start`` on; drop the others."""
         self.drafted = 0
         if rows:
             self._put(self, self.filled, rows, start)
@@ -431,10 +433,10 @@ class SparseCache(KVCache):
     # ---- committed tokens -----------------------------------------------------------------------
 
     def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
-        """Replace everything by positions of the full cache, per layer and KV head.
+        """Replace all slots by a selection from the full cache.
 
         Args:
-            chosen: n ≤ B positions each: sinks first, then the others in rising importance.
+            chosen: for each layer, n ≤ B positions of each KV head: sinks, then others in rising importance.
         """
         chosen = [places.to(self.data.device) for places in chosen]
         self.filled = chosen[0].shape[1] if chosen else 0
@@ -447,19 +449,19 @@ class SparseCache(KVCache):
         self.selections += 1
 
     def append(self, full: FullCache, start: int, end: int) -> None:
-        """Take in positions [start, end) of the full cache, newly committed."""
+        """Copy the newly committed positions [start, end) of the full cache into slots."""
         self._put(full, start, end - start, start)
 
     def _put(self, source: FullCache | SparseCache, first: int, count: int, start: int) -> None:
-        """Give ``count`` entries of a cache, from ``first`` on, slots as positions from ``start`` on; of too
-        many, the newest."""
+        """Copy ``count`` entries of ``source``, from ``first`` on, into slots, as positions from ``start``
+        on; of more than fit, the newest."""
         ring = self.budget - self.sinks
         free = min(count, self.budget - self.filled)
         slots = list(range(self.filled, self.filled + free))
         slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(count - free)]
         if count > free:
             self._next = self.sinks + (self._next - self.sinks + count - free) % ring
-        if count - free > ring:  # the ring turned more than once: only the last turn stays
+        if count - free > ring:  # more than one turn of the ring: only the last one stays
             slots = slots[:free] + slots[free:][-ring:]
         kept = [*range(free), *range(max(free, count - ring), count)]
         self.filled += free
@@ -502,15 +504,14 @@ def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tenso
 
 
 def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
-    """Positions to hold (T > B): sinks, then the most important others in rising importance."""
+    """Positions to select (T > B): sinks, then the most important others in rising importance."""
     head = torch.arange(sinks, device=importance.device).expand(len(importance), -1)
     best = importance[:, sinks:].topk(budget - sinks, dim=1).indices + sinks
     return torch.cat([head, best.flip(1)], dim=1)
 
 
 def useful_budget(budget: int, windows: Sequence[int | None], sinks: int) -> int:
-    """The budget, or what sinks and the widest window come to where every layer has a window: no layer
-    of the target looks at more."""
+    """The budget, cut to sinks and the widest window where every layer has a window: no layer sees more."""
     widths = [window for window in windows if window is not None]
     return budget if len(widths) < len(windows) or not widths else min(budget, sinks + max(widths))
 
@@ -525,17 +526,17 @@ def select(
     sinks: int,
     chunk: int = 8,
 ) -> list[Int[Tensor, "K s"]]:
-    """Positions per layer for a :class:`SparseCache`; all of a text that fits.
+    """Select positions for a :class:`SparseCache`, for each layer; all positions if they fit.
 
     Args:
         policy: "important" (paper 3.3), "recent" (StreamingLLM's window), "snapkv" (SnapKV, Li et al.
             2024: pooled attention of the newest queries) or "chunks" (TriForce, Sun et al. 2024: whole
             chunks by the newest query's product with their mean key).
         queries: per layer, rotated queries of the pass that holds the newest cached token.
-        row: the newest token's row in it; rows up to it are its predecessors in the text.
+        row: the newest token's row in it; the rows before it are its predecessors.
         windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of its
-            window; all layers hold equally many, so one whose window is narrower than what others
-            hold is filled up with the newest positions before it, as its least important.
+            window, filled up with the newest positions before it, as the least important, since all layers
+            hold equally many.
         chunk: tokens of a chunk.
     """
     total = full.length
@@ -569,7 +570,7 @@ def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Te
 
 
 def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
-    """The same with the last ``count`` positions above all others, rising."""
+    """Raise the last ``count`` positions above all others, the newest highest."""
     top = importance.amax() if importance.shape[1] else importance.new_zeros(())
     importance[:, importance.shape[1] - count :] = top + torch.arange(1, count + 1, device=importance.device)
     return importance
@@ -606,12 +607,12 @@ def _chunks(
 
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """An uninitialised tensor; on the CPU the system is asked to back it by large pages (Linux)."""
+    """An uninitialised tensor; on Linux the system is asked for large pages for it."""
     made = torch.empty(*shape, dtype=dtype, device=device)
     size, at = made.numel() * made.element_size(), made.data_ptr()
     if made.device.type == "cpu" and size >= _LEAST and sys.platform == "linux":
         start = -(-at // _PAGE) * _PAGE
-        # a wish: where the system does not grant it, nothing changes
+        # only advice: the system may ignore it
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(start), ctypes.c_size_t((at + size - start) // _PAGE * _PAGE), _HUGEPAGE
         )
@@ -619,14 +620,14 @@ def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "c
 
 
 class Arena:
-    """Memory in large pages that many tensors share, such as the weights of a model's layers. A small page
-    ends what a processor fetches ahead of a loop. Memory goes back with the last tensor in it."""
+    """Memory in large pages for many tensors, such as the weights of a model's layers: a processor's prefetch
+    ends at a page's end. A slab is freed with the last tensor in it."""
 
     def __init__(self) -> None:
         self._slab, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor on the CPU, at the beginning of a cache line."""
+        """An uninitialised tensor on the CPU, aligned to a cache line."""
         size = math.prod(shape) * dtype.itemsize
         if size >= _SLAB // 4:
             return large_empty(*shape, dtype=dtype)
@@ -638,7 +639,7 @@ class Arena:
 
 
 def to_device(numbers: Sequence[Any], device: torch.device | str) -> Tensor:
-    """Numbers as a tensor on a device, without waiting for the device; of none, whole ones."""
+    """A list of numbers as a tensor on a device, without waiting for the device."""
     device, dtype = torch.device(device), None if numbers else torch.long
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Memory ahead of a run: what it will hold, what can be had, and a refusal before anything is allocated."""
+"""The memory of a run: what it will need, what is available, and a check before anything is allocated."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tokenswift.config import CONTINUED_LENGTH, shown
 from tokenswift.types import InputError, counted
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-ANSWER = 1024  # new tokens that an answer may have in any case
-SHARE = 16  # part of a device's memory that an answer may fill by default, and that a pass works in
+ANSWER = 1024  # least default of an answer's new tokens
+SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory that a run holds, and what the user asked for it with.
+    """Memory that a run needs, and the option that sets its size.
 
     Attributes:
-        name, value: the argument or option that sets its size, as an error names them.
+        name, value: the argument or option, for errors.
         nbytes: bytes.
-        sure: whether a run allocates it in any case; what only a longer text would call for is held
-            against the device's whole memory, the rest against what is free.
+        sure: whether it is allocated in any case, and so must fit the free memory. What only longer texts
+            need must fit the device's whole memory.
     """
 
     name: str
@@ -38,22 +38,22 @@ class Need:
 
 
 class Memory(NamedTuple):
-    """Bytes of a device that is available now, and all that it has."""
+    """Bytes of a device: available now, and in all."""
 
     free: int
     total: int
 
 
 def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
-    """See that the caches and tree rows of a run fit the free memory of the model's device.
+    """Check that a run fits the memory of the model's device.
 
     Args:
         model: a `models.decoder.BaseTarget`.
-        strategy: tells by ``needs(tokens, bytes of a tree's node)`` what it holds besides the text's cache.
-        prompt, max_new_tokens: tokens.
-        spare: bytes that will be free besides by the time that it runs.
+        strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full cache.
+        prompt, max_new_tokens: numbers of tokens.
+        spare: bytes that will be free when it runs, besides those that are free now.
     Raises:
-        InputError: they do not; one line with the largest part, the bytes needed and available, and what
+        InputError: it does not; one line with the largest part, the bytes needed and available, and what
             would fit.
     """
     memory = model.backend.memory()
@@ -79,7 +79,8 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
 
 
 def needs_of(model: Any, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
-    """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
+    """What a run needs: the full cache, as two entries for prompt and new tokens; and the strategy's
+    needs."""
     read, node = model.cache_bytes(prompt), model.cache_bytes(1) + 4 * model.vocab_size  # a float32 a logit
     return [
         Need("prompt", counted(prompt, "token"), read),
@@ -89,7 +90,7 @@ def needs_of(model: Any, strategy: Any, prompt: int, max_new_tokens: int) -> lis
 
 
 def largest(model: Any, strategy: Any, prompt: int, free: int) -> int:
-    """The most new tokens whose run fits ``free`` bytes; 0 when none does."""
+    """The largest number of new tokens that fits ``free`` bytes; 0 if none does."""
 
     def taken(new: int) -> int:
         return sum(need.nbytes for need in needs_of(model, strategy, prompt, new) if need.sure)
@@ -99,10 +100,10 @@ def largest(model: Any, strategy: Any, prompt: int, free: int) -> int:
 
 
 def default_length(model: Any, answered: bool, prompt: int) -> int:
-    """New tokens at most after a prompt of ``prompt`` tokens, where no number is given.
+    """The default of ``max_new_tokens`` after a prompt of ``prompt`` tokens.
 
-    A continued text has 200. An answer ends where the model ends it: it has what is left of the model's
-    positions, as far as a sixteenth of the device's memory holds them (1,024 in any case).
+    It is 200 for continued text. An answer may use all positions of the model that are left, as far as their
+    cache fits a sixteenth of the device's memory (at least 1,024 tokens).
     """
     if not answered:
         return CONTINUED_LENGTH
@@ -112,37 +113,37 @@ def default_length(model: Any, answered: bool, prompt: int) -> int:
 
 
 def memory_of(device: torch.device) -> Memory | None:
-    """Memory of a device; None where the system does not tell."""
+    """Memory of a device; None if unknown."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return Memory(free + cached, total)  # what torch keeps for itself can be had as well
+        return Memory(free + cached, total)  # torch's own reserve is available too
     return host_memory() if device.type == "cpu" else None
 
 
 def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:
-    """Memory of the host, or of the control group where that has less.
+    """Memory of the host, or of its control group if that allows less.
 
     Args:
-        cgroups: where Linux mounts control groups.
-        own: the file that names those of this process.
+        cgroups: the folder in which Linux mounts control groups.
+        own: the file that names this process's control groups.
     """
     host = psutil.virtual_memory()
     found = [Memory(host.available, host.total)]
     with suppress(OSError):
         path = re.search(r"^0::/(.*)", own.read_text(), re.MULTILINE)
         inside = Path(path[1] if path else "")
-        for folder in (cgroups / part for part in (inside, *inside.parents)):  # limits above bind as well
+        for folder in (cgroups / part for part in (inside, *inside.parents)):  # parents' limits hold too
             with suppress(OSError, ValueError):  # "max" where there is no limit
                 most = int((folder / "memory.max").read_text())
                 cached = re.search(
                     r"^inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
                 )
                 held = int((folder / "memory.current").read_text()) - int(cached[1] if cached else 0)
-                found.append(Memory(max(0, most - held), most))  # what is cached is given back on need
+                found.append(Memory(max(0, most - held), most))  # cached files are dropped when needed
     return Memory(min(m.free for m in found), min(m.total for m in found))
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Bytes of memory that this process uses."""
     return psutil.Process().memory_info().rss

@@ -1,11 +1,11 @@
-"""The nouns of the library, checks of single values (each error names the field and the value, and says what
-is valid), and the legend of shape letters.
+"""The nouns of the library, checks of single values (errors name the field, the value and what is valid), and
+the legend of shape letters.
 
 Shape letters used in signatures and comments everywhere:
 
 ====  ==============================================================
 n     rows of one model pass (tree nodes, or tokens of a prompt chunk)
-T     tokens in the full KV cache (committed; the root is not in it)
+T     tokens in the full KV cache (committed ones; the root is not in it)
 L     keys that one pass attends to (T + n, or the partial budget + n)
 V     vocabulary size
 D     width of the model's hidden state
@@ -48,30 +48,29 @@ class RunError(RuntimeError):
     """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
 
 
-#: is told of long work: the stage ("load" in tensors, "pack" in layers, "prompt" in tokens), how much is
-#: done, and how much there is; the last call of a stage has both equal
+#: called with the stage ("load" in tensors, "pack" in layers, "prompt" in tokens), the part done and
+#: the total, which the last call of a stage reaches
 OnProgress = Callable[[str, int, int], None]
 
-#: sources of tokens by name, in journals by first letter; "head" is a pass of the target, too
+#: sources of tokens; journals store the first letter. "head" includes passes of the target that draft
 SOURCES = ("target", "head", "ngram", "chain", "grammar", "eagle", "recycle")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """A tree of drafted tokens in topological order (a parent stands before its children).
+    """A tree of drafted tokens; parents precede their children.
 
     Node 0 is the root: the newest token of the text, known but not yet in the KV cache.
-    All sequences but ``branches`` have one entry per node.
+    All tuples but ``branches`` have one entry per node.
 
     Attributes:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        sources: who proposed each node, a name of `drafters.base`; "ngram" only where nothing else did.
-        gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
-            the denominator of the acceptance rate.
-        branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
-            inside the tree or repeat another path (the published rule draws for it all the same).
+        sources: the source of each node, one of :data:`SOURCES`; "ngram" only if no other proposed it.
+        gamma: γ, the depth drafted in this step (0 for a root alone), the denominator of the acceptance rate.
+        branches: the last node of each n-gram branch, in the order of drafting; a branch may end inside the
+            tree or repeat another path (the published rule draws for it all the same).
     """
 
     tokens: tuple[int, ...]
@@ -95,11 +94,11 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the acceptance rule decided for one tree.
+    """The accepted path of a tree.
 
     Attributes:
-        nodes: accepted nodes in order, the root (0) first; their KV entries are kept.
-        token: the target's own token after the last of them (recovered or bonus token).
+        nodes: accepted nodes in order, the root (0) first; their cache entries are committed.
+        token: the target's own token after the last of them (the recovered or bonus token).
     """
 
     nodes: tuple[int, ...]
@@ -114,7 +113,7 @@ class Logprob:
     Attributes:
         logprob: natural logarithm of its probability.
         top: the likeliest token ids there with theirs, best first; those that a filter left.
-        rank: its place among all tokens, 1 for the likeliest; as likely ones share a place.
+        rank: its rank among all tokens, 1 for the likeliest; equally likely ones share a rank.
     """
 
     logprob: float
@@ -124,7 +123,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of the decode loop, as strategies observe it and as ``LLM.stream`` yields it.
+    """One step of a sequence in the decode loop, as ``LLM.stream`` yields it.
 
     Attributes:
         token_ids: new tokens of this step (accepted ones, then the target's own), at least one.
@@ -132,13 +131,12 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
-        sources: where each new token came from, a name of `drafters.base`; the last is the target's own
-            ("target") unless the text ended before it.
+        sources: the source of each new token, one of :data:`SOURCES`; the last is the target's own ("target")
+            unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
-        chars: how many characters of ``text`` each new token released; what is more, the end did.
+        chars: number of characters of ``text`` that each new token completed; the end may add more.
         logprobs: of each new token, where they were asked for.
-        times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
-            draft holds the strategy's beginning too. Equal steps may differ in it.
+        times: seconds by phase (draft, verify, choose, commit, observe); not compared.
     """
 
     token_ids: tuple[int, ...]
@@ -217,12 +215,11 @@ class Generation:
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.
-        drafting: what adaptive drafting used and how well it predicted ("summary" says it in a sentence);
-            None for other drafting.
-        heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
-        draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
-            NAME", several with commas between them, or "none".
-        token_sources: how many of the new tokens came from where, by the names of `spec.drafters.base`.
+        drafting: the report of adaptive drafting, see `Control.record`; None for other strategies.
+        heads: ``kind`` and ``file`` of the draft heads; None without heads.
+        draft_source: what the strategy could draft from: "heads", "partial passes", "text", "draft model
+            NAME", several of them with commas, or "none".
+        token_sources: number of new tokens by source, see :data:`SOURCES`.
         logprobs: of each new token, where they were asked for; else [].
     """
 
@@ -255,7 +252,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class _Phase:
-    """A stopwatch that adds up; also of the time spent so far when the phase raises."""
+    """A stopwatch that adds up, also when the block raises."""
 
     __slots__ = ("seconds", "_since")
 
@@ -271,14 +268,14 @@ class _Phase:
 
 
 class Meter:
-    """Adds up steps and times of one generation.
+    """Counts steps and adds up times of one generation.
 
     Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β the same for
     tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps, the target's own
     included. A figure whose denominator is 0 is 0.
 
-    Times are wall-clock seconds of the calling thread. An accelerator that runs behind shows up in
-    the phase that waits for it (the choice of tokens), so only the sum is exact there.
+    Times are wall-clock seconds. On an accelerator, a phase that waits for the device (the choice of tokens)
+    includes the work queued before it, so only the sum is exact.
     """
 
     def __init__(self) -> None:
@@ -291,7 +288,7 @@ class Meter:
         self._lap: dict[str, float] = {}
 
     def phase(self, name: str) -> _Phase:
-        """A context manager that adds its time to the phase; "prefill" is kept apart."""
+        """A context manager that adds the time of its block to a phase."""
         return self._phases[name]
 
     def add(self, step: Step) -> None:
@@ -308,14 +305,14 @@ class Meter:
         return {name: phase.seconds for name, phase in self._phases.items()}
 
     def lap(self) -> dict[str, float]:
-        """Seconds by phase since the last call (or the beginning); phases without time are left out."""
+        """Seconds by phase since the last call; phases without time are left out."""
         before, self._lap = self._lap, self.seconds
         spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
-        """Count steps of an earlier part of the run, as journals have them (see `runs.journal.Tokens`), and
-        the seconds by phase of all."""
+        """Add the steps of an earlier part of the run, in the journal's form (`runs.journal.Tokens`), and its
+        seconds by phase."""
         for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
             self.add(Step((), drafted, accepted, ngram_accepted, gamma))
         for name, value in seconds.items():

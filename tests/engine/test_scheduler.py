@@ -380,7 +380,7 @@ def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of it, with a step of the other text between any two, and a short one is not kept waiting."""
-    monkeypatch.setattr(scheduling, "READ", 0.0)
+    monkeypatch.setattr(scheduling, "PREFILL_STEPS", 0.0)
     happened: list[str] = []
     with Scheduler(llm) as scheduler:
         first = scheduler.submit(plain([4, 5], 400))

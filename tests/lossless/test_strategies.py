@@ -141,9 +141,9 @@ class Positions(NativeTarget):
         super().__init__(*args)
         self.seen: list[int] = []
 
-    def _run(self, segments: Any, keep: bool = True) -> Any:
+    def _run(self, segments: Any, keep_queries: bool = True) -> Any:
         self.seen += [at for segment in segments for at in segment.positions.tolist()]
-        return super()._run(segments, keep)
+        return super()._run(segments, keep_queries)
 
 
 def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelContext, Any]:

@@ -39,9 +39,9 @@ def frozen(model: Any) -> FrozenBase:
 
 def states_of(llm: LLM, tokens: list[int], layers: tuple[int, ...] = (2,)) -> torch.Tensor:
     """What enters these layers, side by side, (n, W)."""
-    llm.target.tap(layers)
+    llm.target.set_feature_layers(layers)
     found = Recorder()
-    llm.target.prefill(tokens, llm.target.new_cache(len(tokens)), ends=False, features=found)
+    llm.target.prefill(tokens, llm.target.new_cache(len(tokens)), is_last=False, features=found)
     _, features = found.drain() or pytest.fail("no states")
     return features.transpose(0, 1).flatten(1)
 

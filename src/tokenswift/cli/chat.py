@@ -125,10 +125,10 @@ class Chat:
     """
 
     def __init__(self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any) -> None:
-        from tokenswift.engine.sequence import Prefixes
+        from tokenswift.engine.sequence import PrefixCache
 
         self._llm, self._args, self._call = llm, args, call
-        self.prefixes = Prefixes.beside(llm.target)  # an answer has to read only what is new
+        self.prefixes = PrefixCache.for_model(llm.target)  # an answer has to read only what is new
         self._sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
 
     def take(self, line: str) -> None:

@@ -1,9 +1,8 @@
-"""What watches new tokens as they come: they become text in complete characters, which may end by a stop
-string, and a text that repeats itself is noticed.
+"""Tokens to text, in complete characters, with stop strings; and detection of loops.
 
-The text of a token can depend on its left neighbours (a character's bytes may be split over tokens, and
-some tokenizers drop the first space), so a token is decoded together with the tokens before it that were
-decoded last: what the longer piece adds is the new text. So the cost of a token does not grow with the text.
+The text of a token can depend on the tokens before it (a character's bytes may be split over tokens, and some
+tokenizers drop the first space). So a token is decoded together with the few before it, and the new text is
+what it adds: the cost of a token does not grow with the length of the text.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import numpy as np
 
 from tokenswift.types import InputError, Loop
 
-REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete character (yet)
-MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
-MOST, COPIES, TOKENS = 512, 3, 160  # tokens of a pattern at most; copies of it, and tokens that these make up
+REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
+MAX_WAIT = 16  # tokens without a complete character after which the bytes, which are no UTF-8, are released
+MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
 
 
 class TextStream:
@@ -31,7 +30,7 @@ class TextStream:
 
     Attributes:
         stop: the stop strings.
-        may_stop: whether a stop string that is completed now ends the text.
+        may_stop: whether a stop string may end the text yet.
         stopped: True once a stop string was completed.
     """
 
@@ -40,23 +39,22 @@ class TextStream:
             raise InputError(f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none")
         self._tokenizer = tokenizer
         self.stop = tuple(stop)
-        self._window: list[int] = []  # newest tokens: some whose text is out, then those that wait
-        self._shown = ""  # the part of the window's text that is out
-        self._waiting = 0  # tokens since the window's text was out completely
-        self._held = ""  # text that may begin a stop string
+        self._window: list[int] = []  # newest tokens: some whose text is released, then those still waiting
+        self._shown = ""  # the released part of the window's text
+        self._waiting = 0  # tokens since the window's text was last released in full
+        self._held = ""  # text that may be the beginning of a stop string
         self.may_stop = True
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """Take a token; the text that is certain by now (complete characters, no stop string). Nothing comes
-        after a stop string."""
+        """Add a token; returns the text that it releases: complete characters that cannot belong to a stop
+        string. After a stop string, always ""."""
         if self.stopped or self._tokenizer is None:
             return ""
         return self._release(self._decode(token))
 
     def finish(self) -> str:
-        """The rest of the text: what was held back (nothing after a stop string), but no part of a character
-        whose bytes are not all there."""
+        """Returns the text still held back at the end, without an incomplete character."""
         if self.stopped or self._tokenizer is None:
             return ""
         rest = self._text(self._window)[len(self._shown) :]
@@ -70,7 +68,7 @@ class TextStream:
         return text
 
     def _decode(self, token: int) -> str:
-        """New text with ``token``: complete characters only."""
+        """The new complete characters with ``token``."""
         self._window.append(token)
         self._waiting += 1
         text = sure = self._text(self._window)
@@ -84,8 +82,7 @@ class TextStream:
         return new
 
     def _slide(self) -> None:
-        """Leave the newest tokens alone in the window, where they have text: that of the next ones can depend
-        on it."""
+        """Keep only the newest tokens in the window, if they have text that the next one's can depend on."""
         newest = self._window[-self._waiting :]
         self._waiting = 0
         if text := self._text(newest):
@@ -95,14 +92,15 @@ class TextStream:
         return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _find(self, text: str) -> int | None:
-        """Where the first stop string to be completed begins; None where none may end the text."""
+        """Where the stop string that is completed first begins; None: there is none, or none may end the
+        text."""
         if not self.may_stop:
             return None
         ends = [(place + len(s), place) for s in self.stop if (place := text.find(s)) >= 0]
         return min(ends)[1] if ends else None
 
     def _release(self, new: str) -> str:
-        """Pass on what cannot belong to a stop string any more."""
+        """Release the text that cannot belong to a stop string any more."""
         if not self.stop:
             return new
         text = self._held + new
@@ -120,17 +118,16 @@ class TextStream:
 
 
 class LoopGuard:
-    """Notices that a text has begun to repeat itself, at a small and constant cost per token.
+    """Detects that a text repeats itself, at a small and constant cost per token.
 
-    A *pattern* is what vLLM's ``repetition_detection`` calls by that name: the newest ``size · count`` tokens
-    are ``count`` copies of ``size`` tokens. For every size the guard keeps how many of the newest tokens
-    equal the one ``size`` places before; a few vector operations per token keep all of them. Short patterns
-    are common in sound text (dots, rules of tables, rows of zeros), so the copies must also make up
-    ``TOKENS`` tokens.
+    A *pattern*, as in vLLM's ``repetition_detection``: the newest ``size · count`` tokens are ``count``
+    copies of ``size`` tokens. For every size, the guard counts how many of the newest tokens equal the one
+    ``size`` places before, by a few vector operations per token. Short patterns are common in normal text
+    (dots, rules of tables, rows of zeros), so the copies must also add up to ``TOKENS`` tokens.
 
     Attributes:
-        loop: the loop that the text is in, None while there is none.
-        first: the first loop ever seen.
+        loop: the current loop; None: there is none.
+        first: the first loop of the text; None: there was none.
     """
 
     def __init__(self) -> None:
@@ -143,7 +140,7 @@ class LoopGuard:
         self.first: Loop | None = None
 
     def push(self, token: int) -> bool:
-        """Take a token; True when a loop becomes certain with it."""
+        """Add a token; returns whether a loop is first detected with it."""
         self._equal += 1
         self._equal *= self._newest == token
         self._newest[1:] = self._newest[:-1]

@@ -1,4 +1,4 @@
-"""``LLM``, the public object: the arguments of a call become a request, which a run carries out."""
+"""``LLM``, the public object: turns the arguments of a call into a `Request`, and runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tokenswift.config import (
 )
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all
-from tokenswift.engine.sequence import Prefilled, Prefixes, Stream, asked_of
+from tokenswift.engine.sequence import Prefilled, PrefixCache, Stream, chat_digest
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
@@ -76,7 +76,7 @@ class LLM(AbstractContextManager["LLM"]):
     """
 
     name = ""
-    loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
+    loading: dict[str, Any] | None = None  # arguments that make it again; None: from a model object
     _resources: Resources | None = None
 
     def __init__(
@@ -239,8 +239,8 @@ class LLM(AbstractContextManager["LLM"]):
                 and those of the N likeliest, 0 to 20 (`Logprob`, kept by no journal); ``response_format=…``,
                 in OpenAI's form, or a `Grammar`, says what the text has to be like (the sampling's
                 ``grammar``; see docs/grammars.md); ``template_options={"enable_thinking": False}`` are
-                variables of the chat template; ``on_progress(stage, done, total)`` is told how far the
-                reading of the prompt is (stage "prompt", in tokens).
+                variables of the chat template; ``on_progress(stage, done, total)`` is called
+                during the prefill (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
@@ -283,7 +283,7 @@ class LLM(AbstractContextManager["LLM"]):
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
         request, calls = self.chat_request(messages, asked, *args, **options)
         made = self.start(request).finish(on_step)
-        key = f"{request.prompt} {made.token_ids}"  # the same run has the same ids, another turn others
+        key = f"{request.prompt} {made.token_ids}"  # seeds the ids of calls: the same for the same run
         text, called, thought = calls.read(made.text, key)
         return Reply(text, called, made, thought)
 
@@ -295,7 +295,7 @@ class LLM(AbstractContextManager["LLM"]):
         name: str = "messages",
         **options: Any,
     ) -> tuple[Request, Calls]:
-        """What a chat asks for, and how its answer is read.
+        """The request of a chat, and the parser of its answer.
 
         Args:
             messages: the conversation.
@@ -313,21 +313,23 @@ class LLM(AbstractContextManager["LLM"]):
         ids = self.encode(told, forms, template)
         calls = Calls.of(tools, codec, thought_of(codec, ids))
         made = self.request(messages, ids, *how, **options)
-        asked = asked_of(messages, tools, template)
+        asked = chat_digest(messages, tools, template)
         return replace(made, sampling=calls.bound(made.sampling), asked=asked), calls
 
     def request(
         self, prompt: Prompt, ids: list[int], max_new_tokens: int | None = None, *how: Any, **options: Any
     ) -> Request:
-        """The request of a prompt that has these ids: as long, and sampled, as is usual for the prompt."""
+        """A request for a prompt with these token ids, with the defaults of length and sampling for it."""
         if max_new_tokens is None:
             max_new_tokens = default_length(self.target, is_chat(prompt), len(ids))
         return Request.of(ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options)
 
-    def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
-        """The steps of a request that was made before, as `stream` gives them.
+    def start(self, request: Request, prefixes: PrefixCache | None = None) -> Stream:
+        """Run a request as `stream` does.
 
-        ``prefixes``: texts read lately; what the prompt has in common with one is not read again.
+        Args:
+            request: the checked request.
+            prefixes: a prefix cache, from which a shared prefix is copied instead of prefilled.
         """
         return Stream(TextSequence(self, request, prefixes))
 
@@ -363,7 +365,7 @@ class LLM(AbstractContextManager["LLM"]):
         requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]
         if not requests:
             return []
-        TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # it fits, so the others do
+        TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # if it fits, the others do
         results: dict[int, Generation] = {}
         with Scheduler(self, at_once) as scheduler:
             for i, result in run_all(scheduler, requests):
@@ -450,5 +452,5 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
     loading = msgspec.structs.asdict(state.header.model)
     with suppress(InputError):
         return LLM(**loading, on_progress=on_progress)
-    # what drafted may be gone: that makes it slower, and other faults are told again
+    # the drafters' files may be gone, which only costs speed; other errors are raised again
     return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)

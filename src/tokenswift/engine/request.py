@@ -1,5 +1,5 @@
-"""What one generation is asked for, checked ahead of everything else. And a prompt and a text as JSON:
-a line of ``--prompts`` or a row of a data set, and what ``--json`` writes. Light: no torch in here."""
+"""`Request`: the arguments of one generation, checked once. And their JSON forms: a record of ``--prompts``
+or of a data set, and what ``--json`` writes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one generation is asked for: the arguments of ``LLM.generate`` (which describes them), checked
-    once; numbers are Python's own. The command line and Python make it, ``LLM.start`` runs it.
+    """The arguments of ``LLM.generate``, which describes them; checked, with numbers as Python's own.
 
     Attributes:
-        asked: what stands for the conversation whose ids the prompt is, where it is one.
-        options: the dataclass of the strategy's options.
+        asked: the digest of the conversation that the prompt's ids are of (see `sequence.chat_digest`), or
+            None.
+        options: the strategy's options as a dataclass.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -74,13 +74,13 @@ class Request:
         sampling: SamplingParams | None = None,
         **options: Any,
     ) -> Request:
-        """The request that a call's arguments make.
+        """Make a request from the arguments of a call.
 
         Args:
-            usual: gives the sampling of a prompt for which none is given.
-            sampling: None leaves it to the fields among the options, over what is usual.
-            options: other fields, those of the sampling too, and ``response_format``, which becomes the
-                sampling's grammar.
+            usual: gives the default sampling for a prompt.
+            sampling: None: the default sampling, with the sampling fields among the options.
+            options: other fields of a request, fields of the sampling, and ``response_format``, which becomes
+                the sampling's grammar.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """

@@ -1,10 +1,9 @@
-"""Many texts of one model: they join and leave between steps, and share each verify pass.
+"""Continuous batching: many sequences of one model join and leave between steps, and share each verify pass.
 
-One thread does all the work: a step of every text under way (`step.step`), and after it a part of a prompt
-that waits to be read, which takes about one and a half steps' time, so that nobody waits long while another's
-long prompt is read. Each text is what it would be alone; strategies, samplers, journals
-and failures are its own. How many run concurrently follows from the memory that their caches need; the
-others wait in order.
+One thread does all the work. It alternates between a step of all running sequences (`step.step`) and a chunk
+of one waiting prompt's prefill, sized to take about one and a half steps, so that decoding never stalls for
+long. Each sequence gets the tokens that it would get alone; strategy, sampler, journal and errors are its
+own. The memory of their KV caches limits how many run at once; the others wait in a queue.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 from tokenswift.engine.request import Request
-from tokenswift.engine.sequence import Prefixes, Sequence, failure
+from tokenswift.engine.sequence import PrefixCache, Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv import FeatureStore
 from tokenswift.types import Cancelled, Generation, InputError, Step, check_callback, check_integer, counted
 
-MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
-READ = 1.5  # steps' time that a part of a prompt takes where texts wait for it
-PART = 0.5  # seconds that it takes where none does: whoever comes, or cancels, does not wait long
-FEWEST = 4  # rows of a part
-_SLOW = 1 / 8  # weight of a new time in a running mean
+MAX_AT_ONCE = 16  # sequences at once with "auto": with more, a row costs about what it costs alone
+PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
+PREFILL_SECONDS = 0.5  # seconds of a prefill chunk while none does; new requests wait for it
+MIN_PREFILL = 4  # tokens of a prefill chunk at least
+_NEW_WEIGHT = 1 / 8  # weight of a new time in a running mean
 
-#: a step; None: the text has ended; an exception: it has failed
+#: a step; None at the end of the sequence; or the exception that ended it
 Event: TypeAlias = "Step | Exception | None"
 
 
@@ -43,29 +42,30 @@ logger = logging.getLogger("tokenswift")
 
 
 class Ticket:
-    """A text that was asked for; may be used from any thread. Made by `Scheduler.submit`.
+    """The caller's handle on a submitted request, made by `Scheduler.submit`; usable from any thread.
 
-    Each step is given once: to `steps`, to ``async for step in ticket``, or to the callback.
+    Each step is delivered once: by `steps`, by ``async for step in ticket``, or to the callback of
+    `on_event`.
 
     Attributes:
-        sequence: the text, until it is over.
-        state: "waiting", "reading" (its prompt is) or "running".
-        is_cancelled: whether it is to end.
+        sequence: the sequence, until it is over.
+        state: "waiting" (for memory), "reading" (prefill) or "running" (decoding).
+        is_cancelled: whether `cancel` was called.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.state, self.is_cancelled = "waiting", False
         self._events: deque[Event] = deque()
-        self._giving = Lock()
+        self._lock = Lock()
         self._callback: Callable[[Event], object] | None = None
-        self._over = Future[Generation | None]()
+        self._done = Future[Generation | None]()
 
     def steps(self) -> Iterator[Step]:
-        """The steps as they come; waits for the next.
+        """The steps as they happen; blocks until the next.
 
         Raises:
-            Exception: the text's failure, after its last step.
+            Exception: the error that ended the sequence, after its last step.
         """
         events = SimpleQueue[Event]()
         self._follow(events.put)
@@ -75,15 +75,15 @@ class Ticket:
             raise event
 
     async def __aiter__(self) -> AsyncIterator[Step]:
-        """The steps as they come, in an asynchronous program; leaving them ends the text.
+        """The steps as they happen, for asynchronous code; leaving the loop cancels the request.
 
         Raises:
-            Exception: the text's failure, after its last step.
+            Exception: the error that ended the sequence, after its last step.
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def tell(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         self._follow(tell)
@@ -96,45 +96,43 @@ class Ticket:
             raise event
 
     def _follow(self, callback: Callable[[Event], object]) -> None:
-        """`on_event`, and the end where the last event was given before, or is being given."""
+        """`on_event`; the last event is repeated if another consumer has had it, or is having it now."""
         self.on_event(callback)
         if self.is_over:
-            callback(self._over.exception())  # type: ignore[arg-type]
+            callback(self._done.exception())  # type: ignore[arg-type]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
-        return not wait([self._over], timeout).not_done
+        """Wait for the end, ``timeout`` seconds at most; returns whether it is over."""
+        return not wait([self._done], timeout).not_done
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, failed or was cancelled."""
-        return self._over.done()
+        """Whether the sequence has ended, failed or was cancelled."""
+        return self._done.done()
 
     @property
     def result(self) -> Generation:
-        """The generation, once it is over; of a cancelled one what there is, its ``finish_reason``
-        "cancelled".
+        """The generation; a cancelled one has the tokens so far, and the ``finish_reason`` "cancelled".
 
         Raises:
-            InputError: it is not over.
-            Exception: its failure.
+            InputError: it is not over yet.
+            Exception: the error that ended it.
         """
-        if not self.is_over or (made := self._over.result()) is None:
+        if not self.is_over or (made := self._done.result()) is None:
             raise InputError("ticket.result is not available before the end; valid: after ticket.wait()")
         return made
 
     def cancel(self) -> None:
-        """End the text after the step under way, or the draft pass; a journal stays and can be gone on
-        with."""
+        """End it after the current step or draft pass; its journal stays and can be resumed."""
         self.is_cancelled = True
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
-        """Have ``callback(step)`` called for each step, ``callback(exception)`` when the text fails, and
-        ``callback(None)`` when it ends, from the scheduler's thread; for what happened before this call,
-        from the caller's. A callback that raises ends the text."""
+        """Call ``callback(step)`` for each step, and at the end ``callback(None)``, or
+        ``callback(exception)`` after an error: from the scheduler's thread, but for past events from the
+        caller's. A callback that raises ends the sequence."""
         check_callback("callback", callback)
         while True:
-            with self._giving:
+            with self._lock:
                 if not self._events:
                     self._callback = callback
                     return
@@ -142,61 +140,61 @@ class Ticket:
             callback(event)
 
     def tell(self, event: Event, result: Generation | None = None) -> None:
-        """An event. With the last one the text is over: whoever sees that it is finds that event."""
-        with self._giving:
+        """Deliver an event. The last one, no `Step`, sets `is_over` before it is passed on."""
+        with self._lock:
             callback = self._callback
             if callback is None:
                 self._events.append(event)
             if not isinstance(event, Step):
-                del self.sequence  # its memory can be had
+                del self.sequence  # frees its memory
                 if event is None:
-                    self._over.set_result(result)
+                    self._done.set_result(result)
                 else:
-                    self._over.set_exception(event)
+                    self._done.set_exception(event)
         if callback is not None:
             callback(event)
 
 
 class QueueFull(InputError):
-    """As many requests wait as may wait."""
+    """The queue of waiting requests is full."""
 
 
-#: what a scheduler counts, see `Scheduler.figures`
+#: names of the counts in `Scheduler.figures`
 FIGURES = ("running", "reading", "waiting", "ended", "failed", "cancelled", "steps", "passes", "tokens")
 FIGURES += ("drafted", "accepted", "read", "reused", "rows")
 
 
 class Scheduler(AbstractContextManager["Scheduler"]):
-    """Runs many requests of one ``LLM``, several in each pass, on one thread of its own.
+    """Runs many requests of one ``LLM``, several in each pass, on a thread of its own.
 
-    A scheduler is a context manager; `close` ends what is under way.
+    A scheduler is a context manager; `close` ends all sequences.
 
     Args:
         llm: the ``LLM``.
-        at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
+        at_once: sequences that run at once, at most; "auto": as many as fit the memory, up to 16.
         queue: requests that may wait; None: any number.
 
     Attributes:
-        is_closed: whether it takes nothing more: `close` was called, or a fault of its own ended it.
+        is_closed: whether it accepts no more requests: `close` was called, or an internal error ended it.
     Raises:
         InputError: naming the argument and what is valid.
     """
 
     def __init__(self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None) -> None:
         valid = "auto, or an integer of at least 1"
-        self.at_once = MOST if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
+        self.at_once = MAX_AT_ONCE if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
-        self._prefixes = Prefixes.beside(llm.target)
-        self._budget = 0  # bytes that the texts that have their turn may take together
-        self._turns: dict[str, int] = {}  # of each owner, its last one's number
-        self._wake = Condition()  # guards the tickets, and what is counted
+        self._prefixes = PrefixCache.for_model(llm.target)
+        self._budget = 0  # bytes for all admitted sequences
+        self._last_turns: dict[str, int] = {}  # by owner: number of the last admission
+        self._changed = Condition()  # guards the tickets and figures; notified on changes
         self._tickets: list[Ticket] = []
         self.is_closed = False
         self._figures: dict[str, int] = dict.fromkeys(FIGURES, 0)
-        self._turn = 0
-        self._seconds = self._speed = 0.0  # running means: of a step, and of rows that are read in a second
-        self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
+        self._prefills = 0  # prefill chunks so far
+        self._step_seconds = self._prefill_speed = 0.0  # running means; speed in tokens per second
+        self._last_progress = monotonic()  # time of the last step, prefill chunk or end
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
 
@@ -207,38 +205,39 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         request: Request,
         owner: str = "",
         features: FeatureStore | None = None,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> Ticket:
-        """Have a request run, in its turn. A journal begins now.
+        """Queue a request. Its journal begins now.
 
         Args:
-            owner: whose it is: what texts of one owner begin with is read once.
-            features: takes those of its tokens (see `BaseTarget.tap`), from the first one on that no other
-                text began with.
-            prefixes: texts whose beginnings need not be read; None: the scheduler's own.
+            owner: its client: sequences of one owner share KV caches of common prefixes, and owners take
+                turns.
+            features: keeps the features of its tokens (see `BaseTarget.set_feature_layers`), but for a copied
+                prefix.
+            prefixes: the prefix cache to use; None: the scheduler's own.
         Raises:
-            InputError: the request is wrong, or cannot fit the memory.
-            QueueFull: as many wait as may.
+            InputError: the request is invalid, or can never fit the memory.
+            QueueFull: the queue is full.
             RunError: its journal cannot be written.
         """
-        with self._wake:
+        with self._changed:
             self._check_queue()
-            held = self._held()
+            held = self._bytes_in_use()
         sequence = Sequence(self._llm, request, prefixes or self._prefixes, held, owner)
         sequence.features = features  # type: ignore[assignment]
         try:
             sequence.open()
             ticket = Ticket(sequence)
-            sequence.is_wanted = partial(self._wants, ticket)
-            if sequence.finish_reason is not None:  # by its journal it has ended already
-                self._leave(ticket)
+            sequence.is_wanted = partial(self._is_wanted, ticket)
+            if sequence.finish_reason is not None:  # the resumed run had ended
+                self._end(ticket)
                 return ticket
-            with self._wake:
+            with self._changed:
                 self._check_queue()
                 if not self._tickets:
-                    self._sign = monotonic()
+                    self._last_progress = monotonic()
                 self._tickets.append(ticket)
-                self._wake.notify()
+                self._changed.notify()
         except BaseException:
             sequence.close()
             raise
@@ -247,174 +246,173 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     def _check_queue(self) -> None:
         if self.is_closed:
             raise InputError("the scheduler is closed; valid: one that was not closed")
-        waiting = len(self._of("waiting"))
+        waiting = len(self._in_state("waiting"))
         idle = self.at_once - len(self._tickets) + waiting
         if self._queue is not None and waiting >= self._queue + max(0, idle):
             said = counted(waiting, "request waits", "requests wait")
             raise QueueFull(f"{said} already; valid: up to queue {self._queue}")
 
     def figures(self) -> SimpleNamespace:
-        """What is under way, and what was done so far, as attributes.
+        """The current state and the totals, as attributes.
 
-        ``running``, ``reading``, ``waiting``: texts that are written, whose prompts are read, and that wait
-        their turn; ``ended``, ``failed``, ``cancelled``: texts so far; ``steps`` that texts have made
-        (several in one pass count for each), ``passes``: verify passes; ``tokens``, ``drafted``,
-        ``accepted``: new tokens, drafted nodes that were verified, and drafted tokens accepted; ``read``,
-        ``reused``: tokens of prompts that were read, and that were copied from another text's beginning;
-        ``rows`` of the last verify pass.
+        ``running``, ``reading``, ``waiting``: sequences now, by `Ticket.state`; ``ended``, ``failed``,
+        ``cancelled``: sequences so far; ``steps``: their steps, ``passes``: the verify passes, which several
+        share; ``tokens``, ``drafted``, ``accepted``: new tokens, drafted nodes and accepted ones; ``read``,
+        ``reused``: prompt tokens that were prefilled, and copied from the prefix cache; ``rows``: rows of the
+        last verify pass.
         """
-        with self._wake:
+        with self._changed:
             states = Counter(ticket.state for ticket in self._tickets)
             return SimpleNamespace(**self._figures | {"reused": self._prefixes.reused} | states)
 
     @property
     def stalled(self) -> float:
-        """Seconds since the last step, or part of a prompt, while there is something to do; 0 otherwise."""
-        with self._wake:
-            return monotonic() - self._sign if self._tickets else 0.0
+        """Seconds since the last step or prefill chunk while there is work; 0 otherwise."""
+        with self._changed:
+            return monotonic() - self._last_progress if self._tickets else 0.0
 
     def close(self) -> None:
-        """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them. A callback
-        that calls it does not wait for that."""
-        with self._wake:
+        """Cancel all sequences after the current step, and end the thread; waits for that, except in a
+        callback."""
+        with self._changed:
             self.is_closed = True
-            self._wake.notify()
+            self._changed.notify()
         if current_thread() is not self._thread:
             self._thread.join()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _wants(self, ticket: Ticket) -> bool:
-        """Whether a text is to go on."""
+    def _is_wanted(self, ticket: Ticket) -> bool:
+        """Whether its sequence should go on."""
         return not (self.is_closed or ticket.is_cancelled)
 
-    def _of(self, *states: str) -> list[Ticket]:
+    def _in_state(self, *states: str) -> list[Ticket]:
         return [ticket for ticket in self._tickets if ticket.state in states]
 
-    def _held(self) -> int:
-        """Bytes of the texts that have their turn."""
-        return sum(one.sequence.nbytes for one in self._of("reading", "running"))
+    def _bytes_in_use(self) -> int:
+        """Bytes of the admitted sequences."""
+        return sum(one.sequence.nbytes for one in self._in_state("reading", "running"))
 
     # ---- its own thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            while self._waits():
+            while self._wait_for_work():
                 self._admit()
-                if self._of("running"):
+                if self._in_state("running"):
                     self._step()
-                if self._of("reading"):
-                    self._read()
-        except BaseException as error:  # a fault of this class: nobody is to wait for ever
-            with self._wake:
-                self.is_closed = True  # from here on nothing is submitted
+                if self._in_state("reading"):
+                    self._prefill()
+        except BaseException as error:  # an error of the scheduler itself: no caller may wait for ever
+            with self._changed:
+                self.is_closed = True  # before the rest is ended, so that none is added
             for ticket in list(self._tickets):
-                self._leave(ticket, "failed", error)
+                self._end(ticket, "failed", error)
         self._prefixes.clear()
 
-    def _waits(self) -> bool:
-        """Wait for something to do, and let those go that are not wanted; False once it is closed."""
-        with self._wake:
+    def _wait_for_work(self) -> bool:
+        """Wait for work, and end cancelled sequences; returns False once the scheduler is closed."""
+        with self._changed:
             while not (self.is_closed or self._tickets):
-                self._wake.wait()
-            gone = [ticket for ticket in self._tickets if not self._wants(ticket)]
+                self._changed.wait()
+            gone = [ticket for ticket in self._tickets if not self._is_wanted(ticket)]
             closed = self.is_closed
         for ticket in gone:
-            self._leave(ticket, "cancelled")
+            self._end(ticket, "cancelled")
         return not closed
 
     def _admit(self) -> None:
-        """Let texts have their turn while there is room: those of the owner with the fewest texts under way
-        first, then of the one served least recently."""
-        while len(under_way := self._of("reading", "running")) < self.at_once:
+        """Admit waiting sequences while there is room: first of the owner with the fewest admitted ones, then
+        of the one whose last admission is longest ago."""
+        while len(under_way := self._in_state("reading", "running")) < self.at_once:
             held = Counter(one.sequence.owner for one in under_way)
-            with self._wake:
-                waiting = self._of("waiting")
+            with self._changed:
+                waiting = self._in_state("waiting")
             if not waiting:
                 return
             owners = [one.sequence.owner for one in waiting]
-            ranks = [(held[owner], self._turns.get(owner, 0)) for owner in owners]
+            ranks = [(held[owner], self._last_turns.get(owner, 0)) for owner in owners]
             ticket = waiting[ranks.index(min(ranks))]
             try:
                 if not self._fits(ticket.sequence):
                     return
             except BaseException as error:
-                self._leave(ticket, "failed", error)
+                self._end(ticket, "failed", error)
                 continue
-            self._turns[ticket.sequence.owner] = max(self._turns.values(), default=0) + 1
+            self._last_turns[ticket.sequence.owner] = max(self._last_turns.values(), default=0) + 1
             ticket.state = "reading"
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether the memory holds one more text, for which texts kept for their beginnings give way.
+        """Whether one more sequence fits the memory; cached prefixes are dropped for it.
 
         Raises:
-            InputError: it does not hold it alone.
+            InputError: it does not fit even alone.
         """
         backend = self._llm.target.backend
         memory = backend.memory()
         if memory is None:
             return True
-        if not self._of("reading", "running"):
+        if not self._in_state("reading", "running"):
             sequence.check_memory()
-            after = backend.memory() or memory  # which may have let go of ended texts
+            after = backend.memory() or memory  # cached prefixes may have been dropped
             self._budget = after.free + self._prefixes.nbytes
             return True
-        room = self._budget - self._held() - sequence.nbytes
+        room = self._budget - self._bytes_in_use() - sequence.nbytes
         if room >= 0:
             self._prefixes.shrink(room)
         return room >= 0
 
-    def _read(self) -> None:
-        """Read a part of a prompt: in turns of the text that came first and of the one with the least left,
-        so that neither a long one nor short ones keep the others waiting."""
-        self._turn += 1
-        reading, running = self._of("reading"), self._of("running")
-        ticket = reading[0] if self._turn % 2 else min(reading, key=lambda one: one.sequence.unread)
+    def _prefill(self) -> None:
+        """Prefill a chunk of one prompt: alternately of the sequence admitted first, and of the one with the
+        fewest tokens left, so that neither long nor short prompts keep the others waiting."""
+        self._prefills += 1
+        reading, running = self._in_state("reading"), self._in_state("running")
+        ticket = reading[0] if self._prefills % 2 else min(reading, key=lambda one: one.sequence.prefill_left)
         most: int = self._llm.target.prefill_chunk
-        rows = int(self._speed * (READ * self._seconds if running else PART))
+        rows = int(self._prefill_speed * (PREFILL_STEPS * self._step_seconds if running else PREFILL_SECONDS))
         try:
-            ticket.sequence.begin()
-            before, begun = ticket.sequence.unread, perf_counter()
-            left = ticket.sequence.read(max(FEWEST, min(rows, most)))
+            ticket.sequence.make_cache()
+            before, begun = ticket.sequence.prefill_left, perf_counter()
+            left = ticket.sequence.prefill(max(MIN_PREFILL, min(rows, most)))
         except BaseException as error:
-            self._leave(ticket, "failed", error)
+            self._end(ticket, "failed", error)
             return
         self._count(read=before - left)
         if left:
             speed = (before - left) / max(perf_counter() - begun, 1e-9)
-            self._speed = (self._speed + speed) / 2 if self._speed else speed
+            self._prefill_speed = (self._prefill_speed + speed) / 2 if self._prefill_speed else speed
         else:
             ticket.state = "running"
 
     def _step(self) -> None:
-        """A step of every text under way."""
-        begun, tickets = perf_counter(), self._of("running")
+        """One step of all running sequences."""
+        begun, tickets = perf_counter(), self._in_state("running")
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, made in zip(tickets, step(sequences), strict=True):
-            self._take(ticket, made)
+            self._add_step(ticket, made)
         self._figures["rows"] = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
-        self._seconds += _SLOW * (perf_counter() - begun - self._seconds)
+        self._step_seconds += _NEW_WEIGHT * (perf_counter() - begun - self._step_seconds)
 
-    def _take(self, ticket: Ticket, made: Step | Exception) -> None:
-        """A text's part of a step; it may be the last one."""
+    def _add_step(self, ticket: Ticket, made: Step | Exception) -> None:
+        """Record one sequence's part of a step, and deliver it."""
         sequence = ticket.sequence
         try:
             if isinstance(made, Exception):
                 raise made
-            made = sequence.take(made)
+            made = sequence.add_step(made)
             self._count(steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted)
             ticket.tell(made)
         except BaseException as error:
-            self._leave(ticket, "failed", error)
+            self._end(ticket, "failed", error)
             return
         if sequence.finish_reason is not None:
-            self._leave(ticket)
+            self._end(ticket)
 
-    def _leave(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
-        """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
-        if isinstance(error, Cancelled):  # `_waits` lets go of cancelled ones
+    def _end(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
+        """End a sequence: free its memory, close its journal, deliver the last event. Never raises."""
+        if isinstance(error, Cancelled):  # `_wait_for_work` ends it
             return
         result = None
         try:
@@ -427,17 +425,17 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)
-        with self._wake:
+        with self._changed:
             self._tickets = [one for one in self._tickets if one is not ticket]
         self._count(**{how: 1})
         try:
             ticket.tell(None if error is None else failure(error), result)
-        except BaseException as fault:  # nothing is left that it could end
+        except BaseException as fault:  # the sequence is over anyway
             logger.warning("a callback failed at the end of its text (%s)", fault)
 
     def _count(self, **more: int) -> None:
-        with self._wake:
-            self._sign = monotonic()
+        with self._changed:
+            self._last_progress = monotonic()
             for name, number in more.items():
                 self._figures[name] += number
 
@@ -445,9 +443,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
 def run_all(
     scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
 ) -> Iterator[tuple[int, Generation | Exception]]:
-    """Run requests, a few of them submitted ahead; yields each one's number and its result, or what made it
-    fail, in the order in which they end. ``on_step`` is called with number and step, from the scheduler's
-    thread."""
+    """Run requests, which are submitted as earlier ones end; yields the number of each, and its result or
+    error, in the order in which they end. ``on_step(number, step)`` is called from the scheduler's thread."""
     ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
     under_way = 0
 

@@ -1,7 +1,7 @@
-"""One text, from its request to its end: checked against the model, its prompt read, its steps taken one by
-one, its tokens turned into text and kept in a journal. And what texts share: their beginnings.
+"""One generation, from its request to its result: checks, prefill, steps, text and journal. And the prefix
+cache.
 
-Whoever wants it alone iterates it; the scheduler makes the same calls for several concurrently.
+A caller that wants one generation iterates it; the scheduler makes the same calls for several at once.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from tokenswift.types import (
 )
 
 logger = logging.getLogger("tokenswift")
-PLAIN = str | int | float | tuple | None  # options that a journal can hold: no model objects
-SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
-LEAST = 16  # tokens that are worth a copy
+JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a journal can hold
+MEMORY_SHARE = 4  # ended sequences may take 1 / this of the free memory
+MIN_PREFIX = 16  # tokens that a prefix needs to be worth a copy
 
 
 class Sequence(SequenceState):
-    """One generation: everything is checked when it is made, nothing runs before it is iterated.
+    """One generation. Making it checks everything; nothing runs before it is iterated.
 
-    Instead of being iterated it can be led by `open`, `read` until nothing is left, `step.step` and `take`
-    in turns until there is a finish reason, `finish`, and in any case `close`.
+    ``__iter__`` shows its life. The scheduler makes the same calls: `open`; `prefill` until nothing is left;
+    `step.step` and `add_step` in turns until there is a finish reason; `finish`; and in any case `close`.
 
     Args:
         llm: the ``LLM``.
-        request: what is asked for.
-        prefixes: texts read lately, whose beginnings need not be read again.
-        spare: bytes that will be free by the time that it runs, besides those that are free now.
-        owner: whose it is; of ``prefixes`` it gets its owner's alone.
+        request: the checked arguments of the call.
+        prefixes: KV caches of other sequences, to copy a shared prefix from; None: none.
+        spare: bytes that will be free when it runs, besides those that are free now.
+        owner: its client; prefixes are shared among sequences of one owner.
 
     Attributes:
-        new_tokens: those written, up to the end of the text.
-        sources: how many of them each source drafted, by its name.
-        logprobs: of each, where they are asked for.
+        new_tokens: generated token ids up to the end of the text.
+        sources: number of them by the source that drafted them.
+        logprobs: log-probabilities of each, if requested.
         finish_reason: why the text ended; None until then.
-        tail: text that the end released.
-        detokenizer: makes text of tokens.
-        guard: watches for loops.
+        tail: text that was held back until the end.
+        detokenizer: turns tokens into text.
+        guard: detects loops.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
@@ -82,7 +82,7 @@ class Sequence(SequenceState):
         self,
         llm: Any,
         request: Request,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
         spare: int = 0,
         owner: str = "",
     ) -> None:
@@ -104,7 +104,7 @@ class Sequence(SequenceState):
         if request.sampling.grammar is not None:
             sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
         strategy = STRATEGIES[request.strategy](resources, request.options, sampler)
-        no_cache: Any = None  # until `begin`
+        no_cache: Any = None  # until `make_cache`
         super().__init__(list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner)
         self.top_logprobs = request.logprobs
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
@@ -118,38 +118,20 @@ class Sequence(SequenceState):
         self._written: list[str] = []
         self.journal = None if request.run_dir is None else open_journal(self)
 
-    # ---- memory ---------------------------------------------------------------------------------
-
-    def check_memory(self, spare: int = 0) -> None:
-        """See that it fits the memory, without texts that are kept for their beginnings if need be."""
-        sizes = (self.model, self.strategy, len(self.prompt), self.max_new_tokens)
-        try:
-            check_run(*sizes, spare)
-        except InputError:
-            if self.prefixes is None or not self.prefixes.clear():
-                raise
-            check_run(*sizes, spare)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it will hold in any case."""
-        needs = needs_of(self.model, self.strategy, len(self.prompt), self.max_new_tokens)
-        return sum(need.nbytes for need in needs if need.sure)
-
-    # ---- the loop -------------------------------------------------------------------------------
+    # ---- its life --------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[Step]:
         try:
             self.open()
-            if self.finish_reason is None:  # by its journal
-                self.read()
+            if self.finish_reason is None:  # a resumed run may have ended
+                self.prefill()
             while self.finish_reason is None:
                 (made,) = step([self])
                 if isinstance(made, Exception):
                     raise made
-                yield self.take(made)
+                yield self.add_step(made)
             self.finish()
-        except GeneratorExit:  # left unfinished, at the interpreter's end too, where torch may be gone
+        except GeneratorExit:  # before `torch` below, which may be gone when the interpreter exits
             raise
         except torch.OutOfMemoryError as error:
             raise failure(error) from error
@@ -157,52 +139,14 @@ class Sequence(SequenceState):
             self.close()
 
     def open(self) -> None:
-        """Begin the journal or go on with it, where there is one."""
+        """Begin or resume the journal, if there is one."""
         if self.journal is not None:
             self.journal.begin(self._end())
 
-    def restore(self, state: RunState) -> None:
-        """Go on where a run's journal ends.
-
-        Raises:
-            InputError: it is longer than the text may become, or holds ids that the model has not.
-        """
-        most, made = self.max_new_tokens, len(state.tokens)
-        if most < made:
-            had = f"the run has {counted(made, 'token')} already"
-            raise InputError(f"max_new_tokens is {most}; {had}; valid: at least as many")
-        check_tokens(state.tokens, self.model.vocab_size)
-        self.tokens += state.tokens
-        for token in state.tokens:  # what ends a text now may not have ended it then
-            self.finish_reason = None
-            self._written.append(self._piece(token))
-        self.draft_passes = state.passes
-        self.sources.update({name: state.sources.count(name[0]) for name in SOURCES})
-        self.meter.restore(state.steps, state.seconds)
-        self._release()
-
-    @property
-    def unread(self) -> int:
-        """Tokens that are still to be read before the first step."""
-        return len(self.tokens) - 1 - (0 if self.cache is None else self.cache.length)
-
-    def begin(self) -> None:
-        """Make the cache, with what is known of the beginning already, unless it is there."""
-        if self.cache is not None:
-            return
-        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        with self.meter.phase(PREFILL):
-            if self.features is None and self.request.strategy == "auto":
-                self.features = self.llm.resources.features()
-            cache = None if self.prefixes is None else self.prefixes.begin(self, capacity)
-            self.cache = self.model.new_cache(capacity) if cache is None else cache
-        if self.prefixes is not None:
-            self.prefixes.watch(self)
-
-    def read(self, rows: int | None = None) -> int:
-        """Read on in the prompt (and in what was written before), about so many rows or all that is left;
-        returns what is left then. With nothing left the first step may come."""
-        self.begin()
+    def prefill(self, rows: int | None = None) -> int:
+        """Prefill about ``rows`` tokens of the prompt (and of a resumed text), or all; returns how many are
+        left. At 0 the strategy begins, and steps may follow."""
+        self.make_cache()
         with self.meter.phase(PREFILL):
             left = prefill(self, self.request.on_progress, rows)
             if not left:
@@ -212,11 +156,30 @@ class Sequence(SequenceState):
             self.meter.lap()
         return left
 
-    def take(self, made: Step) -> Step:
-        """Take in a step; returns it up to the end of the text, with what it released."""
+    @property
+    def prefill_left(self) -> int:
+        """Tokens still to prefill before the first step."""
+        return len(self.tokens) - 1 - (0 if self.cache is None else self.cache.length)
+
+    def make_cache(self) -> None:
+        """Make the KV cache, with the longest known prefix copied into it, unless it exists."""
+        if self.cache is not None:
+            return
+        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
+        with self.meter.phase(PREFILL):
+            if self.features is None and self.request.strategy == "auto":
+                self.features = self.llm.resources.features()
+            cache = None if self.prefixes is None else self.prefixes.fork_longest(self, capacity)
+            self.cache = self.model.new_cache(capacity) if cache is None else cache
+        if self.prefixes is not None:
+            self.prefixes.add_running(self)
+
+    def add_step(self, made: Step) -> Step:
+        """Add a step's tokens to the result and the journal; returns the step, cut at the end of the text,
+        with its text."""
         pieces: list[str] = []
         for token in made.token_ids:
-            pieces.append(self._piece(token))
+            pieces.append(self._push(token))
             if self.finish_reason is not None:
                 break
         count = len(pieces)
@@ -231,14 +194,14 @@ class Sequence(SequenceState):
         self.sources.update(made.sources)
         self.logprobs += made.logprobs
         self._written.append(made.text)
-        tail = self._release()
+        tail = self._flush()
         if self.journal is not None:
             newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
             self.journal.add(made, {**newest, "loop": self.guard.first, "end": self._end()})
         return replace(made, text=made.text + tail)
 
-    def _piece(self, token: int) -> str:
-        """The text that a new token releases; says whether the text ends with it."""
+    def _push(self, token: int) -> str:
+        """Add a token; returns the text that it completes, and sets the finish reason if it ends the text."""
         self.new_tokens.append(token)
         enough = len(self.new_tokens) > self.request.sampling.min_tokens
         self.detokenizer.may_stop = enough
@@ -256,14 +219,14 @@ class Sequence(SequenceState):
             self.finish_reason = "length"
         return piece
 
-    def _release(self) -> str:
-        """The text that was held back, once the text has ended; "" before."""
+    def _flush(self) -> str:
+        """The text still held back, once the text has ended; "" before."""
         self.tail = self.detokenizer.finish() if self.finish_reason is not None else ""
         self._written.append(self.tail)
         return self.tail
 
     def _end(self) -> End | None:
-        """How the text ended, as journals have it; None before."""
+        """The journal's record of the end; None before it."""
         return None if self.finish_reason is None else End(self.finish_reason, self.tail)  # type: ignore[arg-type]
 
     def finish(self) -> None:
@@ -272,17 +235,15 @@ class Sequence(SequenceState):
             self.journal.finish(self.tail)
 
     def close(self) -> None:
-        """Let go of memory and journal, wherever it is; what was kept of it stays."""
+        """Free the memory and close the journal, at any point; the journal's content stays."""
         if self.prefixes is not None and self.cache is not None:
             try:
-                self.prefixes.keep(self)
-            except Exception as error:  # later texts alone gain by it
+                self.prefixes.retire(self)
+            except Exception as error:  # it would only have made later prefills faster
                 logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
         self.cache = self.last_pass = self.features = None  # type: ignore[assignment]
         if self.journal is not None:
             self.journal.close()
-
-    # ---- the result -----------------------------------------------------------------------------
 
     def result(self) -> Generation:
         """The finished generation."""
@@ -301,9 +262,49 @@ class Sequence(SequenceState):
             logprobs=self.logprobs,
         )
 
+    # ---- a resumed run ---------------------------------------------------------------------------
+
+    def restore(self, state: RunState) -> None:
+        """Resume at the end of a run's journal.
+
+        Raises:
+            InputError: it has more tokens than ``max_new_tokens``, or ids that the model does not have.
+        """
+        most, made = self.max_new_tokens, len(state.tokens)
+        if most < made:
+            had = f"the run has {counted(made, 'token')} already"
+            raise InputError(f"max_new_tokens is {most}; {had}; valid: at least as many")
+        check_tokens(state.tokens, self.model.vocab_size)
+        self.tokens += state.tokens
+        for token in state.tokens:  # what ends it now may not have ended it then
+            self.finish_reason = None
+            self._written.append(self._push(token))
+        self.draft_passes = state.passes
+        self.sources.update({name: state.sources.count(name[0]) for name in SOURCES})
+        self.meter.restore(state.steps, state.seconds)
+        self._flush()
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def check_memory(self, spare: int = 0) -> None:
+        """Raise unless it fits the memory; cached prefixes are dropped if that is what it takes."""
+        sizes = (self.model, self.strategy, len(self.prompt), self.max_new_tokens)
+        try:
+            check_run(*sizes, spare)
+        except InputError:
+            if self.prefixes is None or not self.prefixes.clear():
+                raise
+            check_run(*sizes, spare)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it will allocate in any case."""
+        needs = needs_of(self.model, self.strategy, len(self.prompt), self.max_new_tokens)
+        return sum(need.nbytes for need in needs if need.sure)
+
 
 def failure(error: BaseException) -> Exception:
-    """What made a text fail, as whoever asked for it is told."""
+    """The exception that callers see for an error of a generation."""
     if isinstance(error, torch.OutOfMemoryError):
         ways = "fewer or shorter texts, or weights of fewer bits (weights=q8_0)"
         made = RunError(f"out of memory; valid: {ways}")
@@ -325,8 +326,8 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
             print(step.text, end="", flush=True)
         print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
 
-    A stream is a context manager: leaving it early lets go of the run's memory and closes its journal, as
-    `close` does.
+    A stream is a context manager: leaving it early frees the run's memory and closes its journal, as `close`
+    does.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -347,8 +348,8 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         return self._sequence.result()
 
     def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:
-        """Take the steps that are left, and return the result; ``on_step`` is called with each. Whatever it
-        raises, the run's journal is closed."""
+        """Run to the end and return the result; ``on_step`` is called with each step. The run's journal is
+        closed even if that raises."""
         with self:
             check_callback("on_step", on_step)
             for step in self:
@@ -357,7 +358,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
             return self.result
 
     def close(self) -> None:
-        """End the generation here; what was kept of it is kept."""
+        """End the generation here; its journal stays and can be resumed."""
         self._steps.close()
         self._sequence.close()  # the steps do not, where none was taken
 
@@ -365,12 +366,12 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         self.close()
 
 
-# ---- beginnings -----------------------------------------------------------------------------------
+# ---- the prefix cache -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
-    """What is kept of a text that has ended; see `SequenceState`."""
+class CachedPrefix:
+    """The cache of a sequence that has ended; for the fields see `SequenceState`."""
 
     owner: str
     tokens: list[int]
@@ -383,55 +384,55 @@ class Kept:
         return self.cache.nbytes + self.cache.work.nbytes
 
 
-class Prefixes:
-    """Caches of texts under way and of some that have ended, for one model and one thread: what begins as one
-    of them is not read again.
+class PrefixCache:
+    """KV caches of running sequences and of some that have ended, for one model and one thread: a shared
+    prefix is copied from them instead of prefilled.
 
-    Keys and values of a beginning are copied into the cache of the text that shares it, so neither text sees
-    what the other does. But how soon a text begins tells what was read before it: texts of one owner alone
-    share beginnings. A row's bits depend on its own context alone, not on the passes that read it, so a copy
-    has the bits of reading; models of which this is not true are not given any. Where it is true of decoding
-    alone (`BaseTarget.prefill_keeps_bits`), whole chunks that both prompts have are copied.
+    The copy is part of the new sequence's own cache, so neither sees what the other does. But the time to the
+    first token tells which prefixes are cached, so only sequences of one owner share them. A copy has the
+    bits of a prefill because a row's bits depend on its own context alone; models for which this does not
+    hold share nothing. Where it holds for decoding alone (see `BaseTarget.prefill_keeps_bits`), only whole
+    prefill chunks that both prompts have are copied.
 
     Args:
-        most: bytes that caches of ended texts may take.
+        max_bytes: bytes that caches of ended sequences may take.
 
     Attributes:
-        reused: tokens that were copied instead of read.
+        reused: number of tokens copied instead of prefilled.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.reused = 0
         self._running: list[SequenceState] = []
-        self._kept: list[Kept] = []  # those that were used last at the end
+        self._kept: list[CachedPrefix] = []  # the least recently used first
 
     @classmethod
-    def beside(cls, model: BaseTarget) -> Prefixes:
-        """For a model: ended texts may take a quarter of what is free now on its device."""
+    def for_model(cls, model: BaseTarget) -> PrefixCache:
+        """Make one in which ended sequences may take a quarter of the memory that is free now."""
         memory = model.backend.memory()
-        return cls(0 if memory is None else memory.free // SHARE)
+        return cls(0 if memory is None else memory.free // MEMORY_SHARE)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of caches of ended texts."""
+        """Bytes of the caches of ended sequences."""
         return sum(one.nbytes for one in self._kept)
 
-    def begin(self, text: SequenceState, capacity: int) -> FullCache | None:
-        """A cache with the longest known beginning of a text; None where none is worth it.
+    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
+        """A new cache with the longest known prefix of a sequence; None where none is long enough.
 
-        The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
+        The last `kv.OBSERVED` tokens are left to prefill, since their queries select the partial cache.
 
         Args:
-            text: of whose tokens the last one is not to be cached.
-            capacity: tokens that the cache is to hold, scratch room included.
+            sequence: the sequence; its last token is not cached.
+            capacity: tokens that the cache must hold, scratch rows included.
         """
-        tokens, model, prompt = text.tokens, text.model, text.prompt_tokens
-        best, longest = None, LEAST - 1
+        tokens, model, prompt = sequence.tokens, sequence.model, sequence.prompt_tokens
+        best, longest = None, MIN_PREFIX - 1
         for one in (*self._running, *self._kept):
-            if one.owner != text.owner:
+            if one.owner != sequence.owner:
                 continue
-            shared = min(common(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
+            shared = min(common_prefix(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
             if not model.prefill_keeps_bits:
                 shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
                 shared -= shared % model.prefill_chunk
@@ -443,54 +444,53 @@ class Prefixes:
         self.reused += longest
         return best.cache.fork(capacity, longest)
 
-    def watch(self, sequence: SequenceState) -> None:
-        """A text begins; others may begin as it does from now on."""
+    def add_running(self, sequence: SequenceState) -> None:
+        """Let later sequences copy from this one, which is about to run."""
         self._running.append(sequence)
 
-    def keep(self, sequence: SequenceState) -> None:
-        """A text has ended: keep it while there is room, instead of those that it begins with."""
+    def retire(self, sequence: SequenceState) -> None:
+        """Keep the cache of a sequence that has ended while there is room; it replaces its own prefixes."""
         self._running = [one for one in self._running if one is not sequence]
         tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
-        if not LEAST <= length < len(tokens) or not sequence.model.equal_bits:
-            return  # nothing to share, or interrupted within a step
-        own = [(one, common(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
+        if not MIN_PREFIX <= length < len(tokens) or not sequence.model.equal_bits:
+            return  # too short, or interrupted within a step
+        own = [(one, common_prefix(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
         if any(shared >= length and one.cache.holds(length) for one, shared in own):
             return
         if 2 * length <= cache.capacity:
-            cache = cache.fork(length)  # it ended early: most of its room is empty
+            cache = cache.fork(length)  # it ended early, and most of its memory is unused
         contained = [one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)]
         self._kept = [one for one in self._kept if one not in contained]
-        self._kept.append(Kept(sequence.owner, tokens, sequence.prompt_tokens, cache))
-        self.shrink(self.most)
+        self._kept.append(CachedPrefix(sequence.owner, tokens, sequence.prompt_tokens, cache))
+        self.shrink(self.max_bytes)
 
-    def shrink(self, most: int) -> None:
-        """Let go of the texts that were not used for longest, until the rest take ``most`` bytes."""
+    def shrink(self, max_bytes: int) -> None:
+        """Drop the least recently used caches until the others take at most ``max_bytes``."""
         kept = list(self._kept)
-        while kept and sum(one.nbytes for one in kept) > most:
+        while kept and sum(one.nbytes for one in kept) > max_bytes:
             del kept[0]
         self._kept = kept
 
     def clear(self) -> bool:
-        """Let go of all ended texts; whether there were any."""
+        """Drop the caches of all ended sequences; returns whether there were any."""
         there, self._kept = bool(self._kept), []
         return there
 
 
-def common(one: list[int], other: list[int]) -> int:
-    """How many tokens two texts have in common at their beginnings."""
+def common_prefix(one: list[int], other: list[int]) -> int:
+    """Length of the common prefix of two lists."""
     size = min(len(one), len(other))
     return next((i for i in range(size) if one[i] != other[i]), size)
 
 
-class Prefilled(Prefixes):
-    """The state after a prompt's prefill (``LLM.prefill`` makes it). Generations fork it: they neither change
-    it nor see one another, in whatever order or thread they run, and give the tokens that ``LLM.generate``
-    gives for the prompt.
+class Prefilled(PrefixCache):
+    """A prefilled prompt, made by ``LLM.prefill``. Generations start from a copy: they neither change it nor
+    see one another, in whatever order or thread they run, and give the tokens of ``LLM.generate``.
 
     Attributes:
-        tokens: the prompt.
+        tokens: token ids of the prompt.
         seconds: time of its prefill.
-        sequence: the prompt in its cache.
+        sequence: the prompt with its cache.
     """
 
     def __init__(self, llm: Any, prompt: Prompt) -> None:
@@ -506,60 +506,60 @@ class Prefilled(Prefixes):
         prefill(self.sequence)
         self.seconds = perf_counter() - begun
 
-    def begin(self, text: SequenceState, capacity: int) -> FullCache:
-        """A fork, for a text that begins with all of the prompt."""
+    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache:
+        """A copy for a sequence with this prompt."""
         base = self.sequence
-        text.last_pass, text.last_row = base.last_pass, base.last_row
+        sequence.last_pass, sequence.last_row = base.last_pass, base.last_row
         if base.features is not None:
-            text.features = base.features.copy()
+            sequence.features = base.features.copy()
         return base.cache.fork(capacity)
 
-    def watch(self, sequence: SequenceState) -> None:
-        """Nothing: texts share the prompt alone."""
+    def add_running(self, sequence: SequenceState) -> None:
+        """Nothing: sequences share the prompt alone."""
 
-    def keep(self, sequence: SequenceState) -> None:
-        """Nothing, as well."""
+    def retire(self, sequence: SequenceState) -> None:
+        """Nothing."""
 
     def generate(
         self, *args: Any, on_step: Callable[[Step], None] | None = None, **options: Any
     ) -> Generation:
-        """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
+        """``LLM.generate`` for this prompt, from a copy; ``prefill_seconds`` is then the time of copying."""
         return self.stream(*args, **options).finish(on_step)
 
     def stream(self, *args: Any, **options: Any) -> Stream:
-        """``LLM.stream`` without its prompt, from a fork."""
+        """``LLM.stream`` for this prompt, from a copy."""
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
 
 
 # ---- the journal ----------------------------------------------------------------------------------
 
 
-def asked_of(
+def chat_digest(
     prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
 ) -> str | None:
-    """What stands for a conversation, its tools and its template's options in `Request.asked`; None: the
-    prompt is none."""
+    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a prompt
+    that is no conversation."""
     asked = [prompt, tools and tools.forms, *([options] if options else [])]
     return digest_of(asked, default=str) if is_chat(prompt) else None
 
 
-def _asked(request: Request) -> str | None:
-    return request.asked or asked_of(request.prompt, None, request.template_options)
+def _chat_digest(request: Request) -> str | None:
+    return request.asked or chat_digest(request.prompt, None, request.template_options)
 
 
 def kept_prompt(request: Request) -> list[int] | None:
-    """The prompt's ids in a run's folder whose run was asked for by the very messages: templates may write
-    today's date. None: there is no such run."""
-    asked = _asked(request)
+    """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A template
+    may write today's date, which would make another prompt of it.)"""
+    asked = _chat_digest(request)
     if asked is not None and request.run_dir is not None:
-        with suppress(InputError):  # no run; or taking the folder says what is wrong with it
+        with suppress(InputError):  # no run there; `open_journal` reports anything worse
             header = load(Path(request.run_dir).expanduser())[1].header
             return header.prompt if header.asked == asked else None
     return None
 
 
 def open_journal(sequence: Any) -> RunWriter:
-    """Take the folder of a text's run; the text goes on with the run that is there already.
+    """Lock the folder of a sequence's run; if it holds a run already, the sequence resumes it.
 
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
@@ -573,9 +573,9 @@ def open_journal(sequence: Any) -> RunWriter:
         acceptance=sequence.strategy.acceptance,
     )
     loading = None if llm.loading is None else Loading(**llm.loading)
-    header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _asked(request))
+    header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request))
     checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
-    options: dict[str, Any] = {name: value for name, value in checked if isinstance(value, PLAIN)}
+    options: dict[str, Any] = {name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)}
     session = Session(
         time=time.time(),
         pid=os.getpid(),
@@ -601,7 +601,7 @@ def open_journal(sequence: Any) -> RunWriter:
 
 
 def _warn(then: Session, now: Session, acceptance: str) -> None:
-    """Say in one line why the text may differ from the uninterrupted run's."""
+    """Log one line if, and why, the text may differ from an uninterrupted run's."""
     old, new = ({**one.versions, **one.numerics} for one in (then, now))
     keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
     why = [f"{key} is {new.get(key)}, was {old.get(key)}" for key in keys if old.get(key) != new.get(key)]

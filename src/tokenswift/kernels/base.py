@@ -1,12 +1,12 @@
-"""What computes the passes of models on a device, in plain torch; compiled kernels replace it.
+"""The backend: computes model passes on a device. This one, in plain torch, is the reference for the others.
 
-A backend packs weights, owns the memory of caches, runs a decoder's layers over a *batch* of segments (rows
-of one or several texts, each over its own cache with its own tree), multiplies with the LM head and ranks
-tokens. A pass goes down only: the model asks for a batch, embeds its tokens, hands their states to the layers
-and takes logits of what they give. `kernels.cpu` has compiled kernels, by the specification of
-docs/exactness.md, `kernels.cuda` those of a card. Which device it is, and what follows from that, is asked
-here and nowhere else. Torch's own operations are the reference, and run where nothing can be compiled: they
-add up in their own order, and a row's bits may depend on the other rows.
+A backend packs weights, allocates KV caches, runs a decoder's layers over a *batch* of segments (rows of one
+or several sequences, each with its own cache and tree), multiplies with the LM head and ranks tokens. In a
+pass, the model asks for a batch, embeds its tokens, and gives their states to :meth:`Backend.layers`.
+
+`kernels.cpu` has compiled kernels by the specification of docs/exactness.md, `kernels.cuda` those for a GPU;
+torch runs where neither works. Torch sums in an order of its own, so that a row's bits may depend on the
+other rows. Code elsewhere asks a backend for its abilities, never for its device.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Body:
     """A decoder's layers, ready to run.
 
     Attributes:
-        shape: the layers' sizes and types.
-        weights: of each layer.
-        native: what the backend keeps beside them.
+        shape: sizes and types of the layers.
+        weights: the weights of each layer.
+        native: the backend's own form of them; None: it has none.
     """
 
     shape: Shape
@@ -47,19 +47,18 @@ class Body:
 
 @dataclass(slots=True)
 class Taps:
-    """Where a pass leaves the states that enter some layers; the number of layers stands for what leaves the
-    last one.
+    """Copies of the input states of some layers, filled by a pass.
 
     Attributes:
-        layers: their numbers.
-        states: filled by the pass.
+        layers: numbers of the k layers; the number of all layers stands for the last one's output.
+        states: the copies.
     """
 
     layers: tuple[int, ...]
     states: Float[Tensor, "k n D"]
 
     def fill(self, number: int, states: Float[Tensor, "n D"]) -> None:
-        """These states enter layer ``number``."""
+        """Copy the input states of layer ``number``, if it is one of them."""
         for place, layer in enumerate(self.layers):
             if layer == number:
                 self.states[place].copy_(states)
@@ -67,12 +66,11 @@ class Taps:
 
 @dataclass(slots=True)
 class Batch:
-    """The rows of a pass, its segments' one after the other; a backend adds what it needs.
+    """The rows of a pass, segment by segment; backends add fields of their own.
 
     Attributes:
-        segments: whose rows they are.
-        tokens, positions: of each row, (n,), where the backend computes; rows that only fill up a batch
-            follow the segments' own.
+        segments: the segments.
+        tokens, positions: of each row, (n,), on the backend's device; padding rows come last.
     """
 
     segments: Sequence[Segment]
@@ -80,32 +78,31 @@ class Batch:
     positions: Int[Tensor, " n"]
 
     def rows(self) -> list[slice]:
-        """Each segment's rows."""
+        """The rows of each segment."""
         ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
 
 
 class Backend:
-    """Computes on one device, by torch's own operations. It keeps nothing of a pass, so threads may share it.
+    """Computes on one device with torch's operations. It keeps no state between passes; threads may share it.
 
     Args:
-        device: where tensors are.
+        device: the device of all tensors.
 
     Attributes:
-        name: in files that are kept for this backend.
-        build: compiler, flags and version that made it; None where nothing was compiled.
-        equal_bits: whether a row's bits depend on its own context alone, so that decoding and checking trees
-            agree in every bit.
-        prefill_keeps_bits: whether chains without parents, by which a prompt is read, have those bits, too.
-            Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
-            model wrote is decoded again where a text goes on.
-        decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
-        fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
-        formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
-        fill: writes what is stored quantized into panels, see `weights.Packed`; None: weights are matrices.
-        kind: of the device, "cpu" or "cuda".
-        on_host: whether tensors are in the host's memory, where looking at one waits for nobody, so that rows
-            are chosen one by one; otherwise for all at once.
+        name: its name in messages and files.
+        build: compiler, flags and version of its kernels; None: nothing is compiled.
+        equal_bits: whether a row's bits depend on its own context alone, so that plain decoding and verify
+            passes agree in every bit.
+        prefill_keeps_bits: whether that holds for prefill too. Otherwise a prompt is prefilled in chunks with
+            fixed borders, and generated tokens of a resumed text are run again by decode passes.
+        decodes: whether it can run a decoder's layers; otherwise models use transformers' own forward.
+        fused: whether it has kernels for products and norms, for which draft heads are packed too.
+        formats: quantized formats that its products read as stored, also with int8 activations.
+        fill: function that packs quantized weights into panels, see `weights.Packed`; None: they are
+            matrices.
+        kind: type of the device, "cpu" or "cuda".
+        on_host: whether tensors are in the host's memory, so that reading a value does not wait for a device.
     """
 
     name = "torch"
@@ -124,7 +121,7 @@ class Backend:
     # ---- memory ---------------------------------------------------------------------------------
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
-        """Whether products of a type read weights of a quantized format as they are stored."""
+        """Whether products of this type read weights of a quantized format as stored."""
         return form in self.formats and dtype in STORED_IN
 
     def pack(
@@ -133,15 +130,16 @@ class Backend:
         dtype: torch.dtype | None = None,
         arena: Arena | None = None,
     ) -> Packed:
-        """A linear layer's weight (N, K), or several that stand one below the other, as products read it.
+        """Pack a linear layer's weight (N, K), or several of them one below the other, for products.
 
-        ``dtype``: of its values in products; by default the tensors' own, float32 for quantized formats.
-        ``arena``: memory for it that other weights share.
+        Args:
+            dtype: type of its values in products; default: the tensors' own, float32 for quantized formats.
+            arena: memory shared with other weights.
         """
         return Packed(weight, self.fill, dtype, arena)
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
-        """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""
+        """Pack a matrix that is used only to draft: as Q8_0 if products are in ``int8``."""
         if int8 and Q8_0.name in self.formats and weight.shape[1] % Q8_0.block == 0:
             return self.pack(Stored(Q8_0, Q8_0.encode(weight.float())), torch.float32)
         return self.pack(weight)
@@ -149,14 +147,14 @@ class Backend:
     def draft_product(
         self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None
     ) -> Float[Tensor, "n N"]:
-        """:meth:`linear` with what :meth:`pack_for_drafts` made."""
+        """:meth:`linear` with a weight from :meth:`pack_for_drafts`."""
         return self.linear(states, weight, bias, torch.int8 if weight.stored else None)
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of a packed weight, of the type of its products.
+        """Some rows of a packed weight, in the type of its products.
 
         Raises:
-            InputError: an id, on the host, for which there is no row.
+            InputError: an id (on the host) without a row.
         """
         check_ids(ids, weight.rows)
         return weight.take(ids)
@@ -164,23 +162,23 @@ class Backend:
     def new_cache(
         self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
     ) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch room included; ``dtype``: its own."""
+        """An empty full cache for ``capacity`` tokens, scratch rows included."""
         return FullCache(Entries(layers, kv_heads, width, capacity, dtype, self.device))
 
     def has_int8_keys(self, width: int) -> bool:
-        """Whether keys and values of heads of a width may be int8."""
+        """Whether keys and values of heads of this width may be int8."""
         return False
 
     def memory(self) -> memory.Memory | None:
-        """Memory of the device; None where the system does not tell."""
+        """Memory of the device; None if unknown."""
         return memory.memory_of(self.device)
 
     def held(self) -> int:
-        """Bytes of the device's memory that this process holds."""
+        """Bytes of the device's memory that this process uses."""
         return torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
 
     def processor(self) -> str:
-        """What computes: the processor with its instruction sets, or the accelerator's name."""
+        """The processor with its instruction sets, or the accelerator's name."""
         if self.kind == "cuda":
             return torch.cuda.get_device_name(self.device)
         from tokenswift.kernels.cpu.library import processor
@@ -190,15 +188,14 @@ class Backend:
     # ---- passes ---------------------------------------------------------------------------------
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
-        """The layers in the form that :meth:`layers` takes."""
+        """Prepare layers for :meth:`layers`."""
         return Body(shape, weights)
 
     def batch(self, segments: Sequence[Segment], shape: Shape) -> Batch:
-        """The rows of a pass through layers of a shape, as :meth:`layers` takes them.
+        """Prepare the rows of a pass for :meth:`layers`.
 
         Raises:
-            ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row
-                (where it is not said before :meth:`layers`).
+            ValueError: as for :meth:`layers`, which may check instead.
         """
         if self.on_host and len(segments) == 1:
             return Batch(segments, segments[0].tokens, segments[0].positions)
@@ -217,17 +214,18 @@ class Backend:
         taps: Taps | None = None,
         beside: Float[Tensor, "n D"] | None = None,
     ) -> list[Float[Tensor, "L H m d"]]:
-        """Run a pass through all layers: the ``states`` of a batch's rows (float32) from embeddings to before
-        the final norm, in place. Keys and values go behind each cache's own.
+        """Run a pass through all layers. ``states``, float32, change in place, from embeddings to hidden
+        states before the final norm. Keys and values go to the scratch rows of each cache.
 
         Args:
-            taps: filled on the way.
-            beside: float32; what layers with `LayerWeights.beside` make queries, keys and values of, too.
+            keep: return the queries of all layers instead of the last one's.
+            taps: filled with the inputs of its layers.
+            beside: a second input (float32) for layers with `LayerWeights.beside`, as EAGLE-3 has.
         Returns:
-            The rotated queries, for :meth:`Batch.passes`: of each segment (L, H, m, d), of its m rows; of the
-            last layer alone, (1, H, m, d), unless ``keep``.
+            For each segment the rotated queries of its m rows, (L, H, m, d), or (1, H, m, d) without
+            ``keep``.
         Raises:
-            ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
+            ValueError: a segment does not fit its cache, or a parent is no earlier row.
         """
         shape, count, places = body.shape, len(states), batch.rows()
         kept: list[list[Tensor]] = [[] for _ in places]
@@ -277,7 +275,7 @@ class Backend:
         shape: Shape,
         dtype: torch.dtype = torch.float32,
     ) -> Float[Tensor, "*m D"]:
-        """The norm of states, or where there is none the states."""
+        """The norm of states, or without a weight the states themselves."""
         return states.to(dtype) if weight is None else self.norm(states, weight, shape.eps, dtype)
 
     def _heads(
@@ -288,11 +286,11 @@ class Backend:
         cos: Float[Tensor, "*sets n half"],
         sin: Float[Tensor, "*sets n half"],
     ) -> list[Float[Tensor, "h n d"]]:
-        """Queries and keys, with their norms and turned, and values."""
+        """Queries, keys and values, each (h, n, d); queries and keys normalised and rotated."""
         width, made = shape.width, list[Tensor]()
         own = [shape.heads * width, *[shape.kv_heads * width] * 2]
         for part, norm in zip(qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True):
-            if norm is not None:  # over all heads together, or each by itself
+            if norm is not None:  # over all heads together, or over each
                 part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
             made.append(part.unflatten(-1, (-1, width)).transpose(0, 1))
         query, key, value = made
@@ -313,13 +311,14 @@ class Backend:
         sinks: Float[Tensor, " H"] | None = None,
         notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """Attention of one layer, whose keys and values of the pass stand behind the cache's own already.
+        """Attention of one layer, with the pass's own keys and values in the cache's scratch rows.
 
         Args:
-            window: newest keys that a row sees, itself included; 0 is all.
+            parents: see `kv.Segment`.
+            window: newest keys that a row sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
-            sinks: a score per head that takes part in the softmax and has no value (gpt-oss).
-            notes: kept by who calls from one layer of a pass to the next: what is worked out once a pass.
+            sinks: a score for each head that takes part in the softmax and has no value (gpt-oss).
+            notes: a dict that the caller keeps for all layers of a pass, to reuse masks.
         """
         heads, rows, width = query.shape
         data, place, before, _ = cache.of_layer(layer)
@@ -350,10 +349,8 @@ class Backend:
         bias: Tensor | None = None,
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """States times the weight's transpose, plus bias; float32.
-
-        ``active``: int8 to multiply integers, with a weight that is stored quantized.
-        """
+        """``states @ weight.T + bias`` in float32; with ``active`` int8 and a weight stored quantized, states
+        are quantized too and integers are multiplied."""
         active = active_type(weight.dtype)
         out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
@@ -361,33 +358,33 @@ class Backend:
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Float[Tensor, "*m D"]:
-        """RMS norm of float32 states, as ``dtype``."""
+        """RMS norm, computed in float32; the result is ``dtype``."""
         states = states.float()
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
     def ranker(self, params: SamplingParams) -> Ranker | None:
-        """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
+        """Compiled code that ranks tokens; None: `sampling.choice.Sampler` does it in torch."""
         return None
 
 
 def capacity_of(data: Tensor) -> int:
-    """Tokens that a cache's tensor has room for; pages of int8 hold 16."""
+    """Capacity in tokens of a cache's tensor; int8 pages hold 16."""
     return data.shape[2] * (16 if data.dtype == torch.uint8 else 1)
 
 
 def check_ids(ids: Tensor, count: int) -> None:
-    """Refuse token ids that a matrix of so many rows has no row for. Those on a device are its ranker's.
+    """Check that token ids on the host are below ``count``.
 
     Raises:
-        InputError: naming one of them.
+        InputError: naming one that is not.
     """
     if ids.device.type == "cpu" and len(ids):
-        numbers = ids.numpy()  # torch would start its threads for a few numbers
+        numbers = ids.numpy()  # torch would start its threads
         check_tokens((int(numbers.min()), int(numbers.max())), count)
 
 
 def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
-    """Refuse rows of a text that cannot run.
+    """Check the rows of a sequence before a pass.
 
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
@@ -415,7 +412,7 @@ def capped(
     softcap: float | None,
     sinks: Float[Tensor, " H"] | None,
 ) -> Float[Tensor, "1 K m d"]:
-    """Attention with a cap of the scores or with sinks, which torch's own lacks; in float32 at least."""
+    """Attention with capped scores or sinks, which torch's function lacks; in float32 at least."""
     kind = torch.promote_types(key.dtype, torch.float32)
     scores = query.to(kind) @ key.to(kind).mT * scale
     if softcap is not None:
@@ -431,7 +428,7 @@ def capped(
 def _bias(
     before: int, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
 ) -> Float[Tensor, "n L"]:
-    """What is added to scores: -inf where a row does not see a key."""
+    """The attention bias: -inf where a row does not see a key, else 0."""
     device = like.device
     mask = ancestor_mask(range(-1, rows - 1) if parents is None else parents, device)
     visible = torch.cat([mask.new_ones(rows, before), mask], dim=1)
@@ -446,13 +443,13 @@ def _bias(
 def turned(
     states: Float[Tensor, "*h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
 ) -> Float[Tensor, "*h n d"]:
-    """Rotary embedding: pairs (j, j + d/2) turned by the angles of each row's position."""
+    """Rotary embedding: pairs (j, j + d/2) rotated by the angles of each row's position."""
     first, second = states.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def row_paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
-    """For each row of a pass, the rows on its path (itself last), which follow the committed keys."""
+    """For each row of a pass, the rows on its path, itself last."""
     paths: list[list[int]] = []
     for row, parent in enumerate(range(-1, count - 1) if parents is None else parents):
         paths.append([*(paths[parent] if parent >= 0 else []), row])

@@ -1,10 +1,10 @@
-"""What all targets share (sizes, caches, the prompt's way in), and the native decoder: our own forward for
-the families of `loader.config`, over weights by name.
+"""The target model: what all targets share (`BaseTarget`), and the native decoder (`NativeTarget`).
 
-transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
-embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
-caches, everything between them), the final norm and the LM head. Activations are float32 and rounded to the
-weights' type where they enter a product. Nothing is kept between passes: threads may share a target.
+A pass of the native decoder is the embedding, one call of the backend for all layers (fused projections over
+packed weights, attention over our KV caches, norms and activations), the final norm and the LM head. Hidden
+states are float32, rounded to the weights' type where they enter a product. It runs the families of
+`loader.config`; tests hold it against transformers' own forward. A target keeps no state between passes, so
+threads may share it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
 
-#: projections of the same input, which are one product, by their names in a layer
+#: fused projections: those of the same input are one product
 LINEARS = {
     "qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
     "out": ("self_attn.o",),
@@ -52,44 +52,43 @@ LINEARS = {
     "down": ("mlp.down",),
 }
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
-#: bytes of packed weights after which memory is given back: the pages come again at a price
-RELEASED = 1 << 25
+#: bytes of packed weights after which freed memory is returned to the system while loading
+RELEASE_EVERY = 1 << 25
 
 
 class BaseTarget(ABC):
-    """A model ready for tree passes: what native decoders and transformers' own models share.
+    """A model ready for prefill and tree passes: what native decoders and transformers' own models share.
 
     Args:
         config: the transformers config.
-        head: the LM head's weight, (V, D): sizes, type and device are its.
-        rotary: the model's positions.
-        backend: what computes.
-        kv_heads: heads of keys and values computed here; None: all of the config's.
+        head: the LM head's weight, (V, D), or a stand-in with its sizes, type and device.
+        rotary: the rotary position embedding.
+        backend: the backend that computes.
 
     Attributes:
-        keys: type of keys and values.
-        layout: what the native decoder knows of the model; None where transformers' own forward runs.
-        windows: sliding window of each layer in tokens, None where it sees everything.
-        taps: layers whose entering states a pass gives as features (their number: what leaves the last one),
-            for a drafter that reads them; none at first.
+        kv_dtype: type of keys and values.
+        layout: the model's architecture for the native decoder; None: transformers' own forward runs.
+        windows: sliding window of each layer in tokens; None: the layer sees everything.
+        feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter (the number
+            of layers stands for the last one's output).
         weight_bytes: bytes of weights that one pass reads.
-        copied_bytes: bytes that copies of weights take beside the model's own.
-        kv_bytes: bytes of keys and values per cached token, but for those in a tail.
-        tail_bytes: of layers in a tail (`kv.Tail`), which holds `kv.tail_room` tokens.
-        unnamed: rows of the LM head that no token names, (m,): padding, which is never chosen; None: none is.
-        whole: whether products take activations as int8.
+        copied_bytes: bytes of packed copies of a given model's weights.
+        kv_bytes: bytes of keys and values per cached token, without layers in a tail.
+        tail_bytes: bytes per token of layers in a tail (`kv.Tail`), which holds `kv.tail_room` tokens.
+        padding: rows of the LM head without a token, (m,), which are never chosen; None: none.
+        int8: whether activations are quantized to int8 for products.
     """
 
     prefill_chunk: int  # rows of a prefill pass
-    whole = False
+    int8 = False
     layout: Layout | None = None
-    taps: tuple[int, ...] = ()
-    unnamed: Tensor | None = None
+    feature_layers: tuple[int, ...] = ()
+    padding: Tensor | None = None
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
         self.config, self.rotary, self.backend = config, rotary, backend
         self.device, self.dtype = head.device, head.dtype
-        self.keys = head.dtype
+        self.kv_dtype = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -99,108 +98,19 @@ class BaseTarget(ABC):
         self._count_entries()
         self._rows: tuple[Tensor, Any] | None = None
 
-    def tap(self, layers: tuple[int, ...]) -> None:
-        """Have passes give the states that enter these layers from now on; see :attr:`taps`.
-
-        Raises:
-            InputError: the model's forward does not give them.
-        """
-        self.taps = layers
-
-    def leave_out(self, rows: Sequence[int]) -> None:
-        """Have these rows of the LM head never be chosen; see :attr:`unnamed`."""
-        self.unnamed = torch.tensor(rows, device=self.device) if rows else None
-
-    @abstractmethod
-    def compute_as(self, how: LoadConfig, name: str) -> None:
-        """Compute in int8, and keep keys and values, as is asked for; called once, before the first pass
-        whose outcome counts.
-
-        Args:
-            name: of the model, for messages.
-        Raises:
-            InputError: the model or its backend cannot.
-        """
-
-    @property
-    def computes(self) -> str:
-        """What is computed in, e.g. "float32"; "int8" where products and attention are."""
-        whole = self.whole and self.keys == torch.int8
-        return "int8" if whole else str(self.dtype).removeprefix("torch.")
-
-    def identity(self) -> dict[str, str]:
-        """What of the arithmetic decides the tokens, where it is not that of the weights' type."""
-        if self.computes == "int8":
-            return {"dtype": "int8"}
-        made = {"activations": "int8"} if self.whole else {}
-        kept = {"kv_cache_dtype": str(self.keys).removeprefix("torch.")}
-        return made if self.keys == self.dtype else made | kept
-
-    def _count_entries(self) -> None:
-        made, page = self.new_cache(16), 16
-        self.kv_bytes = made.data.nbytes // page
-        self.tail_bytes = made.nbytes // page - self.kv_bytes
-
-    def cache_bytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of a text."""
-        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
-
-    @property
-    def equal_bits(self) -> bool:
-        """Whether a row's bits depend on its own context alone, not on the other rows of a pass."""
-        return self.layout is not None and self.backend.equal_bits
-
-    @property
-    def prefill_keeps_bits(self) -> bool:
-        """Whether a prompt's rows have them, too, in whatever passes it is read."""
-        return self.equal_bits and self.backend.prefill_keeps_bits
-
-    @property
-    def rotary_frequencies(self) -> Tensor:
-        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
-        return self.rotary.single()
-
-    def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
-        """The choice rule for one generation with this model; ``rules`` of its text."""
-        ranker = self.backend.ranker(params)
-        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
-
-    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch room included; ``whole``: all entries
-        of layers with windows are kept, too."""
-        keeps = whole or self.layout is None or not self.backend.on_host
-        apart = 0 if keeps else self.layers - self.windows.count(None)
-        sizes = (self.kv_heads, self.head_dim)
-        cache = self.backend.new_cache(self.layers - apart, *sizes, capacity, self.keys)
-        if apart:
-            room = tail_room(self.windows, capacity)
-            cache.tail = Tail(self.backend.new_cache(apart, *sizes, room, self.keys).entries, self.windows)
-        return cache
-
-    def check_room(self, tokens: int) -> None:
-        """See that so many positions are within the model's.
-
-        Raises:
-            InputError: they are not.
-        """
-        limit = self.rotary.limit
-        if limit is not None and tokens > limit:
-            raise InputError(
-                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
-                f"or more with rope_scaling yarn"
-            )
+    # ---- passes ----------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
-        """Run n tokens over ``cache`` (see `kv.Segment`); their entries go to its scratch."""
+        """Run n tokens of one sequence (see `kv.Segment`); their entries go to the cache's scratch rows."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @torch.inference_mode()
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
-        """Run rows of several texts in one pass: each text's part is what
-        :meth:`forward` alone gives, bit for bit where `equal_bits` holds."""
+        """Run rows of several sequences in one pass. Each one's part equals that of its own :meth:`forward`,
+        bit for bit where :attr:`equal_bits` holds."""
         return self._run(segments)
 
     @torch.inference_mode()
@@ -209,18 +119,18 @@ class BaseTarget(ABC):
         tokens: list[int],
         cache: FullCache,
         on_progress: OnProgress | None = None,
-        ends: bool = True,
+        is_last: bool = True,
         features: FeatureStore | None = None,
     ) -> Pass:
-        """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
+        """Run tokens of the prompt in chunks of :attr:`prefill_chunk`, and commit them.
 
-        The result holds queries and hidden states of the last `kv.OBSERVED` tokens, or of all; they
-        are a chunk of their own, since the queries of a long one take more memory than its keys.
+        Returns the pass over the last chunk. At the end of a prompt, that chunk is its last `kv.OBSERVED`
+        tokens, or all of fewer: their queries are kept, which take more memory than keys.
 
         Args:
-            on_progress: told of the stage "prompt", in tokens, before the first chunk and after each.
-            ends: the prompt ends with these tokens; otherwise no queries are kept.
-            features: takes those of all rows.
+            on_progress: called with the stage "prompt" and tokens, before the first chunk and after each.
+            is_last: the prompt ends with these tokens; otherwise no queries are kept.
+            features: keeps the features of all tokens.
 
         Raises:
             ValueError: no tokens.
@@ -228,14 +138,14 @@ class BaseTarget(ABC):
         if not tokens:
             raise ValueError("nothing to prefill")
         report, length = on_progress or (lambda *_: None), len(tokens)
-        kept = max(0, length - OBSERVED) if ends else length  # the first token whose queries are wanted
+        kept = max(0, length - OBSERVED) if is_last else length  # the first token whose queries are kept
         report("prompt", 0, length)
         for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
             if start == end:
                 continue
             rows = torch.tensor(tokens[start:end])
             positions = torch.arange(cache.length, cache.length + len(rows))
-            result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
+            result = self._run([Segment(rows, positions, cache)], keep_queries=start == kept)[0]
             if features is not None and result.features is not None:
                 features.take(cache.length, result.features)
             cache.commit(tuple(range(len(rows))))
@@ -247,19 +157,129 @@ class BaseTarget(ABC):
         """Final norm and LM head: (n, D) → (n, V), float32."""
         return self.project(self.norm(hidden))
 
+    @torch.inference_mode()
+    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
+        """The LM head alone: (n, D) → (n, V) float32, -inf for :attr:`padding`; with ``rows`` (see
+        :meth:`head_rows`) → (n, m)."""
+        logits = self._project(normed, rows)
+        if rows is None and self.padding is not None:
+            logits.index_fill_(1, self.padding, -torch.inf)
+        return logits
+
+    @abstractmethod
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: (n, D) → (n, D)."""
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings: (n,) → (n, D)."""
+
     def head_rows(self, ids: Tensor) -> Any:
-        """The LM head's rows of some tokens: a smaller head for drafting, in the form that :meth:`project`
-        takes. The most rows asked for are kept: asking again for the same ones costs nothing."""
+        """The LM head's rows of some tokens, packed for :meth:`project`: a smaller head for drafting. The
+        largest set so far is cached."""
         kept = self._rows
         if kept is not None and torch.equal(kept[0], ids):
             return kept[1]
-        rows = self._gather(ids)
-        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others
+        rows = self._head_rows(ids)
+        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, rather than those of a prompt
             self._rows = (ids, rows)
         return rows
 
+    @abstractmethod
+    def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
+        """One pass over rows of one or several sequences, with the rows' queries where they are to be
+        kept."""
+
+    @abstractmethod
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+        """The LM head's product."""
+
+    @abstractmethod
+    def _head_rows(self, ids: Tensor) -> Any:
+        """Rows of the LM head, packed for drafting."""
+
+    # ---- caches, and the choice rule -------------------------------------------------------------
+
+    def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
+        """The choice rule of one generation; ``rules``: what penalties need to know about it."""
+        ranker = self.backend.ranker(params)
+        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
+
+    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding windows
+        keep their newest entries alone, in the cache's tail, unless ``whole``."""
+        keeps = whole or self.layout is None or not self.backend.on_host
+        windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
+        sizes = (self.kv_heads, self.head_dim)
+        cache = self.backend.new_cache(self.layers - windowed, *sizes, capacity, self.kv_dtype)
+        if windowed:
+            room = tail_room(self.windows, capacity)
+            entries = self.backend.new_cache(windowed, *sizes, room, self.kv_dtype).entries
+            cache.tail = Tail(entries, self.windows)
+        return cache
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of the keys and values of so many tokens."""
+        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
+
+    def _count_entries(self) -> None:
+        made, page = self.new_cache(16), 16
+        self.kv_bytes = made.data.nbytes // page
+        self.tail_bytes = made.nbytes // page - self.kv_bytes
+
+    def check_room(self, tokens: int) -> None:
+        """Check that the model has positions for so many tokens.
+
+        Raises:
+            InputError: it does not.
+        """
+        limit = self.rotary.limit
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"or more with rope_scaling yarn"
+            )
+
+    # ---- types, bits and other properties --------------------------------------------------------
+
+    @abstractmethod
+    def compute_as(self, how: LoadConfig, name: str) -> None:
+        """Set the types of activations, keys and values to those of ``how``; called once, before any cache is
+        used.
+
+        Args:
+            how: the options of loading.
+            name: the model's name, for messages.
+        Raises:
+            InputError: the model or its backend does not support them.
+        """
+
+    @property
+    def computes(self) -> str:
+        """The type of computation, e.g. "float32"; "int8" where both products and attention use it."""
+        all_int8 = self.int8 and self.kv_dtype == torch.int8
+        return "int8" if all_int8 else str(self.dtype).removeprefix("torch.")
+
+    def identity(self) -> dict[str, str]:
+        """The types that decide the tokens, besides the weights': part of a run's identity."""
+        if self.computes == "int8":
+            return {"dtype": "int8"}
+        made = {"activations": "int8"} if self.int8 else {}
+        kept = {"kv_cache_dtype": str(self.kv_dtype).removeprefix("torch.")}
+        return made if self.kv_dtype == self.dtype else made | kept
+
+    @property
+    def equal_bits(self) -> bool:
+        """Whether a row's bits depend on its own context alone, not on the other rows of its pass."""
+        return self.layout is not None and self.backend.equal_bits
+
+    @property
+    def prefill_keeps_bits(self) -> bool:
+        """Whether this holds in prefill too, however the prompt is cut into passes."""
+        return self.equal_bits and self.backend.prefill_keeps_bits
+
     def numerics(self) -> dict[str, Any]:
-        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
+        """How passes are computed, for journals: backend, processor, and whether bits are reproducible."""
         backend, native = self.backend, self.layout is not None
         how = "torch" if backend.build is None else "compiled kernels"
         made = {} if backend.build is None else {"compiler": backend.build}
@@ -271,79 +291,40 @@ class BaseTarget(ABC):
             **made,
         }
 
-    @abstractmethod
-    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        """One pass; ``keep``: its queries are wanted."""
+    @property
+    def rotary_frequencies(self) -> Tensor:
+        """Rotation angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        return self.rotary.single()
 
-    @abstractmethod
-    def _gather(self, ids: Tensor) -> Any:
-        """Rows of the LM head."""
+    def set_feature_layers(self, layers: tuple[int, ...]) -> None:
+        """Set :attr:`feature_layers`.
 
-    @abstractmethod
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm: (n, D) → (n, D)."""
+        Raises:
+            InputError: the model's forward cannot return them.
+        """
+        self.feature_layers = layers
 
-    @torch.inference_mode()
-    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32, -inf for :attr:`unnamed` tokens; only its ``rows`` →
-        (n, m) when given."""
-        logits = self._project(normed, rows)
-        if rows is None and self.unnamed is not None:
-            logits.index_fill_(1, self.unnamed, -torch.inf)
-        return logits
-
-    @abstractmethod
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
-        """The LM head's product."""
-
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings: (n,) → (n, D)."""
-
-
-def fits(model: Any) -> bool:
-    """Whether the native decoder can run a transformers causal LM: it is as its config says, by plain layers
-    of one type."""
-    config, head = model.config, model.lm_head
-    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
-        return False
-    layout, layers = layout_of(config), model.model.layers
-    names = [name for part in LINEARS.values() for name in part]
-    linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
-    norms = [getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None]
-    turns = [tensor for name, tensor in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
-    return (
-        activation_of(config) == layout.family.activation
-        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
-        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
-        and isinstance(model.model.embed_tokens, nn.Embedding)
-        and head.out_features == layout.vocab_size
-        and all(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps for norm in norms)
-        and all(layer.self_attn.scaling == layout.scale for layer in layers)
-        and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
-    )
+    def set_padding(self, rows: Sequence[int]) -> None:
+        """Set :attr:`padding`."""
+        self.padding = torch.tensor(rows, device=self.device) if rows else None
 
 
 class NativeTarget(BaseTarget):
-    """A model ready for tree passes.
+    """A Llama-like decoder of ours; switches of `loader.config.Family` make it one of the supported families.
 
     Args:
-        source: a transformers causal LM for which :func:`fits`, which stays as it is (what is copied is
-            :attr:`copied_bytes`), or the weights of a model's files.
-        backend: what computes; weights go to its device.
-        rotary: its positions.
-        on_progress: told of the stage "pack", in layers.
+        source: the weights of a model's files; or a transformers causal LM that :func:`fits`, which stays as
+            it is, while its weights are copied in packed form where necessary.
+        backend: the backend that computes, on its device.
+        rotary: the rotary position embedding.
+        on_progress: called with the stage "pack", in layers.
     """
 
     prefill_chunk = PREFILL_CHUNK
     layout: Layout
 
     def __init__(
-        self,
-        source: Any,
-        backend: Backend,
-        rotary: Rotary,
-        on_progress: OnProgress | None = None,
+        self, source: Any, backend: Backend, rotary: Rotary, on_progress: OnProgress | None = None
     ) -> None:
         files: bool = not isinstance(source, nn.Module)
         if files:
@@ -353,13 +334,12 @@ class NativeTarget(BaseTarget):
             self._weights = ModuleWeights(source, layout_of(source.config, head is embedded))
         self.layout = layout = self._weights.layout
         dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
-        sizes = torch.empty(1, 1, dtype=dtype, device=backend.device).expand(
-            layout.vocab_size, layout.hidden_size
-        )
-        super().__init__(layout if files else source.config, sizes, rotary, backend)
-        self._arena, self._unreleased = Arena(), 0
+        stand_in = torch.empty(1, 1, dtype=dtype, device=backend.device)
+        head = stand_in.expand(layout.vocab_size, layout.hidden_size)
+        super().__init__(layout if files else source.config, head, rotary, backend)
+        self._arena, self._to_release = Arena(), 0
         self.head = self._packed([HEAD])
-        self.head_bias = self._vector(self._given("lm_head.bias"))
+        self.head_bias = self._vector(self._optional("lm_head.bias"))
         self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
@@ -377,29 +357,76 @@ class NativeTarget(BaseTarget):
                 self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
                 self._embedding = embedding.to(self.device, copy=files)
-        del self._weights, self._arena, self._unreleased
+        del self._weights, self._arena, self._to_release
         if files:
             release_free_memory()
         sizes = (self.layers, self.hidden_size, layout.intermediate_size)
         heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
-        types = (self.dtype, self.keys, active_type(self.dtype))
-        gelu, whole = layout.family.activation == GELU, layout.family.head_norms == "projection"
-        switches = (layout.score_cap, layout.residual, gelu, whole, layout.family.parallel)
+        types = (self.dtype, self.kv_dtype, active_type(self.dtype))
+        gelu, whole_norms = layout.family.activation == GELU, layout.family.head_norms == "projection"
+        switches = (layout.score_cap, layout.residual, gelu, whole_norms, layout.family.parallel)
         shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale, *switches)
         self.body: Any = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
+    # ---- passes ---------------------------------------------------------------------------------
+
+    def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
+        for segment in segments:
+            segment.cache.make_room(len(segment.tokens))
+        if not self.backend.on_host:  # an id out of range would end the process's use of the device
+            for segment in segments:
+                check_ids(segment.tokens, self.vocab_size)
+        batch, layers = self.backend.batch(segments, self.body.shape), self.feature_layers
+        states = self.embed(batch.tokens).float()
+        cos, sin = self._angles.at(batch.positions)
+        taps = Taps(layers, states.new_empty(len(layers), *states.shape)) if layers else None
+        queries = self.backend.layers(self.body, states, cos, sin, batch, keep_queries, taps)
+        found = zip(batch.rows(), queries, strict=True)
+        return [Pass(states[rows], own, taps and taps.states[:, rows]) for rows, own in found]
+
+    @torch.inference_mode()
+    def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The final norm: (n, D) → (n, D), in ``dtype`` or the type in which products take states."""
+        active = torch.float32 if self.int8 else self.body.shape.active
+        return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
+
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+        if rows is not None:
+            return self.backend.draft_product(normed, rows)
+        active = torch.int8 if self.int8 else None
+        logits = self.backend.linear(normed, self.head, self.head_bias, active)
+        cap = self.layout.logit_cap
+        return logits if not cap else logits.div_(cap).tanh_().mul_(cap)
+
+    def _head_rows(self, ids: Tensor) -> Packed:
+        return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.int8)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings, scaled where the family does so: (n,) → (n, D)."""
+        embedding = self.head if self._embedding is None else self._embedding
+        if isinstance(embedding, Packed):
+            found = self.backend.take(embedding, tokens)
+        else:
+            check_ids(tokens, len(embedding))
+            found = embedding[tokens]
+        return found if self._scale == 1 else found * self._scale
+
+    # ---- weights --------------------------------------------------------------------------------
+
     def _weight(self, name: str) -> Tensor | Stored:
-        """A weight that every native decoder has."""
-        found = self._given(name)
+        """A weight by its name, as the files or the model hold it."""
+        found = self._optional(name)
         if found is None:
             raise InputError(f"the model has no weight {name}")
         return found
 
-    def _given(self, name: str) -> Tensor | Stored | None:
-        """A weight or bias, if there is one; rows of queries and keys as the kernels turn them."""
+    def _optional(self, name: str) -> Tensor | Stored | None:
+        """A weight or bias, or None; rows of queries and keys in the order in which the kernels rotate
+        them."""
         found, part = self._weights.get(name), name.split(".")[-2]
         heads = {"q_proj": self.layout.num_attention_heads, "k_proj": self.layout.num_key_value_heads}
         if found is None or part not in heads or not self.layout.family.neighbours:
@@ -408,22 +435,21 @@ class NativeTarget(BaseTarget):
         return found.take(rows) if isinstance(found, Stored) else found[rows]
 
     def _norm_weight(self, name: str | None) -> Any:
-        """A norm's weight as the kernels read it, None where the family has none."""
+        """A norm's weight for the kernels; None where the family has none."""
         if name is None:
             return None
         made = self._vector(self._weight(name))
         return made + 1 if self.layout.family.plus_one else made
 
     def _vector(self, found: Tensor | Stored | None) -> Any:
-        """A vector as the kernels read it, in memory of its own; None where there is none."""
+        """A copy of a vector for the kernels, float32; None for None."""
         if found is None:
             return None
         made = unstored(found, torch.float32).detach()
         return made.to(self.device, torch.float32, copy=True).contiguous()
 
     def _packed(self, names: list[str]) -> Packed:
-        """Weights with the same input as the kernels read them, one below the other; counts what they take
-        beside the model's own."""
+        """Weights of the same input, packed one below the other for the kernels; counts copied bytes."""
         parts = [self._weight(name) for name in names]
         packed = self.backend.pack(parts, self.dtype, self._arena)
         if self._weights.copies and (packed.panels or len(parts) > 1):
@@ -445,30 +471,30 @@ class NativeTarget(BaseTarget):
         }
         rope = ropes[number] if ropes else 0
         made = LayerWeights(**products, **norms, rope=rope, window=self.layout.windows[number])
-        self._unreleased += sum(weight.nbytes for weight in made.packed())
-        if not self._weights.copies and self._unreleased >= RELEASED:
+        self._to_release += sum(weight.nbytes for weight in made.packed())
+        if not self._weights.copies and self._to_release >= RELEASE_EVERY:
             release_free_memory()
-            self._unreleased = 0
+            self._to_release = 0
         return made
 
     def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
-        """One packed weight (and bias) for projections of the same input."""
+        """One packed weight, and bias, for projections of the same input."""
         weights, bias = [f"{name}.weight" for name in linears], None
-        found = [self._vector(self._given(f"{name}.bias")) for name in linears]
+        found = [self._vector(self._optional(f"{name}.bias")) for name in linears]
         if any(part is not None for part in found):
             sizes = [len(self._weight(name)) for name in weights]
-            pairs = zip(found, sizes, strict=True)  # those that have none beside one that has
+            pairs = zip(found, sizes, strict=True)  # zeros for those without a bias
             bias = torch.cat([self._norm.new_zeros(size) if part is None else part for part, size in pairs])
         return self._packed(weights), bias
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
-        """See :meth:`BaseTarget.compute_as`; nothing asked for, in int8 where the weights are quantized and
-        the backend reads them so. Keys with a bias have channels of very large values, which one scale for a
-        narrow head loses (perplexity of Qwen 2.5 0.5B: 5% more): there they keep the dtype, unless asked."""
+        """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are quantized and the
+        backend multiplies them. Keys with a bias have channels of very large values, which a single scale for
+        a narrow head does not resolve (perplexity of Qwen 2.5 0.5B: 5% more), so they keep the dtype then."""
         weights, backend, asked = self.body.weights, self.backend, how.dtype == "int8"
         stored = all(each.stored for each in (self.head, *(w for layer in weights for w in layer.packed())))
         has_keys = backend.has_int8_keys(self.head_dim)
-        self.whole = asked or (how.dtype == "auto" and stored and has_keys)
+        self.int8 = asked or (how.dtype == "auto" and stored and has_keys)
         if asked and not stored:
             raise InputError(
                 "dtype is 'int8', but not all of the model's weights are quantized in a format that the "
@@ -477,8 +503,8 @@ class NativeTarget(BaseTarget):
                 "dtype",
             )
         precise = not asked and self.head_dim < 128 and weights[0].qkv_bias is not None
-        self.keys = how.keys or (torch.int8 if self.whole and not precise else self.keys)
-        if self.keys == torch.int8 and not has_keys:
+        self.kv_dtype = how.keys or (torch.int8 if self.int8 and not precise else self.kv_dtype)
+        if self.kv_dtype == torch.int8 and not has_keys:
             option = "kv_cache_dtype" if how.keys else "dtype"
             raise InputError(
                 f"{option} is 'int8', but the {backend.name} backend keeps no keys of heads of width "
@@ -486,53 +512,32 @@ class NativeTarget(BaseTarget):
                 "multiple of 4 with compiled kernels on a CPU",
                 option,
             )
-        active = torch.int8 if self.whole else self.body.shape.active
-        self.body = backend.body(replace(self.body.shape, keys=self.keys, active=active), weights)
+        active = torch.int8 if self.int8 else self.body.shape.active
+        self.body = backend.body(replace(self.body.shape, keys=self.kv_dtype, active=active), weights)
         self._count_entries()
 
-    # ---- passes ---------------------------------------------------------------------------------
 
-    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        body, taps = self.body, self.taps
-        for segment in segments:
-            segment.cache.make_room(len(segment.tokens))
-        if not self.backend.on_host:  # which would trip over them later, and for good
-            for segment in segments:
-                check_ids(segment.tokens, self.vocab_size)
-        batch = self.backend.batch(segments, body.shape)
-        states = self.embed(batch.tokens).float()
-        tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
-        queries = self.backend.layers(body, states, *self._angles.at(batch.positions), batch, keep, tapped)
-        found = zip(batch.rows(), queries, strict=True)
-        return [Pass(states[rows], own, tapped and tapped.states[:, rows]) for rows, own in found]
-
-    @torch.inference_mode()
-    def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The final norm: (n, D) → (n, D), of the type that enters products, or another."""
-        active = torch.float32 if self.whole else self.body.shape.active
-        return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
-
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
-        if rows is not None:
-            return self.backend.draft_product(normed, rows)
-        active = torch.int8 if self.whole else None
-        logits = self.backend.linear(normed, self.head, self.head_bias, active)
-        cap = self.layout.logit_cap
-        return logits if not cap else logits.div_(cap).tanh_().mul_(cap)
-
-    def _gather(self, ids: Tensor) -> Packed:
-        return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)
-
-    @torch.inference_mode()
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings, multiplied as the family has it: (n,) → (n, D)."""
-        embedding = self.head if self._embedding is None else self._embedding
-        if isinstance(embedding, Packed):
-            found = self.backend.take(embedding, tokens)
-        else:
-            check_ids(tokens, len(embedding))
-            found = embedding[tokens]
-        return found if self._scale == 1 else found * self._scale
+def fits(model: Any) -> bool:
+    """Whether the native decoder can run a transformers causal LM: its modules are plain layers of one type,
+    as its config says."""
+    config, head = model.config, model.lm_head
+    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
+        return False
+    layout, layers = layout_of(config), model.model.layers
+    names = [name for part in LINEARS.values() for name in part]
+    linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
+    norms = [getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None]
+    turns = [tensor for name, tensor in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
+    return (
+        activation_of(config) == layout.family.activation
+        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
+        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
+        and isinstance(model.model.embed_tokens, nn.Embedding)
+        and head.out_features == layout.vocab_size
+        and all(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps for norm in norms)
+        and all(layer.self_attn.scaling == layout.scale for layer in layers)
+        and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
+    )
 
 
 def release_free_memory() -> None:

@@ -1,7 +1,7 @@
-"""Any causal LM through transformers' own forward, with our attention and caches.
+"""Any causal LM through transformers' own forward, with our attention and KV caches.
 
-A *shared copy* of the model is made: its modules over the same tensors, with a config of its own. The
-user's object is never touched, and passes share nothing but weights, so threads may run them concurrently.
+It runs a copy of the model's modules over the same tensors, with a config of its own. The user's object is
+not changed, and passes share only the weights, so threads may run them at the same time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NAME = "tokenswift"
 
 @dataclass(slots=True)
 class PassContext:
-    """What the attention function needs to know of the pass under way, and what it notes of it.
+    """State of a pass, which transformers hands to the attention function of each layer.
 
     Attributes:
-        segment: the pass's rows and their cache.
-        backend: what computes attention.
-        queries: filled with each layer's rotated queries (H, n, d).
-        windows: filled with each layer's sliding window.
-        notes: of the backend, from layer to layer.
+        segment: the rows and their cache.
+        backend: the backend that computes attention.
+        queries: filled with the rotated queries of each layer (H, n, d).
+        windows: filled with the sliding window of each layer.
+        notes: see `Backend.attend`.
     """
 
     segment: Segment
@@ -65,8 +65,8 @@ def attention(
     """Attention of one layer: (1, H, n, d) × (1, K, L, d) → (1, n, H, d).
 
     Args:
-        softcap: Gemma 2's cap of the scores.
-        s_aux: gpt-oss's score of a sink per head.
+        softcap: cap of the scores (Gemma 2).
+        s_aux: score of a sink for each head (gpt-oss).
     Raises:
         ValueError: when called without a pass context, that is, not through `models.generic`.
     """
@@ -90,26 +90,26 @@ AttentionInterface.register(NAME, attention)
 
 
 def hooks_of(model: nn.Module) -> Iterator[Any]:
-    """accelerate's hooks in a model, which bring a layer's inputs, and weights that lie elsewhere, to it."""
+    """accelerate's hooks in a model, which move inputs and offloaded weights to a layer's device."""
     for module in model.modules():
         if (hook := getattr(module, "_hf_hook", None)) is not None:
             yield hook
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module computes."""
+    """The device that a module computes on."""
     for hook in hooks_of(module):
         if (device := getattr(hook, "execution_device", None)) is not None:
             return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return next(module.parameters()).device
 
 
-#: names of the final norm in the families' bodies
+#: names of the final norm in transformers' models
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
 def shared_copy(model: Any, rotary: Rotary) -> Any:
-    """A copy of a causal LM that shares its tensors, in evaluation mode, with the positions of ``rotary``.
+    """Copy a causal LM over the same tensors, in evaluation mode, with the position embedding ``rotary``.
 
     Raises:
         InputError: the modules cannot be copied.
@@ -129,7 +129,7 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
 
 
 def shaped_logits(logits: Tensor, config: Any) -> Tensor:
-    """What some families do to the LM head's products."""
+    """Scale or cap logits as some families do after the LM head."""
     if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere
@@ -140,16 +140,16 @@ def shaped_logits(logits: Tensor, config: Any) -> Tensor:
 
 
 class GenericTarget(BaseTarget):
-    """A loaded transformers model, ready for tree passes.
+    """A loaded transformers model as a target.
 
     Args:
-        model: a causal LM whose attention goes through transformers' attention interface; its weights may lie
-            in several places.
-        backend: what computes attention.
-        rotary: its positions.
+        model: a causal LM whose attention uses transformers' attention interface; its layers may be on
+            several devices.
+        backend: the backend that computes attention.
+        rotary: the rotary position embedding.
 
     Raises:
-        InputError: for a model whose parts are not where they are in transformers' decoders.
+        InputError: the model is not built like transformers' decoders.
     """
 
     prefill_chunk = 256
@@ -173,7 +173,7 @@ class GenericTarget(BaseTarget):
         self.windows = self._pass(self._one_row())[1].windows
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
-        """See :meth:`BaseTarget.compute_as`: transformers' own model computes in floats alone."""
+        """See :meth:`BaseTarget.compute_as`: a transformers model computes in floats alone."""
         option = "dtype" if how.dtype == "int8" else "kv_cache_dtype" if how.keys else None
         if option:
             raise InputError(
@@ -182,13 +182,13 @@ class GenericTarget(BaseTarget):
                 option,
             )
 
-    def tap(self, layers: tuple[int, ...]) -> None:
-        """See :meth:`BaseTarget.tap`; tried out on one row."""
-        super().tap(layers)
+    def set_feature_layers(self, layers: tuple[int, ...]) -> None:
+        """See :meth:`BaseTarget.set_feature_layers`; checked by a pass over one row."""
+        super().set_feature_layers(layers)
         try:
             self._pass(self._one_row())
         except InputError:
-            super().tap(())
+            super().set_feature_layers(())
             raise
 
     def _one_row(self) -> Segment:
@@ -199,17 +199,17 @@ class GenericTarget(BaseTarget):
     def _pass(self, segment: Segment) -> tuple[Tensor, PassContext, Tensor | None]:
         check_ids(segment.tokens, self.vocab_size)
         context = PassContext(segment, self.backend)
-        with self._one_by_one:  # weights that come and go are the pass's own
+        with self._one_by_one:  # offloaded weights are loaded for one pass at a time
             made = self.body(
                 input_ids=segment.tokens[None].to(self.device),
                 position_ids=segment.positions[None].to(self.device),
                 past_key_values=segment.cache,
                 use_cache=True,
                 tokenswift_pass=context,
-                **({"output_hidden_states": True} if self.taps else {}),
+                **({"output_hidden_states": True} if self.feature_layers else {}),
             )
         features = None
-        if self.taps:
+        if self.feature_layers:
             if len(made.hidden_states or ()) != self.layers + 1:
                 kind = self.config.model_type
                 raise InputError(
@@ -217,12 +217,12 @@ class GenericTarget(BaseTarget):
                     "forward in transformers does not give their states; valid: without eagle",
                     "eagle",
                 )
-            found = [made.hidden_states[layer][0].to(self.device).float() for layer in self.taps]
+            found = [made.hidden_states[layer][0].to(self.device).float() for layer in self.feature_layers]
             features = torch.stack(found)
         return made.last_hidden_state[0].to(self.device), context, features
 
-    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        """Each segment by a pass of its own: transformers' forward takes one text."""
+    def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
+        """One pass for each segment: transformers' forward takes one sequence."""
         made = [self._pass(segment) for segment in segments]
         return [Pass(hidden, context.queries, features) for hidden, context, features in made]
 
@@ -237,7 +237,7 @@ class GenericTarget(BaseTarget):
             logits = self.lm_head(normed) if rows is None else normed @ rows.T
         return shaped_logits(logits.to(self.device), self.config).float()
 
-    def _gather(self, ids: Tensor) -> Tensor:
+    def _head_rows(self, ids: Tensor) -> Tensor:
         weight = whole(self.lm_head)
         return weight[ids.to(weight.device)].to(self.device)
 

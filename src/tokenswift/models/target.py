@@ -1,9 +1,8 @@
-"""From a loaded transformers model to a target: the native decoder where it fits, else its own forward; and
-the draft models of a target.
+"""Choice of the backend; targets from loaded transformers models; and the draft models of a target.
 
-Either is checked when it is made, against the model's own forward: a prefill in two chunks and a tree pass
-over a few dozen tokens must give its logits. What fails the check is not used. Models that the native
-decoder reads from their files are not checked at loading: tests/models holds it against transformers.
+A loaded transformers model runs on the native decoder where that fits, else by its own forward. Either is
+checked against the model's own logits, by a prefill in two chunks and a tree pass over a few dozen tokens,
+and is not used if it fails. Models read from files are not checked at loading: tests/models does that.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ if TYPE_CHECKING:  # it imports transformers' modelling code, which takes second
 
 Target: TypeAlias = "NativeTarget | GenericTarget"
 
-#: the check: text, where its first prefill chunk ends, and a tree behind it (tokens drawn at random)
+#: the check: tokens of a random text, the end of its first prefill chunk, and the parents of a tree after it
 TEXT, CUT = 24, 15
 PARENTS = (-1, 0, 0, 1, 3, 2)
-#: greatest relative distance of logits from the model's own, by type: rounding and no more
+#: largest relative error of logits against the model's own, by type: rounding alone
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 logger = logging.getLogger("tokenswift")
@@ -43,13 +42,13 @@ _backends: dict[str, Backend] = {}
 
 
 def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Backend:
-    """The backend of a device; made, and its kernels checked, once a process.
+    """The backend of a device; made, and its kernels checked, once in a process.
 
     Args:
-        wanted: one of `Backend`. "auto": on the CPU compiled kernels, on CUDA Triton's; or torch where
-            there are none or they break the rule that a row's bits are their own affair, as one line says.
+        wanted: one of `config.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or torch (with a
+            warning) where they cannot run or fail the check that a row's bits do not depend on the others.
     Raises:
-        InputError: the kernels that are asked for do not work here.
+        InputError: the kernels asked for do not work here.
     """
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
@@ -67,11 +66,11 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
 
 
 def _made(device: torch.device, wanted: str) -> Backend | str:
-    """A backend; or why its kernels do not work."""
+    """A backend, or the reason why its kernels do not work."""
     if device.type == "cpu":
-        if torch.get_num_threads() > usable():  # of processors that a control group allows only in part
+        if torch.get_num_threads() > usable():  # a control group may allow fewer processors
             torch.set_num_threads(usable())
-        # a forked child has the memory of torch's threads and of ours, but not the threads
+        # a forked child inherits the memory of thread pools, but not their threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in ("cpu", "cuda"):
         return Backend(device)
@@ -101,22 +100,22 @@ def make_target(
     on_progress: OnProgress | None = None,
     backend: Backend | None = None,
 ) -> Target:
-    """A target over a loaded causal LM.
+    """Make a target of a loaded causal LM.
 
     Args:
-        model: from transformers. It stays as it is.
-        scaling: a wish for YaRN.
-        on_progress: told of the stage "pack" (weights made ready for the kernels, in layers).
-        backend: what computes, if the model is on its device; otherwise the usual one.
+        model: a model of transformers, which stays as it is.
+        scaling: the asked rope scaling.
+        on_progress: called with the stage "pack", in layers.
+        backend: the backend, if the model is on its device; else the default one of the model's device.
     Raises:
-        InputError: a model that cannot run here, in one line that says why.
+        InputError: the model cannot run here; one line says why.
     """
     from tokenswift.models.generic import GenericTarget, device_of, hooks_of, shared_copy
 
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    usual = backend_for(place := device_of(model.lm_head))  # attention and cache are there, for all layers
+    usual = backend_for(place := device_of(model.lm_head))  # for attention and cache of all layers
     if backend is None or backend.device != usual.device:
         backend = usual
     cases = _cases(model.lm_head.weight.shape[0])
@@ -127,25 +126,25 @@ def make_target(
     spread = any(True for _ in hooks_of(model))  # over several devices
     if backend.decodes and not spread and fits(model):
         target: Target = NativeTarget(model, backend, rotary, on_progress)
-        far = distance(target, cases, expected)
-        if far <= TOLERANCES[target.dtype]:
+        error = logit_error(target, cases, expected)
+        if error <= TOLERANCES[target.dtype]:
             return target
         logger.warning(
-            "the native decoder differs from %s by %.1e; transformers' own forward is used", name, far
+            "the native decoder differs from %s by %.1e; transformers' own forward is used", name, error
         )
     with refused_as(f"model {name} does not run through transformers' attention interface with our cache"):
         target = GenericTarget(model, backend, rotary)
-        far = distance(target, cases, expected)
-    if not far <= TOLERANCES.get(target.dtype, 0.1):
+        error = logit_error(target, cases, expected)
+    if not error <= TOLERANCES.get(target.dtype, 0.1):
         raise InputError(
             f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
-            f"its own forward by {far:.1e} of their size"
+            f"its own forward by {error:.1e} of their size"
         )
     return target
 
 
 def _cases(vocab: int) -> list[list[int]]:
-    """The check's text, continued by each path from the tree's root to a node."""
+    """The text of the check, continued by the path to each node of the tree."""
     made = torch.randint(vocab, (TEXT + len(PARENTS),), generator=torch.Generator().manual_seed(1)).tolist()
     text, nodes = made[:TEXT], made[TEXT:]
     paths: list[list[int]] = []
@@ -156,15 +155,15 @@ def _cases(vocab: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def _expected(shared: Any, cases: list[list[int]], device: torch.device) -> Tensor:
-    """Logits after each case by the model's own forward, (cases, V) float32."""
+    """The model's own logits after each case, (cases, V) float32."""
     texts = (torch.tensor([case], device=device) for case in cases)
     rows = [shared(input_ids=text, use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(rows).to(device).float()
 
 
 @torch.inference_mode()
-def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
-    """Relative distance of a target's logits from the expected ones."""
+def logit_error(target: Target, cases: list[list[int]], expected: Tensor) -> float:
+    """Relative error of a target's logits."""
     text, device = cases[0][:-1], target.device
     cache = target.new_cache(TEXT + len(PARENTS))
     for part in (text[:CUT], text[CUT:]):
@@ -179,10 +178,10 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
 
 
 class DraftModels:
-    """The draft models of a target, loaded when they are first asked for.
+    """The draft models of a target, each loaded at first use.
 
     Args:
-        target: the model that they draft for.
+        target: the target model.
         tokenizer: its tokenizer, or None.
         is_default: whether it is the default model, for which a draft model is shipped.
     """
@@ -191,21 +190,21 @@ class DraftModels:
         self._target, self._tokenizer, self._is_default = target, tokenizer, is_default
         self._made: dict[
             str | int, tuple[Target, Any]
-        ] = {}  # kept with a lent model: no other has its id then
+        ] = {}  # with a given model, so that its id stays its own
         self._lock = Lock()
 
     def name(self, wanted: Any) -> str:
-        """The name of a draft model, for records."""
+        """The name of a draft model in records."""
         return DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
 
     def get(self, wanted: Any) -> Target:
         """A draft model, loaded once.
 
         Args:
-            wanted: alias, folder, hub id or a loaded transformers model; None takes the one that is
-                shipped for the default model.
+            wanted: alias, folder, hub id or a loaded transformers model; None: the one shipped for the
+                default model.
         Raises:
-            InputError: there is none, it cannot be loaded, or its vocabulary is another one.
+            InputError: there is none, it cannot be loaded, or its vocabulary differs.
         """
         if wanted is None and not self._is_default:
             raise InputError(
@@ -239,8 +238,8 @@ class DraftModels:
                 f"draft_model {name} has a vocabulary of {made.vocab_size} tokens, the target one of "
                 f"{target.vocab_size}, or its tokens are others; valid: a model with the target's tokenizer"
             )
-        if target.unnamed is not None:
-            made.unnamed = target.unnamed[target.unnamed < made.vocab_size]
+        if target.padding is not None:
+            made.padding = target.padding[target.padding < made.vocab_size]
         return made
 
 

@@ -404,41 +404,43 @@ class Sampler:
         return [ranked.tokens[0] for ranked in self.candidates(rows)]
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
-        """The best candidates of each row, best first, without filtered tokens; the first is the choice.
+        """The best candidates of each row, best first, without filtered tokens.
 
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         if self.masks is not None:
             rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
-        if self.ranker is not None:
-            columns = None if rows.subset is None else rows.subset.columns.numpy()
-            places = rows.history, rows.paths, rows.positions
-            logits = self._adjust.on_host(rows.logits, places, columns)
-            found = self.ranker.rank(replace(rows, logits=logits))
-            if isinstance(found, int):
-                raise _refused(rows.masked()[found], rows.positions[found])
-            return found
+        return self._rank_in_torch(rows) if self.ranker is None else self._rank_compiled(self.ranker, rows)
+
+    def _rank_compiled(self, ranker: Ranker, rows: LogitRows) -> list[Ranked]:
+        columns = None if rows.subset is None else rows.subset.columns.numpy()
+        places = rows.history, rows.paths, rows.positions
+        found = ranker.rank(replace(rows, logits=self._adjust.all_on_host(rows.logits, places, columns)))
+        if isinstance(found, int):
+            raise _refused(rows.masked()[found], rows.positions[found])
+        return found
+
+    def _rank_in_torch(self, rows: LogitRows) -> list[Ranked]:
         logits = rows.masked() if rows.subset is None else rows.subset.full_rows(rows.masked())
         scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
-        coupled = rows.coupled and not self.params.greedy
         distribution = scores.softmax(-1) if rows.with_probs else scores
-        if coupled:
+        if rows.coupled and not self.params.greedy:
             scores = scores + self._noise(rows.positions)
         most = min(max(rows.widths), scores.shape[-1])
         if most == 1:
-            values, tokens = scores.max(-1, keepdim=True)
+            best, tokens = scores.max(-1, keepdim=True)
         else:
-            values, tokens = scores.topk(most, dim=-1)
+            best, tokens = scores.topk(most, dim=-1)
         # one copy to the host, the only place where a step waits for the device: float64 holds all three
-        parts = torch.stack([tokens.double(), values.double(), distribution.gather(1, tokens).double()])
+        parts = torch.stack([tokens.double(), best.double(), distribution.gather(1, tokens).double()])
         ranked = []
-        for i, (places, row, share, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
-            ids = [int(place) for place in places]
-            if not math.isfinite(row[0]):
+        for i, (ids, values, probs, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
+            if not math.isfinite(values[0]):
                 raise _refused(scores[i], rows.positions[i])
-            kept = sum(value > -math.inf for value in row[:width])
-            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.with_probs else []))
+            kept = sum(value > -math.inf for value in values[:width])
+            kept_ids = [int(token) for token in ids[:kept]]
+            ranked.append(Ranked(kept_ids, values[:kept], probs[:kept] if rows.with_probs else []))
         return ranked
 
     def logprobs(
@@ -507,10 +509,10 @@ class Sampler:
             return logits
         ids = torch.from_numpy(np.stack([np.resize(row, widest) for row in rows])).long().to(self.device)
         scores = repetition_penalty(logits, ids, self.params.repetition_penalty)
-        full = [len(row) > 0 for row in rows]
-        return (
-            scores if all(full) else torch.where(torch.tensor(full).to(ids.device)[:, None], scores, logits)
-        )
+        if all(map(len, rows)):
+            return scores
+        has_context = torch.tensor([len(row) > 0 for row in rows]).to(ids.device)[:, None]
+        return torch.where(has_context, scores, logits)
 
     def _noise(self, positions: list[int]) -> Float[Tensor, "n V"]:
         """The noise of each row's position."""

@@ -1,11 +1,13 @@
-"""Which tokens a grammar allows after a context: llguidance's masks, along the paths of a drafted tree.
+"""Grammar masks: the tokens that a grammar allows after a context, from llguidance, along paths of a draft
+tree.
 
-A mask is a processor of the target's distribution: tokens that the grammar does not allow get -inf before
-anything else looks at the row, which is the same as after penalties and temperature, since both work on
-every token for itself; filters see what is left. A matcher stands at one place of a text. For another path
-of the same tree it is rolled back to where the two part, so a row's mask is that of its own path.
+A mask sets the logits of forbidden tokens to -inf before all other processing. (After penalties and
+temperature would be the same, since these treat every token by itself; the filters see what is left.) A
+matcher stands at one place of a text. For another path of the tree it is rolled back to where the two paths
+part, so that each row gets the mask of its own path.
 
-Grammars are compiled in a process of their own before this one compiles them (`sandbox` says why).
+A grammar is first compiled in a limited process, because hostile ones can take any time or memory
+(`sandbox`).
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar, closed
 from tokenswift.sandbox import Process
 from tokenswift.types import InputError, RunError
 
-_KEPT = 8  # compiled grammars of a model
-#: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
+_KEPT = 8  # compiled grammars kept for a model
+#: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 LEFT = "the text leaves the grammar"
 SPOILT = "another text of this grammar reached llguidance's limits"
 
-SECONDS, MEMORY = 10, 1 << 32  # processor time of a trial, and bytes of its address space
+SECONDS, MEMORY = 10, 1 << 32  # processor time and address space of a trial compilation, in bytes
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
 
 
 class NoMask(RunError):
-    """A grammar gives no mask; its arguments are the position and the reason: llguidance's, which the grammar
-    is to blame for, or `LEFT`, which is a fault of ours."""
+    """There is no mask. The arguments are the position and the reason: llguidance's, because of the grammar,
+    or `LEFT`, an error of this library."""
 
     def __str__(self) -> str:
         position, reason = self.args
@@ -54,9 +56,9 @@ class Compiled:
     """A grammar for one model.
 
     Attributes:
-        matcher: an `llguidance.LLMatcher` that has consumed nothing.
-        spoilt: it reached llguidance's limits somewhere. Copies share automata, so that another text
-            would fail at its first token.
+        matcher: an `llguidance.LLMatcher` at the start of a text.
+        spoilt: whether llguidance's limits were reached. Copies share automata, so that another text would
+            fail at its first token.
     """
 
     matcher: Any
@@ -64,12 +66,12 @@ class Compiled:
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps the latest ones.
+    """Compiles grammars for one model, and keeps the most recent ones.
 
     Args:
-        codec: the tokenizer; None: there is none.
+        codec: the tokenizer, or None.
         vocab_size: V, the width of the logits.
-        ends: gives the ids of the tokens that end a text.
+        ends: returns the ids of end-of-text tokens.
     """
 
     def __init__(self, codec: Any, vocab_size: int, ends: Callable[[], Collection[int]]) -> None:
@@ -79,10 +81,10 @@ class Grammars:
         self._compiled: OrderedDict[tuple[Grammar, tuple[int, ...]], Compiled] = OrderedDict()
 
     def masks(self, grammar: Grammar, start: int) -> Masks:
-        """The masks of one text; compiles the grammar, so not to be called where texts are decoded.
+        """The masks of one sequence. Compiles the grammar, which takes time: not for the scheduler's thread.
 
         Args:
-            start: tokens of the prompt, which the grammar says nothing of.
+            start: length of the prompt, to which the grammar does not apply.
         Raises:
             InputError: the grammar cannot be compiled, no text of it is possible, or there is no tokenizer
                 for it.
@@ -91,7 +93,7 @@ class Grammars:
         key = grammar, ends
         try:
             special = tuple(special_tokens(self._codec))
-            text = tried(_source(grammar, special), special, self._vocab_size)  # others need not wait for it
+            text = tried(_source(grammar, special), special, self._vocab_size)  # outside the lock
             with self._lock:
                 tokenizer = self._tokenizer(ends)
                 found = self._compiled.get(key)
@@ -101,7 +103,7 @@ class Grammars:
                         self._compiled.popitem(last=False)
                 self._compiled.move_to_end(key)
                 return Masks(found, tokenizer, start, ends)
-        except Exception as error:  # two libraries raise plain ones
+        except Exception as error:  # the libraries raise various types
             why = f"the {TITLES[grammar.kind]} cannot be compiled ({_line(error)})"
             valid = "a schema or grammar that llguidance knows (see docs/grammars.md)"
             raise InputError(f"{why}; valid: {valid}", "grammar") from error
@@ -135,15 +137,15 @@ def _matcher(text: str, tokenizer: Any) -> Any:
 
 
 class Vocabulary:
-    """A vocabulary as llguidance is to see it. It takes every added token that is written ``<…>`` for a
-    special one, and encodes text that holds a special token's name as that token: no text could hold it then,
-    since its matcher takes special tokens for no text. Here those alone are special that the tokenizer says
-    so of, and text is encoded as text.
+    """A tokenizer for llguidance in which only the tokens that the tokenizer marks as special are special.
+
+    By itself, llguidance takes every added token of the form ``<…>`` as special, and encodes text with such a
+    name as that token. As its matcher accepts no special token as text, no text could hold the name.
 
     Args:
-        read: llguidance's own reading of the tokenizer, an `LLTokenizer`.
+        read: llguidance's own `LLTokenizer`.
         inner: the ``tokenizers.Tokenizer``.
-        ends: ids of the tokens that end a text.
+        ends: ids of end-of-text tokens.
     """
 
     def __init__(self, read: Any, inner: Any, ends: Sequence[int]) -> None:
@@ -157,20 +159,20 @@ class Vocabulary:
         self._read = read
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of a text, none of them special."""
+        """Token ids of a text, none of them special."""
         parts = self._named.split(text)
         encode = self._read.tokenize_str, self._read.greedy_tokenize
         return [token for i, part in enumerate(parts) for token in encode[i % 2](part)]
 
 
 class Masks:
-    """The tokens that a grammar allows after each context of one text, which only grows.
+    """The masks of one sequence.
 
     Args:
-        compiled: the grammar.
+        compiled: the compiled grammar.
         tokenizer: its `llguidance.LLTokenizer`.
-        start: tokens of the prompt.
-        ends: tokens that end a text, whatever the grammar; no matcher consumes one.
+        start: length of the prompt.
+        ends: ids of end-of-text tokens, which the matcher never consumes.
 
     Attributes:
         tokenizer, ends: as given.
@@ -179,23 +181,23 @@ class Masks:
     def __init__(self, compiled: Compiled, tokenizer: Any, start: int, ends: Sequence[int]) -> None:
         self._compiled, self.tokenizer, self.ends = compiled, tokenizer, ends
         self._matcher = compiled.matcher.deep_copy()
-        self._lost: NoMask | None = None  # why no matcher can follow the text any more
-        self._start = self._at = start  # tokens of the text that are committed: up to `_at`
-        self._after: list[int] = []  # what the matcher has consumed behind them
-        self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
+        self._lost: NoMask | None = None  # set once no matcher can follow the text
+        self._start = self._at = start  # the text is committed up to position `_at`
+        self._after: list[int] = []  # tokens that the matcher has consumed after them
+        self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # masks by path after them
 
     def allowed(self, history: list[int], path: Sequence[int]) -> Int[Tensor, " w"] | None:
-        """The tokens that may follow ``history + path``, a bit each (`choice.allowed_tokens`), on the CPU;
-        None where the path leaves the grammar or the text has ended.
+        """The mask after ``history + path``, a bit for each token (see `choice.allowed_tokens`), on the CPU;
+        None if the path leaves the grammar or the text has ended.
 
         Raises:
-            NoMask: llguidance's limits are reached there, or ``history`` leaves the grammar.
+            NoMask: llguidance's limits are reached, or ``history`` leaves the grammar.
         """
         self._commit(history)
         key = tuple(path)
         if key not in self._made:
             bits = self._matcher.compute_bitmask() if self._go_to(path) else None
-            words = -(-self.tokenizer.vocab_size // 32)  # there may be one more
+            words = -(-self.tokenizer.vocab_size // 32)  # llguidance may give one more
             self._made[key] = self._error(history) or (
                 None if bits is None else torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
             )
@@ -205,7 +207,7 @@ class Masks:
         return found
 
     def reach(self, history: list[int], path: Sequence[int]) -> int:
-        """How many tokens of a path the grammar allows behind ``history``, one after the other."""
+        """How many tokens of a path after ``history`` the grammar allows."""
         self._commit(history)
         self._go_to(path)
         reached = len(self._after)
@@ -214,8 +216,8 @@ class Masks:
         return 0 if self._error(history) is not None else reached
 
     def forced(self, history: list[int]) -> tuple[list[int], int]:
-        """Tokens of the text that has to come after ``history``, and how many of them are certain: the others
-        may be written in other tokens. With the end of the text, where it ends there."""
+        """The tokens of the text that the grammar forces after ``history``, with the end of text if it ends
+        there, and how many of them are certain: the others could be other tokens for the same text."""
         self._commit(history)
         self._go_to([])
         matcher = self._matcher
@@ -237,8 +239,8 @@ class Masks:
     def of(
         self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
     ) -> list[Int[Tensor, " w"] | None]:
-        """The masks of rows, whose places are told as in `choice.LogitRows`. None for a row whose context is
-        not known or whose path leaves the grammar: no text comes of it.
+        """The masks of rows; arguments as in `choice.LogitRows`. None for a row whose context is not fully
+        known, or whose path leaves the grammar, so that it cannot be accepted.
 
         Raises:
             NoMask: see :meth:`allowed`.
@@ -250,10 +252,10 @@ class Masks:
         ]
 
     def _commit(self, history: list[int]) -> None:
-        """Take in what came since the last call.
+        """Let the matcher follow the tokens that were committed since the last call.
 
         Raises:
-            NoMask: it leaves the grammar, or nothing can follow it.
+            NoMask: they leave the grammar, or nothing can follow them.
         """
         if self._lost is not None:
             raise self._lost
@@ -269,22 +271,22 @@ class Masks:
         self._after, self._made = [], {}
 
     def _go_to(self, path: Sequence[int]) -> bool:
-        """Bring the matcher behind the committed text and a path, as far as that stays in the grammar;
-        whether it does to the end."""
+        """Move the matcher to the end of a path after the committed text, or to where the path leaves the
+        grammar; returns whether it reached the end."""
         pairs = enumerate(zip(self._after, path, strict=False))
         common = next((i for i, (ours, wanted) in pairs if ours != wanted), min(len(self._after), len(path)))
         if back := len(self._after) - common:
             self._matcher.rollback(back)
             del self._after[common:]
-        # nothing consumes an end, and nothing comes after it
+        # the matcher consumes no end of text, and nothing follows one
         rest = [*takewhile(lambda token: token not in self.ends, path[common:])]
         took = self._matcher.try_consume_tokens(rest) if rest else 0
         self._after += rest[:took]
         return len(self._after) == len(path)
 
     def _error(self, history: list[int]) -> NoMask | None:
-        """What keeps the matcher from going on, if anything does. One like that is spoilt: another one takes
-        its place, since the path may be a draft that no text follows."""
+        """The matcher's error, or None. A matcher with an error is replaced, since the path may be a draft
+        that is never accepted."""
         if not self._matcher.is_error():
             return None
         found = NoMask(self._at + len(self._after), _line(self._matcher.get_error()))
@@ -297,14 +299,14 @@ class Masks:
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """Names of tokens that no text is made of."""
+    """Names of a tokenizer's special tokens."""
     made = getattr(tokenizer, "backend_tokenizer", None)
     added = {} if made is None else made.get_added_tokens_decoder()
     return [token.content for token in added.values() if token.special]
 
 
 def _source(grammar: Grammar, special: Collection[str]) -> str:
-    """A grammar as llguidance takes it; ``special``: the vocabulary's special tokens."""
+    """A grammar in llguidance's form; ``special``: names of the vocabulary's special tokens."""
     text = _bare_source(grammar)
     if not grammar.thought:
         return text
@@ -330,23 +332,23 @@ def _bare_source(grammar: Grammar) -> str:
 
 
 def _line(said: object) -> str:
-    """The first lines of what a library says, as a piece of a line."""
+    """A library's message, shortened to one line."""
     text = str(said).partition("\n<state>")[0].replace("<non-verbose/>", "")
     text = " ".join(text.split()).replace("NoExtensionBias", "no text is possible")
     text = text or (type(said).__name__ if isinstance(said, Exception) else "")
     return text if len(text) <= 240 else f"{text[:239]}…"
 
 
-@lru_cache(maxsize=64)  # of those that may be compiled: another failure may come of a busy machine
+@lru_cache(maxsize=64)  # successes alone: a failure may be due to a busy machine
 def tried(text: str, special: tuple[str, ...], vocab_size: int) -> str:
-    """A grammar that a process of its own could compile over bytes.
+    """Compile a grammar in a limited process, as a trial; returns it.
 
     Args:
-        text: as llguidance takes it.
-        special: names of tokens that it may speak of.
-        vocab_size: V, the number of ids that it may speak of.
+        text: the grammar in llguidance's form.
+        special: names of tokens that it may name.
+        vocab_size: V, the number of ids that it may name.
     Raises:
-        ValueError: with the reason why it could not.
+        ValueError: the reason why it failed.
     """
     process = Process()
     try:

@@ -1,15 +1,15 @@
-"""What is added to logits by what a text holds: biases, presence and frequency penalties, DRY, and tokens
-that may not come (bad words; ends before ``min_tokens``).
+"""Adjustments of logits: biases, presence and frequency penalties, DRY, and forbidden tokens (bad words; ends
+of text before ``min_tokens``).
 
-:class:`Adjustments` does it for rows on any device; what is subtracted is rounded once to float32. Each row
-goes by its own context, so a drafted path is treated as plain decoding would treat it. Where tokens between
-a path and the position are unknown, what goes by the newest tokens (DRY, words of several ones) is left out.
+:class:`Adjustments` applies them to rows on any device; what is subtracted is rounded once to float32. Each
+row has a context of its own, so a drafted path is treated as plain decoding would treat it. Where tokens
+between a path and the predicted position are unknown, rules about the newest tokens (DRY, bad words of
+several tokens) are left out.
 
-DRY ("don't repeat yourself") is a penalty of the token that would make a repeated sequence longer, in
-llama.cpp's form. Let n be the number of tokens at the end of the text that also stand somewhere before it,
-followed by token v; of several places the longest counts. With n at least the allowed length A, the logit of
-v loses multiplier · base^(n - A). A *breaker* is a token that contains one of some texts: no repetition is
-seen across it, and it is never penalised itself.
+DRY ("don't repeat yourself") penalises the token that would lengthen a repetition, as llama.cpp does. Let n
+be the length of the longest end of the text that also occurs earlier, followed by token v. If n is at least
+the allowed length A, the logit of v loses multiplier · base^(n - A). A *breaker* is a token that contains one
+of some texts: no repetition extends across it, and it is never penalised itself.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from torch import Tensor
 from tokenswift.config import SamplingParams, Texts
 from tokenswift.types import InputError, check_tokens, shown
 
-#: a text, known tokens of each row behind it, and the positions that the rows predict; None: the next ones
+#: history, path of each row after it, and the positions that rows predict (None: the next ones)
 Places: TypeAlias = tuple[list[int], list[list[int]], list[int] | None]
 _MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
-_LARGEST = 3e38  # float32 holds it
+_LARGEST = 3e38  # largest penalty: float32 can hold it
 _WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """What the processors have to know of a text, as token ids.
+    """What adjustments need to know about a sequence, as token ids.
 
     Attributes:
-        start: the first new token's place: the length of the prompt.
-        ends: tokens that end the text, which may not come before ``min_tokens``.
-        breakers: tokens that DRY sees no repetition across.
-        words: sequences that may not be written.
+        start: position of the first new token, the length of the prompt.
+        ends: tokens that end the text, forbidden before ``min_tokens``.
+        breakers: DRY's breakers.
+        words: forbidden sequences of tokens.
     """
 
     start: int = 0
@@ -53,16 +53,16 @@ class TextRules:
     words: tuple[tuple[int, ...], ...] = ()
 
 
-NO_RULES = TextRules()  # of a text of which nothing is known
+NO_RULES = TextRules()  # without a prompt, ends, breakers or words
 
 
 def rules_of(
     params: SamplingParams, codec: Any, vocab_size: int, start: int = 0, ends: Collection[int] = ()
 ) -> TextRules:
-    """The rules of a text.
+    """Make the rules of a sequence.
 
     Args:
-        codec: the tokenizer; None: there is none.
+        codec: the tokenizer, or None.
         vocab_size: V.
         start, ends: see :class:`TextRules`.
     Raises:
@@ -92,7 +92,7 @@ def _check(name: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable[tuple[int, ...]]:
-    """Texts as tokens: as a text of their own, and as after a space."""
+    """Texts as token ids, each at the beginning of a text and after a space."""
     for text in texts:
         if not isinstance(text, str):
             _check(name, text, vocab_size)
@@ -108,7 +108,7 @@ def _sequences(name: str, texts: Texts, codec: Any, vocab_size: int) -> Iterable
 
 
 def _containing(texts: Texts, codec: Any, vocab_size: int) -> tuple[int, ...]:
-    """Tokens whose text contains one of some texts, and those that are given as one id."""
+    """Tokens whose text contains one of ``texts``, and tokens given by id."""
     given = {text[0] for text in texts if not isinstance(text, str) and len(text) == 1}
     _check("dry_breakers", sorted(given), vocab_size)
     wanted = tuple(text for text in texts if isinstance(text, str))
@@ -124,11 +124,11 @@ def _containing(texts: Texts, codec: Any, vocab_size: int) -> tuple[int, ...]:
 
 
 class Adjustments:
-    """The adjustments of one text.
+    """The adjustments of one sequence.
 
     Args:
-        params: what is on.
-        rules: of the text.
+        params: the sampling parameters.
+        rules: the sequence's rules.
         vocab_size: V.
         device: where the logits are.
     """
@@ -137,7 +137,7 @@ class Adjustments:
         self, params: SamplingParams, rules: TextRules, vocab_size: int, device: torch.device
     ) -> None:
         self.params, self.rules, self.vocab_size, self.device = params, rules, vocab_size, device
-        self._text: NDArray[np.int32] = np.zeros(1024, np.int32)  # kept from call to call: a text only grows
+        self._text: NDArray[np.int32] = np.zeros(1024, np.int32)  # reused, as a text only grows
         self._size, self._source = 0, list[int]()
         self._dry = dry_penalties(params)
         self._breakers = np.zeros(vocab_size, np.uint8)
@@ -148,15 +148,15 @@ class Adjustments:
             self._words.setdefault(word[-2] if len(word) > 1 else -1, []).append(word)
 
     def biased(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-        """Logits with the biases: what comes before the contextual penalty."""
+        """Logits with biases added, the first adjustment."""
         if not self._bias:
             return logits
         tokens, values = self._bias
         return logits.index_add(1, tokens, values.to(logits.dtype).expand(len(logits), -1))
 
     def _known(self, tokens: list[int], room: int) -> NDArray[np.int32]:
-        """A text in the beginning of an array with room for other tokens behind it; the same list as before
-        is the same text."""
+        """The text as an array with room for further tokens; only tokens that are new in the list are
+        copied."""
         known, size = self._size, len(tokens)
         last = slice(max(0, known - 8), known)
         if tokens is not self._source or known > size or self._text[last].tolist() != tokens[last]:
@@ -170,7 +170,7 @@ class Adjustments:
         return self._text
 
     def contexts(self, places: Places) -> Iterator[tuple[NDArray[np.int32], int]]:
-        """The known tokens before each place, good until the next one is asked for, and its position.
+        """For each row its context, an array valid until the next row, and the position that it predicts.
 
         Raises:
             InputError: an id that is not below V.
@@ -184,7 +184,7 @@ class Adjustments:
             yield text[:end], end if positions is None else positions[row]
 
     def adjusted(self, scores: Float[Tensor, "n V"], places: Places) -> Float[Tensor, "n V"]:
-        """All else, which comes after it."""
+        """Scores with the adjustments that follow the contextual penalty."""
         if not self.params.adjusts:
             return scores
         scores = scores.clone()
@@ -193,21 +193,21 @@ class Adjustments:
                 row[torch.from_numpy(tokens).to(self.device)] -= torch.from_numpy(values).to(self.device)
         return scores
 
-    def on_host(
+    def all_on_host(
         self, logits: Float[Tensor, "n S"], places: Places, columns: NDArray[np.int32] | None
     ) -> Float[Tensor, "n S"]:
-        """Logits of rows on a CPU with all of it and the contextual penalty.
+        """Logits with all adjustments and the contextual penalty, for rows on a CPU.
 
-        By numpy: torch would start its threads for it, which then spin beside those of the kernels.
+        In numpy, since torch would start threads that then spin beside the kernels' own.
 
         Args:
-            columns: (V,) the column of each token, -1 for those that have none; None: all have their own.
+            columns: (V,) the column of each token, -1 for none; None: column and token id are the same.
         """
         window, theta = self.params.window, self.params.repetition_penalty
         if not window and not self.params.adjusts:
             return logits
         scores = logits.float().numpy().copy()
-        with np.errstate(all="ignore"):  # of logits that are no finite numbers
+        with np.errstate(all="ignore"):  # for NaN and infinite logits
             for row, (context, position) in zip(scores, self.contexts(places), strict=True):
                 if self._bias:
                     _lower(row, self._bias[0].numpy(), -self._bias[1].float().numpy(), columns)
@@ -223,7 +223,7 @@ class Adjustments:
     def _losses(
         self, text: NDArray[np.int32], position: int
     ) -> Iterable[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """What tokens lose by each of the penalties; all where they may not come."""
+        """Tokens and what their logits lose, for each penalty; forbidden tokens lose infinity."""
         p = self.params
         if p.presence_penalty or p.frequency_penalty:
             window = text[max(self.rules.start, position - p.penalty_window) :]
@@ -251,7 +251,7 @@ class Adjustments:
 def _lower(
     row: NDArray[np.float32], tokens: NDArray[Any], values: Any, columns: NDArray[np.int32] | None
 ) -> None:
-    """Take values from the columns of tokens, none of them twice."""
+    """Subtract values from the columns of distinct tokens."""
     if columns is not None:
         tokens = columns[tokens]
         values, tokens = values[tokens >= 0], tokens[tokens >= 0]
@@ -259,7 +259,7 @@ def _lower(
 
 
 def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
-    """The penalty of n = A, A + 1, …; longer repetitions have that of the last. Empty where DRY is off."""
+    """Penalties for n = A, A + 1, …; the last one is for all longer repetitions. Empty without DRY."""
     multiplier, base = params.dry_multiplier, params.dry_base
     if not multiplier:
         return np.empty(0, np.float32)
@@ -271,15 +271,15 @@ def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
 def repeated(
     text: NDArray[np.int32], breakers: NDArray[np.uint8], least: int, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What would make a repetition longer.
+    """The tokens that would lengthen a repetition at the end of a text.
 
     Args:
-        text: the tokens that are looked at.
+        text: the tokens.
         breakers: (V,) whether each token of the vocabulary is a breaker.
-        least, most: shorter repetitions do not count, longer ones as so long.
+        least, most: repetitions shorter than ``least`` do not count, longer than ``most`` count as ``most``.
 
     Returns:
-        Tokens, and to each the length n of the longest repetition that it would follow; none is a breaker.
+        Distinct tokens, and for each the length n of the longest repetition that it would lengthen.
     """
     last = len(text) - 1
     none = np.empty(0, np.int64)
@@ -291,11 +291,13 @@ def repeated(
         wanted = text[last - n]
         if breakers[wanted]:
             break
-        alive = alive[text[alive - n] == wanted]  # of what would lie before the text the end, cut off below
+        alive = alive[
+            text[alive - n] == wanted
+        ]  # those before the text's start wrap around, and are cut off below
         alive = alive[np.searchsorted(alive, n) :]
         if not len(alive):
             break
-        if n < least:  # none that ends here is long enough
+        if n < least:  # those that ended before are too short
             ends, lengths = alive, np.full(len(alive), n + 1)
         else:
             lengths[np.searchsorted(ends, alive)] += 1

@@ -26,6 +26,117 @@ ROWS = 4  # nodes that a level of heads or a draft pass continues, at most
 CHAIN = 6  # draft passes in a step
 
 
+class AdaptiveStrategy:
+    """Adaptive drafting for one sequence.
+
+    Args:
+        drafters: all drafters, in the order in which they are asked and reported.
+        sampler: the target's choice rule.
+        coupled: rank candidates with the target's noise.
+        learnt: what was learnt from earlier sequences of the model.
+    """
+
+    acceptance, max_nodes = "exact", MOST_NODES + 1
+
+    def __init__(self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt) -> None:
+        self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
+        self._free: list[Drafter] = []  # asked in every step
+        self._priced: dict[str, Drafter] = {}
+        self._before: Step | None = None
+        self._candidates: PricedCandidates | None = None  # None during a rest
+        self._steps = 0
+        self._rest = 0  # steps to come in which no drafter is asked
+        self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Memory of the largest tree's rows and of the drafters (see `memory.needs_of`)."""
+        own = Need("tree", "auto", self.max_nodes * row)
+        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
+
+    def begin(self, sequence: SequenceState) -> None:
+        """Show the drafters the prompt, and ask each for its estimate."""
+        costs = Costs(self.learnt.ratios)
+        estimates: dict[str, CostEstimate] = {}
+        for drafter in self.drafters:
+            drafter.begin(sequence)
+            estimate = drafter.estimate(costs)
+            if estimate is None:
+                self._free.append(drafter)
+            else:
+                estimates[drafter.name], self._priced[drafter.name] = estimate, drafter
+        self.control = Control(costs, estimates, self.learnt.biases)
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def draft(self, sequence: SequenceState) -> DraftTree:
+        """The tree of this step: the root alone where nothing is worth its cost."""
+        control, length = self.control, len(sequence.tokens) - 1
+        if self._rest and sequence.load == ALONE:
+            self._candidates = None
+            return CandidateTree(sequence.tokens[-1]).build()
+        self._show_rest(sequence)
+        control.remaining = sequence.remaining
+        mode = control.mode(length, sequence.load)
+        learnt = self.learnt.calibration
+        candidates = PricedCandidates(sequence, self.sampler, self.coupled, learnt, control)
+        self._candidates = candidates
+        if not control.timing_plain:
+            for drafter in self._free:
+                candidates.ask(drafter)
+            if mode in self._priced and sequence.last_pass is not None:
+                candidates.ask(self._priced[mode])
+        sequence.draft_passes += candidates.passes
+        prices = control.prices(min(MOST_NODES, len(candidates.tree) - 1))
+        rate = control.rate / control.modes[mode].bias  # corrects chances by their recent error
+        nodes, expected = candidates.tree.select(prices, rate)
+        while out := candidates.forbidden(nodes):
+            for node in out:
+                candidates.tree.chances[node] = 0.0
+            nodes, expected = candidates.tree.select(prices, rate)
+        tree = self._tree = candidates.tree.build(nodes)
+        work = (candidates.passes, candidates.levels, candidates.loaded)
+        control.drafted(Drafted(mode, 1 + expected, len(tree), *work))
+        return tree
+
+    def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
+        """Learn chances from the step's tokens, and costs from its times."""
+        spent = {name: 1000 * seconds for name, seconds in step.times.items()}
+        draft_ms = spent.pop("draft", 0.0)
+        verify_ms = sum(spent.values())
+        control, new = self.control, list(step.token_ids)
+        if self._candidates is None:
+            self._rest, self._before = max(0, self._rest - 1), None
+            control.record_rest(verify_ms, draft_ms)
+            self._rest_tokens += new
+            return
+        learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
+        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
+        self._before = step
+        self._steps += 1
+        if self._steps <= YOUNG or self._steps % 4 == 0:  # later, chances are known well
+            self._candidates.learn(new)
+        for drafter in self.drafters:
+            in_use = control.uses(drafter.name)
+            drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
+        self._rest = control.rest()
+
+    def _show_rest(self, sequence: SequenceState) -> None:
+        """Show the drafters the tokens of a rest."""
+        if self._rest_tokens:
+            for drafter in self.drafters:
+                drafter.observe(sequence, Outcome(self._rest_tokens, len(self._rest_tokens), False))
+            self._rest_tokens = []
+
+    # ---- report ---------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any] | None:
+        """See `Control.record`; None before the first step."""
+        return self.control.record() if self._steps else None
+
+
+# ---- candidates with chances and costs --------------------------------------------------------------------
+
+
 class PricedCandidates(Candidates):
     """The candidates of one step of adaptive drafting.
 
@@ -118,109 +229,3 @@ def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:
     """Path chance, node and parent's row of the likeliest candidates, the likeliest first."""
     spread = [(chance, node, row) for row, children in enumerate(below) for node, chance in children]
     return sorted(spread, reverse=True)[:ROWS]
-
-
-class AdaptiveStrategy:
-    """Adaptive drafting for one sequence.
-
-    Args:
-        drafters: all drafters, in the order in which they are asked and reported.
-        sampler: the target's choice rule.
-        coupled: rank candidates with the target's noise.
-        learnt: what was learnt from earlier sequences of the model.
-    """
-
-    acceptance, max_nodes = "exact", MOST_NODES + 1
-
-    def __init__(self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt) -> None:
-        self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
-        self._free: list[Drafter] = []  # asked in every step
-        self._priced: dict[str, Drafter] = {}
-        self._before: Step | None = None
-        self._candidates: PricedCandidates | None = None  # None during a rest
-        self._steps = 0
-        self._rest = 0  # steps to come in which no drafter is asked
-        self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
-
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Memory of the largest tree's rows and of the drafters (see `memory.needs_of`)."""
-        own = Need("tree", "auto", self.max_nodes * row)
-        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
-
-    def begin(self, sequence: SequenceState) -> None:
-        """Show the drafters the prompt, and ask each for its estimate."""
-        costs = Costs(self.learnt.ratios)
-        estimates: dict[str, CostEstimate] = {}
-        for drafter in self.drafters:
-            drafter.begin(sequence)
-            estimate = drafter.estimate(costs)
-            if estimate is None:
-                self._free.append(drafter)
-            else:
-                estimates[drafter.name], self._priced[drafter.name] = estimate, drafter
-        self.control = Control(costs, estimates, self.learnt.biases)
-
-    # ---- a step ---------------------------------------------------------------------------------
-
-    def draft(self, sequence: SequenceState) -> DraftTree:
-        """The tree of this step: the root alone where nothing is worth its cost."""
-        control, length = self.control, len(sequence.tokens) - 1
-        if self._rest and sequence.load == ALONE:
-            self._candidates = None
-            return CandidateTree(sequence.tokens[-1]).build()
-        self._show_rest(sequence)
-        control.remaining = sequence.remaining
-        mode = control.mode(length, sequence.load)
-        made = PricedCandidates(sequence, self.sampler, self.coupled, self.learnt.calibration, control)
-        self._candidates = made
-        if not control.timing_plain:
-            for drafter in self._free:
-                made.ask(drafter)
-            if mode in self._priced and sequence.last_pass is not None:
-                made.ask(self._priced[mode])
-        sequence.draft_passes += made.passes
-        prices = control.prices(min(MOST_NODES, len(made.tree) - 1))
-        rate = control.rate / control.modes[mode].bias  # corrects chances by their recent error
-        nodes, expected = made.tree.select(prices, rate)
-        while out := made.forbidden(nodes):
-            for node in out:
-                made.tree.chances[node] = 0.0
-            nodes, expected = made.tree.select(prices, rate)
-        tree = self._tree = made.tree.build(nodes)
-        control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
-        return tree
-
-    def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
-        """Learn chances from the step's tokens, and costs from its times."""
-        spent = {name: 1000 * seconds for name, seconds in step.times.items()}
-        draft_ms = spent.pop("draft", 0.0)
-        verify_ms = sum(spent.values())
-        control, new = self.control, list(step.token_ids)
-        if self._candidates is None:
-            self._rest, self._before = max(0, self._rest - 1), None
-            control.record_rest(verify_ms, draft_ms)
-            self._rest_tokens += new
-            return
-        learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
-        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
-        self._before = step
-        self._steps += 1
-        if self._steps <= YOUNG or self._steps % 4 == 0:  # later, chances are known well
-            self._candidates.learn(new)
-        for drafter in self.drafters:
-            in_use = control.uses(drafter.name)
-            drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
-        self._rest = control.rest()
-
-    def _show_rest(self, sequence: SequenceState) -> None:
-        """Show the drafters the tokens of a rest."""
-        if self._rest_tokens:
-            for drafter in self.drafters:
-                drafter.observe(sequence, Outcome(self._rest_tokens, len(self._rest_tokens), False))
-            self._rest_tokens = []
-
-    # ---- report ---------------------------------------------------------------------------------
-
-    def report(self) -> dict[str, Any] | None:
-        """See `Control.record`; None before the first step."""
-        return self.control.record() if self._steps else None

@@ -403,7 +403,7 @@ class EagleModel:
         config, given = weights.config, weights.tensors
         self.window = min(config.window or WINDOW, config.trained)
         self.backend: Any = getattr(target.backend, "head", target.backend)
-        self._dtype = torch.float32 if target.whole else target.dtype
+        self._dtype = torch.float32 if target.int8 else target.dtype
         self._angles = AngleTable(config.rotary().to(target.device))
         arena, device = Arena(), target.device
 
@@ -412,7 +412,7 @@ class EagleModel:
             if all(isinstance(part, Stored) for part in parts) and self.backend.formats:
                 return self.backend.pack(parts, self._dtype, arena)
             dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(device)
-            return self.backend.pack_for_drafts(dense, target.whole)
+            return self.backend.pack_for_drafts(dense, target.int8)
 
         def vector(*names: str) -> Any:
             """Norms or biases in one, or None."""
@@ -575,7 +575,7 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
     if not isinstance(wanted, EagleWeights):
         wanted = load_eagle(place_of(str(wanted)), target.config)
     made = EagleModel(wanted, target)
-    target.tap(wanted.config.feature_layers)
+    target.set_feature_layers(wanted.config.feature_layers)
     return made
 
 

@@ -1,8 +1,8 @@
-"""What stands behind an ``LLM``: a model, from its files or from transformers, and whatever can draft for it.
+"""What an ``LLM`` holds: the model, from files or from transformers, and all that drafts for it.
 
-A model folder or GGUF file of a native family is read without transformers, whose own model and tokenizer
-are loaded when something asks for them. Everything else (other families, devices without kernels, models from
-a program) goes through transformers.
+A model folder or GGUF file of a supported family is read without transformers; its own model and tokenizer
+are loaded only when asked for. Everything else (other families, devices without kernels, model objects) runs
+through transformers.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ logger = logging.getLogger("tokenswift")
 
 
 class Source:
-    """What a model was made from: a loaded transformers model; `FromFiles` is the other kind.
+    """What a target is made from: a loaded transformers model, or its files (`FromFiles`).
 
     Args:
-        model: a causal LM.
+        model: a causal LM of transformers.
         tokenizer: its tokenizer, or None.
-        scaling: a wish for YaRN.
-        backend: what computes.
+        scaling: the asked rope scaling.
+        backend: the backend that computes.
 
     Attributes:
-        name: as it was asked for.
-        model, tokenizer: transformers' own.
-        codec: what makes ids of texts and texts of ids.
-        host: what heads must fit.
-        named: the sampling settings that the model itself names.
+        name: the model's name as given.
+        model, tokenizer: transformers' objects.
+        codec: the tokenizer in use.
+        host: the properties that draft heads must fit.
+        named: sampling settings in the model's own generation config.
     """
 
     def __init__(self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend) -> None:
@@ -80,7 +80,7 @@ class Source:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What of the model decides the tokens."""
+        """The properties of the model that decide the tokens."""
         return {
             **self._identity(),
             "tokenizer": tokenizer_digest(self.codec),
@@ -91,12 +91,12 @@ class Source:
         return identity_of(self.model.config, self.model.dtype, parameters(self.model))
 
     def end_tokens(self) -> set[int]:
-        """End-of-text ids; those that the model cannot give end no text."""
+        """End-of-text ids within the model's vocabulary."""
         found, rows = self._ends()
         return {token for token in found | self._turn_ends if 0 <= token < rows}
 
     def _ends(self) -> tuple[set[int], int]:
-        """End-of-text ids that the model names, and how many ids it has."""
+        """The model's end-of-text ids, and its vocabulary size."""
         return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
 
     @cached_property
@@ -105,8 +105,7 @@ class Source:
 
     @cached_property
     def answers(self) -> SamplingParams:
-        """The sampling of answers: as the model itself names it, `config.ANSWERS` where it names none that
-        can be used."""
+        """Default sampling for chat: the model's own settings if they are valid, else `config.ANSWERS`."""
         try:
             return SamplingParams(**{**NEUTRAL, **self.named}) if self.named else ANSWERS
         except InputError as error:
@@ -118,7 +117,7 @@ class Source:
         return attrgetter(name)(self.model)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, made now.
+        """Make the target.
 
         Raises:
             RunError: the device has no room for it.
@@ -128,12 +127,12 @@ class Source:
 
 
 class FromFiles(Source):
-    """A model that is read from its files.
+    """A model read from its files.
 
     Args:
-        files: of the model.
-        how: it is to be loaded.
-        backend: what computes.
+        files: the opened files.
+        how: the options of loading.
+        backend: the backend that computes.
     Raises:
         InputError: the tokenizer cannot be loaded, or the weights do not fit into memory.
     """
@@ -182,10 +181,10 @@ class FromFiles(Source):
         return self._files.weights.get(name)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, made now."""
+        """Make the target."""
         weights, rotary = self._files.weights, self._files.rotary.to(self.backend.device)
         if on_progress is not None:
-            for done in (0, len(weights.entries)):  # nothing is read before it is packed
+            for done in (0, len(weights.entries)):  # tensors are read while they are packed
                 on_progress("load", done, len(weights.entries))
         with fitting(self.name, self.host.device):
             return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
@@ -206,11 +205,11 @@ class FromFiles(Source):
 def open_model(
     model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
 ) -> Source:
-    """A model by its name.
+    """Open a model by name.
 
     Args:
-        model: the name, as of `loader.load.load`.
-        on_progress: told of the stage "load".
+        model: the name, see `loader.load.load`.
+        on_progress: called with the stage "load".
     Raises:
         InputError, RunError: as of `loader.load.load`.
     """
@@ -235,7 +234,7 @@ def open_model(
 
 
 def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
-    """A loaded transformers model, which stays as it is.
+    """Wrap a loaded transformers model, which stays as it is.
 
     Raises:
         InputError: it is no such model, its tokenizer is none, or it does not run here as is asked for.
@@ -256,26 +255,24 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
 
 
 class Resources:
-    """A model and what can draft for it; drafts are loaded and quantized when first asked for.
-    Threads may share it.
+    """The target and all that drafts for it. Draft models and packed heads are made at first use. Threads may
+    share it.
 
     Args:
-        source: what the model is made from.
-        name: of the model.
-        heads: as of ``LLM``.
-        how: what is computed in.
-        on_progress: as of ``LLM``.
-        eagle: as of ``LLM``.
+        source: what the target is made from.
+        name: the model's name.
+        heads, on_progress, eagle: see ``LLM``.
+        how: the options of loading.
 
     Attributes:
-        target: the model.
-        heads: its draft heads, where it has some.
-        eagle: its EAGLE-3 drafter, where it has one.
-        draft_models: see `models.target`.
-        grammars: those that texts of the model were held to.
-        lock: of what is made when first asked for.
+        target: the target model.
+        heads: its draft heads, or None.
+        eagle: its EAGLE-3 drafter, or None.
+        draft_models: draft models by name, see `models.target`.
+        grammars: compiled grammars.
+        lock: guards what is made at first use.
     Raises:
-        InputError: heads or a drafter that are none of this model, or it cannot be computed so.
+        InputError: heads or a drafter that do not fit the model, or options that it does not support.
     """
 
     def __init__(
@@ -290,13 +287,13 @@ class Resources:
         self.source, self.name = source, name
         self.heads = resolve_heads(heads, source.host)
         self._automatic = isinstance(heads, str) and heads == "auto"
-        self._shipped: dict[str, Heads | None] = {}  # those of them that were asked for
+        self._shipped: dict[str, Heads | None] = {}  # by kind, once asked for
         self._packed: dict[Heads, Heads] = {}
         self._learnt: dict[int, Learnt] = {}  # by number of threads
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
-        self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
+        self.target.set_padding(unnamed_rows(source.codec, self.target.vocab_size))
         if isinstance(eagle, str) and eagle == "auto":
             self.eagle = eagle_trained(source.host.base, self.target)
         else:
@@ -306,11 +303,12 @@ class Resources:
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """What of the model decides the tokens: dtype, config, weights, positions, tokenizer."""
+        """The properties of the model that decide the tokens: dtype, config, weights, positions,
+        tokenizer."""
         return self.source.identity | self.target.identity()
 
     def heads_of(self, kind: str) -> Heads | None:
-        """Heads of a kind for this model: those it was given, or, where they are automatic, shipped ones."""
+        """Heads of this kind: those given, or shipped ones with ``heads="auto"``; else None."""
         if self.heads is not None and self.heads.kind == kind:
             return self.heads
         with self.lock:
@@ -319,17 +317,18 @@ class Resources:
             return self._shipped.get(kind)
 
     def packed(self, heads: Heads) -> Heads:
-        """Heads as the model's kernels run them."""
+        """Heads packed for the target's backend."""
         with self.lock:
             if heads not in self._packed:
-                self._packed[heads] = heads.packed(self.target.backend, self.target.whole)
+                self._packed[heads] = heads.packed(self.target.backend, self.target.int8)
             return self._packed[heads]
 
     def features(self) -> Features | None:
-        """What keeps a text's features for :attr:`eagle`; None where there is none."""
+        """A store for the features of a sequence, for :attr:`eagle`; None without one."""
         return None if self.eagle is None else self.eagle.features()
 
     def learnt(self) -> Learnt:
-        """What runs of this model with as many threads have learnt (see `spec.control`)."""
+        """What adaptive drafting has learnt on this model with this number of threads (see
+        `spec.control`)."""
         calibration = Calibration(None if self.heads is None else self.heads.calibration)
         return self._learnt.setdefault(torch.get_num_threads(), Learnt(calibration))

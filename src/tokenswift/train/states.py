@@ -271,7 +271,7 @@ def collect(
         InputError: too little text.
         OSError: the disk takes no more.
     """
-    llm.target.tap(tuple(layers))
+    llm.target.set_feature_layers(tuple(layers))
     done = {*store.texts}
     todo = (one for one in enumerate(_requests(llm, data, job)) if one[0] not in done)
     running: list[tuple[int, Request, Ticket, Recorder]] = []

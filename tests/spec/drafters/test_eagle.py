@@ -164,7 +164,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     cache, other = target.new_cache(80), target.new_cache(80)
     assert target.prefill(TEXT[:7], other).features is None
     count = model.config.num_hidden_layers
-    target.taps, target.prefill_chunk = (1, 0, count), 9
+    target.feature_layers, target.prefill_chunk = (1, 0, count), 9
     store = Features(1000)
     target.prefill(TEXT[:30], cache, features=store)
     at, found = store.drain() or (-1, torch.zeros(0))

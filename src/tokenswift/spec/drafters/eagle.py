@@ -1,8 +1,8 @@
-"""An EAGLE-3 drafter (Li et al. 2025): one layer that reads features of the target's verify passes.
+"""An EAGLE-3 drafter (Li et al. 2025): one decoder layer that reads features of the target's passes.
 
-A row of it stands at a position t: it reads the target's feature of the token there and the embedding of the
-token behind it, and predicts the one after that. Where no feature is known yet, behind the newest token, what
-the drafter itself made of the row before takes its place.
+Its row at position t reads the target's feature at t and the embedding of the token at t + 1, and predicts
+the token at t + 2. For drafted tokens there is no feature yet; the drafter's own output of the row before
+takes its place.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from tokenswift.spec.drafters.base import Candidates, Drafter
 from tokenswift.spec.eagle import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import SequenceState
 
-_LAG = 32  # rows read before a draft, from which on that is no price of a step
+_LAG = 32  # rows run before a draft from which its time is not typical
 
 
 class Branches:
-    """The rows that a step drafts, behind those that were read. What all branches that go on have in common
-    stays in the cache, the rest of them is in every pass: one over all places of a depth.
+    """The drafter's rows for drafted tokens. Each pass covers the nodes of one depth. The common trunk of
+    their paths is committed to the cache; the other nodes of their paths are run again.
 
     Args:
-        candidates: the step's.
-        at: position of the newest row that was read.
-        newest: what that row made, (1, H).
+        model: the drafter.
+        cache: the drafter's KV cache.
+        candidates: the candidates of the step.
+        at: position of the last row with a feature.
+        newest: the drafter's output in that row, (1, H).
     """
 
     def __init__(
@@ -35,18 +37,18 @@ class Branches:
     ) -> None:
         self.model, self.cache, self.candidates, self.at = model, cache, candidates, at
         self.tree = candidates.tree
-        self._made = {0: newest}  # by node
-        self._trunk = 0  # the last node whose row stays in the cache
+        self._made = {0: newest}  # output of each node's row, (1, H)
+        self._trunk = 0  # the last node of the trunk
         self._rows: list[int] = []  # nodes of the last pass
 
     def logits(self, nodes: list[int]) -> Tensor:
-        """Logits (n, S) of what follows nodes of one depth."""
+        """Logits (n, S) of the tokens after nodes of one depth."""
         if nodes != [0]:
             self._run(nodes)
         return self.model.logits(torch.cat([self._made[node] for node in nodes]))
 
     def _run(self, nodes: list[int]) -> None:
-        """One pass over these nodes, and what of their paths is not in the cache."""
+        """One pass over these nodes and the part of their paths that is not in the cache."""
         tree, made, model = self.tree, self._made, self.model
         paths = [self._above(node) for node in nodes]
         stays = [shared[0] for shared in zip(*paths, strict=True) if len({*shared}) == 1]
@@ -63,7 +65,7 @@ class Branches:
         self._rows = rows
 
     def _above(self, node: int) -> list[int]:
-        """Nodes from below the trunk down to a node's parent."""
+        """Nodes from the trunk's child down to a node's parent."""
         found = list[int]()
         while (node := self.tree.parents[node]) != self._trunk:
             found.append(node)
@@ -71,7 +73,7 @@ class Branches:
 
 
 class EagleDrafter(Drafter):
-    """A tree by the drafter's own rows, behind those that it has read.
+    """Drafts a tree with an EAGLE-3 drafter.
 
     Args:
         model: the drafter.
@@ -82,21 +84,21 @@ class EagleDrafter(Drafter):
     def __init__(self, model: EagleModel) -> None:
         self.model = model
         self._cache: FullCache | None = None
-        self._next = 0  # position of the next row to read
-        self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
+        self._next = 0  # position of the next feature to read
+        self._newest: Tensor | None = None  # output of the last row with a feature, (1, H)
 
     def begin(self, sequence: SequenceState) -> None:
-        """Read what of the prompt is in the window."""
+        """Run the part of the prompt that is in the window."""
         if sequence.features is not None:
             self._cache = self.model.new_cache()
             self._read(sequence)
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """Its cache, and features."""
+        """Its cache and the features."""
         return [Need("eagle", self.model.name, self.model.nbytes)]
 
     def estimate(self, costs: Costs) -> CostEstimate | None:
-        """Two passes, at the target's price by the byte of weights; None without features."""
+        """Two passes, with costs in proportion to the bytes of weights; None without features."""
         if self._cache is None:
             return None
         cost = self.model.weight_bytes / self.model.target.weight_bytes
@@ -105,7 +107,7 @@ class EagleDrafter(Drafter):
         )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """A tree, as far as its branches are worth a pass."""
+        """Add a tree by one pass for each depth, as far as that pays."""
         candidates.loaded |= self._read(sequence) > _LAG
         cache, newest = self._cache, len(sequence.tokens) - 2
         if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:
@@ -117,8 +119,8 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def _read(self, sequence: SequenceState) -> int:
-        """Run the rows whose features came since the last time, behind those that the window still needs;
-        returns how many. Rows before a gap are forgotten."""
+        """Run the rows whose features are new, and return how many; the window slides. After a gap in
+        positions, earlier rows are dropped."""
         cache, model = self._cache, self.model
         found = None if sequence.features is None else sequence.features.drain()
         if cache is None or found is None:

@@ -1,4 +1,4 @@
-"""Draft heads: their logits, level by level."""
+"""Drafting with heads, level by level."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tokenswift.spec.heads import Heads
 from tokenswift.spec.strategy import SequenceState
 
 HIDDEN = "hidden"
-DEPTH = 8  # levels of heads in adaptive drafting
+DEPTH = 8  # levels of conditioned heads in adaptive drafting
 
 
 class HeadDrafter(Drafter):
-    """Levels of draft heads, on the state that the last verify pass left, or below another drafter's passes.
+    """Drafts with heads: from the hidden state of the last verify pass, or below another drafter's passes.
 
-    Heads that see the drafted token before theirs (*conditioned*) are evaluated for every place; of the
-    others a level has one row, for all its places.
+    Heads that see the drafted token before theirs (*conditioned*) run once for each node of a level; the
+    others run once for a whole level.
 
     Args:
         model: the target.
-        heads: draft heads.
-        frequent: let them draft frequent tokens and the prompt's only, where they name them.
+        heads: the draft heads.
+        frequent: draft only the heads' frequent tokens and the prompt's.
         depth: levels at most; None: one for each head.
     """
 
@@ -37,7 +37,7 @@ class HeadDrafter(Drafter):
         self._begun: SequenceState | None = None
 
     def begin(self, sequence: SequenceState) -> None:
-        """Settle which tokens may be drafted, from the prompt; once, whoever asks."""
+        """Determine the draft vocabulary from the prompt, once for a sequence."""
         if self._begun is not sequence:
             self._begun = sequence
             if self.frequent:
@@ -45,18 +45,18 @@ class HeadDrafter(Drafter):
                 self.vocabulary = DraftVocabulary(self.model, size, frequent, sequence.tokens)
 
     def estimate(self, costs: Costs) -> CostEstimate:
-        """One candidate of the verified state, or two, what pays better."""
+        """A tree of one candidate or of two, whichever pays better."""
         trees = ((1.4, 2, 1.5 * LEVEL), (1.5, 3, 2 * LEVEL))
         best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
         return CostEstimate("heads from the verified state", *best)
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """Levels below the root."""
+        """Add levels below the root."""
         if sequence.last_pass is not None:
             self.grow(candidates, [0], sequence.last_pass.hidden[sequence.last_row][None], HIDDEN)
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
-        """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
+        """Add levels below ``nodes``, from the hidden state ``base`` (1, D), as far as they pay."""
         states, head = base, 0
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
@@ -70,12 +70,13 @@ class HeadDrafter(Drafter):
             head += 1
 
     def level(self, head: int, base: Tensor, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
-        """States (m, D) and logits (m, S) of a head, from those of the head before it.
+        """Run one head: its states (m, D) and logits (m, S).
 
         Args:
-            head: counted from 0.
-            base: the hidden state (1, D) that the levels start from; the first head's ``states``, too.
-            last: the token before the one that the head predicts, for each row.
+            head: its number, from 0.
+            base: the hidden state (1, D) that all levels start from.
+            states: the states of the head before it (m, D); ``base`` for the first.
+            last: for each row the token before the one to predict.
         """
         heads, model = self.heads, self.model
         embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None

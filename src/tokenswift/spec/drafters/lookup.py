@@ -1,20 +1,19 @@
-"""Reuse of the text so far: what followed before is offered again.
+"""Free drafters: reuse of the text so far, and text that a grammar forces.
 
-*Prompt lookup* (Saxena 2023) is for adaptive drafting: where the newest tokens have stood before, the text
-may go on as it did then, for up to 32 tokens and with a chance for each. Three things say how likely a copied
-token is, beside the length of the match:
+*Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before, draft what
+followed them, up to 32 tokens. Besides the length of the match, three features give each token's chance:
 
-- whether the other earlier places of the same tokens go on alike;
-- whether the token was *new* where it is copied from: no match had predicted it then (the number of a line,
-  the name in a table), so it is likely to differ again;
-- how often copies were right of late.
+- whether other occurrences of the same tokens continue alike; - whether the copied token was *new* in its
+place, that is not predicted by a match itself (a line number, a name
+  in a table), and so is likely to differ again;
+- how often copies were right lately.
 
-A token that differs does not end a match: one that has been followed so far is followed on behind it, until
-three tokens in a row differ or a better one is found.
+A wrong token does not end a match: it is followed further, until three tokens in a row are wrong or a better
+match is found.
 
 *N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
-it, the most frequent first. An n-gram enters only once all of it is older than the penalty window: a younger
-one would be penalised and rejected.
+it, the most frequent first. An n-gram is counted once it is older than the penalty window: a younger one
+would be penalised and rejected.
 """
 
 from __future__ import annotations
@@ -34,51 +33,51 @@ from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import SequenceState
 
 LENGTH = 4  # n of the n-grams that are drafted
-LEAST = 3  # tokens of a match that must agree
-MOST = 32  # tokens compared, and tokens drafted, by a match
-_PLACES = 4  # newest places kept for each beginning
-_ASTRAY = 3  # tokens in a row that differ, and the match is given up
-_RATE = 0.2  # one prediction a step at most: learn fast
-_MEMORY = 0.9  # of the running share of right predictions
+LEAST = 3  # length of a match at least
+MOST = 32  # length of a match that is compared, and of a draft, at most
+_KEPT_PLACES = 4  # occurrences kept of the same LEAST tokens, the newest ones
+_MAX_MISSES = 3  # wrong tokens in a row that end a match
+_RATE = 0.2  # learning rate; fast, as there is one prediction a step at most
+_MEMORY = 0.9  # weight of the past in the running share of right predictions
 _COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
 
 Followers = tuple[int, ...]
 
 
 class PromptLookup(Drafter):
-    """What followed the longest earlier match of the text's end, in every step, for nothing.
+    """Drafts what followed the longest earlier match of the newest tokens; free.
 
     Args:
-        penalised: the sampler penalises repetition, which makes repeating less likely.
+        penalised: whether the sampler penalises repetition, which makes copies less likely.
     """
 
     name, source = "lookup", "ngram"
 
     def __init__(self, penalised: bool) -> None:
         self._text: list[int] = []
-        self._new: list[bool] = []  # of each token: no match predicted it
+        self._new: list[bool] = []  # for each token, whether no match predicted it
         self._places: dict[tuple[int, ...], list[int]] = {}
-        # features: 1, log of the length, running share, new then, votes of the other places, goes on behind
-        # a token that differed
+        # features: 1, log of the length, running share, new, votes of the other occurrences, a token behind a
+        # wrong one
         weights = (-3.0 if penalised else -1.5, 1.0, 1.5, -2.0, 1.0, -0.3)
         self._chance = Regression(weights, _RATE)
         self._recent = 0.0  # running share of right predictions
-        self._follow = -1  # place of the token that the match followed now expects next; -1 without one
-        self._agreed = self._differed = 0  # newest tokens that the followed match predicted, or did not
+        self._follow = -1  # place of the token that the followed match predicts next; -1: none
+        self._agreed = self._differed = 0  # right, and wrong, predictions in a row of the followed match
         self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
 
     def begin(self, sequence: SequenceState) -> None:
-        """Read the prompt."""
+        """Index the prompt."""
         self._extend(sequence.tokens)
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """One path."""
+        """Add the predicted tokens as one path."""
         node = 0
         for token, chance in self._predict():
             node = candidates.add(node, token, chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Compare the last prediction with what came, up to the first token that differs; read on."""
+        """Learn from the last prediction, up to its first wrong token, and index the new tokens."""
         for token, (drafted, x, chance) in zip(outcome.tokens, self._drafted, strict=False):
             hit = token == drafted
             self._chance.learn(x, hit - chance)
@@ -89,7 +88,7 @@ class PromptLookup(Drafter):
         self._extend(outcome.tokens)
 
     def _extend(self, tokens: list[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the text and index them; follow the match."""
         text, places = self._text, self._places
         for token in tokens:
             hit = self._follow >= 0 and text[self._follow] == token
@@ -98,7 +97,7 @@ class PromptLookup(Drafter):
             if self._follow >= 0:
                 self._follow += 1
                 self._agreed, self._differed = (self._agreed + 1, 0) if hit else (0, self._differed + 1)
-                if self._differed == _ASTRAY:
+                if self._differed == _MAX_MISSES:
                     self._follow = -1
             if len(text) < LEAST:
                 continue
@@ -106,11 +105,12 @@ class PromptLookup(Drafter):
             if known and (self._follow < 0 or self._agreed < LEAST):
                 self._follow, self._agreed, self._differed = known[-1], LEAST, 0
             known.append(len(text))
-            if len(known) > _PLACES:
+            if len(known) > _KEPT_PLACES:
                 del known[0]
 
     def _predict(self) -> list[tuple[int, float]]:
-        """Tokens that may follow, each with its chance given the one before; empty without a match."""
+        """The predicted tokens, each with its chance given that those before are right; [] without a
+        match."""
         self._drafted = []
         text, end = self._text, len(self._text)
         alike, length = self._matches()
@@ -121,7 +121,7 @@ class PromptLookup(Drafter):
             alike, length, behind = [self._follow], self._agreed + 1, 1.0
         best = alike[0]
         for i in range(MOST):
-            place = best + i % (end - best)  # the match may reach into its own continuation: a loop
+            place = best + i % (end - best)  # past the text's end it continues from the match: a loop
             token = text[place]
             reach = [other for other in alike if other + i < end]
             alike = [other for other in reach if text[other + i] == token]
@@ -131,7 +131,7 @@ class PromptLookup(Drafter):
         return [(token, chance) for token, _, chance in self._drafted]
 
     def _matches(self) -> tuple[list[int], int]:
-        """Places behind earlier occurrences of the newest tokens, longest match first, and its length."""
+        """Places after earlier occurrences of the newest tokens, the longest match first; and its length."""
         text, end = self._text, len(self._text)
         found = []
         for place in self._places.get(tuple(text[-LEAST:]), ()):
@@ -149,7 +149,7 @@ class NgramTable:
     """Counts of the n-grams of a growing text, by first token.
 
     Args:
-        delay: at least 0; an n-gram enters once all its tokens are older than this many newest ones.
+        delay: an n-gram is counted once this many tokens follow it, at least 0.
         length: n of the n-grams, at least 2: the first token and ``length - 1`` followers.
     """
 
@@ -180,11 +180,11 @@ class NgramTable:
 
 
 class Ngrams(Drafter):
-    """The paper's n-gram branches, behind the token that is likeliest to follow.
+    """The paper's n-gram branches, below the likeliest next token; free.
 
     Args:
-        count: branches a step (k).
-        least: n-grams are drafted that were seen this often.
+        count: branches in a step (k).
+        least: only n-grams that occurred this often are drafted.
         sampler: the target's choice rule.
         coupled: choose among frequent n-grams with the target's noise.
     """
@@ -193,26 +193,26 @@ class Ngrams(Drafter):
 
     def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
         self.count, self.least, self.sampler = count, least, sampler
-        # coupled branches are chosen by the noise, from more than are drafted
+        # with coupled drafting, the noise chooses from more n-grams than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
 
     def begin(self, sequence: SequenceState) -> None:
-        """Read the prompt."""
+        """Count the prompt's n-grams."""
         self.table.extend(sequence.tokens)
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """The branches' rows."""
+        """Memory of the branches' rows."""
         return [Need("ngrams", self.count, self.count * LENGTH * row)]
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """The best branches."""
+        """Add the best n-grams as branches."""
         tree, start = candidates.tree, candidates.ngram_start
         for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
             tree.add_path(followers, parent=start)
 
     def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
-        """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""
+        """The best n-grams that start with the token ``start``, at ``depth`` below the root."""
         found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
         if len(found) <= self.count:
             return [followers for followers, _ in found]
@@ -225,23 +225,23 @@ class Ngrams(Drafter):
         return [found[i][0] for i in best]
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Read on."""
+        """Count the new n-grams."""
         self.table.extend(outcome.tokens)
 
 
-# ---- what a grammar forces ---------------------------------------------------------------------------------
+# ---- text forced by a grammar ------------------------------------------------------------------------------
 
 
-FORCED = 31  # tokens drafted in a step
-_FIRST, _SLOW = 0.5, 1 / 16  # chance of a token that is not certain, and the weight of a new one
+FORCED = 31  # tokens drafted in a step, at most
+_FIRST, _SLOW = 0.5, 1 / 16  # chance of an uncertain token at first, and the weight of each outcome
 
 
 class GrammarDrafter(Drafter):
-    """The forced text, in every step, for the price of its rows. Where it could be written in other tokens,
-    and its last token could reach beyond it, the tokenizer's own are proposed.
+    """Drafts the text that the grammar forces; free. Where that text could be written in other tokens, the
+    tokenizer's own are drafted, and count as uncertain.
 
     Args:
-        masks: of the text.
+        masks: the sequence's grammar masks.
     """
 
     name = source = "grammar"
@@ -249,10 +249,10 @@ class GrammarDrafter(Drafter):
     def __init__(self, masks: Masks) -> None:
         self.masks = masks
         self._chance = _FIRST
-        self._open: tuple[int, int] | None = None  # place in the step, and token, of the first uncertain one
+        self._open: tuple[int, int] | None = None  # index and id of the first uncertain token
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """One path."""
+        """Add the forced tokens as one path."""
         tokens, sure = self.masks.forced(sequence.tokens)
         self._open = (sure, tokens[sure]) if sure < len(tokens) else None
         node = 0
@@ -260,7 +260,7 @@ class GrammarDrafter(Drafter):
             node = candidates.add(node, token, 1.0 if place < sure else self._chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Learn how often a token came that was not certain."""
+        """Learn how often an uncertain token is right."""
         if self._open is not None and self._open[0] < len(outcome.tokens):
             place, token = self._open
             self._chance += _SLOW * ((outcome.tokens[place] == token) - self._chance)

@@ -1,12 +1,12 @@
-"""Token recycling (Luo et al. 2024): what the target itself ranked first after the same last tokens, earlier.
+"""Token recycling (Luo et al. 2024): drafts what the target ranked first after the same tokens earlier.
 
-Every row of a verify pass, also of a draft that was rejected, has logits that were computed anyway. Their
-first few tokens are kept under the last three, two and one tokens of the row's context; a later place whose
-end is known, of these the longest, has them for candidates. With coupled drafting they are ranked by the kept
-logits plus the noise of the place itself, by which the target will choose there. How likely a candidate is
-right is learnt: by the length of the context, its rank, and its share among those that were kept.
+Every row of a verify pass has logits, even that of a rejected draft. The best few tokens of each are kept
+under the last three, two and one tokens of the row's context. Wherever a later context ends in these tokens
+(the longest known end counts), they become candidates. With coupled drafting they are ranked by the kept
+logits plus the noise of the new position, which the target will add too. A candidate's chance is learnt by
+the length of the context, its rank, and its share of probability among the kept tokens.
 
-The text of a prompt adds nothing: a prompt's logits are not computed.
+Prompts add nothing, since prefill computes no logits.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tokenswift.spec.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import DraftTree
 
-Kind = tuple[int, int, int]  # of a candidate: by its context's length, its rank and its share
-Outcomes = dict[Kind, tuple[float, float]]  # right ones, and all
-KEPT = 4  # tokens of a ranking
+Kind = tuple[int, int, int]  # kind of a candidate: context length, rank, class of its share
+Outcomes = dict[Kind, tuple[float, float]]  # by kind: right candidates, and all
+KEPT = 4  # tokens kept of a ranking
 LONGEST = 3  # tokens of a context
-DEPTH = 6  # of a path
-EXPANDED = 16  # places of a step that get candidates
-SLOTS = 1 << 15  # contexts of a table
-_SLOT = 250  # bytes that one takes, about
-_CLASS = 128  # tokens of which the greatest logit is looked at first
-_BOUNDS = (0.3, 0.6, 0.85, 0.95)  # of shares that are told apart
-_PRIOR = (0.15, 0.4, 0.7)  # chance of a candidate over its share at first, by the length of the context
-_FIRST, _DECAY = 4.0, 0.99  # weight of that, and of older outcomes at each new one
+DEPTH = 6  # depth of a path, at most
+EXPANDED = 16  # nodes of a step that get candidates, at most
+SLOTS = 1 << 15  # contexts in the table
+_SLOT = 250  # bytes of one, about
+_CLASS = 128  # tokens in a class; the largest logits of classes are compared first
+_BOUNDS = (0.3, 0.6, 0.85, 0.95)  # bounds between classes of shares
+_PRIOR = (0.15, 0.4, 0.7)  # initial chance of a candidate ÷ its share, by the length of the context
+_FIRST, _DECAY = 4.0, 0.99  # weight of that in outcomes, and decay of older outcomes with each new one
 
 
 def best_of(logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """The first :data:`KEPT` tokens of each row of logits (n, V), and their logits.
+    """The best :data:`KEPT` tokens of each row of logits (n, V), and their logits.
 
-    By way of the maxima of classes of tokens, several times as fast as to sort whole rows; the tokens behind
-    the last whole class are left out. In numpy: threads of torch would go on spinning while the next pass
-    begins.
+    Compares the maxima of classes of tokens first, which is several times as fast as sorting; up to 127
+    tokens at the end of the vocabulary are left out. In numpy, since torch's threads would spin into the next
+    pass.
     """
     tokens, values = list[list[int]](), list[list[float]]()
     for row in logits.cpu().numpy():
@@ -57,25 +57,25 @@ def best_of(logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def _largest(values: np.ndarray) -> np.ndarray:
-    """Places of the :data:`KEPT` largest values, the largest first."""
+    """Indices of the :data:`KEPT` largest values, the largest first."""
     some = values.argpartition(-min(KEPT, len(values)))[-KEPT:]
     return some[values[some].argsort()[::-1]]
 
 
 class Rankings:
-    """Rankings by the last tokens of their context, the newest of each; of two in one slot the newer."""
+    """A hash table of rankings by the last tokens of their context; the newest ranking of a slot stays."""
 
     def __init__(self) -> None:
         self._slots: list[tuple[tuple[int, ...], list[int], list[float]] | None] = [None] * SLOTS
 
     def put(self, context: list[int], tokens: list[int], values: list[float]) -> None:
-        """Keep a ranking of what follows the last tokens of a context."""
+        """Keep the ranking after a context."""
         for length in range(1, min(LONGEST, len(context)) + 1):
             end = tuple(context[-length:])
             self._slots[hash(end) % SLOTS] = (end, tokens, values)
 
     def get(self, context: list[int]) -> tuple[int, list[int], list[float]] | None:
-        """Of the longest known end of a context its length, and the ranking."""
+        """The longest known end of a context: its length, and its ranking's tokens and values."""
         for length in range(min(LONGEST, len(context)), 0, -1):
             end = tuple(context[-length:])
             slot = self._slots[hash(end) % SLOTS]
@@ -85,12 +85,12 @@ class Rankings:
 
 
 class Recycle(Drafter):
-    """What the target ranked first in earlier passes, in every step, for nothing.
+    """Drafts tokens that the target ranked first in earlier passes; free.
 
     Args:
         sampler: the target's choice rule.
         coupled: rank with the target's noise.
-        outcomes: by kind of candidate, how many were right, and how many there were, in earlier texts too.
+        outcomes: right candidates, and all, by kind; shared with other sequences of the model.
     """
 
     name = source = "recycle"
@@ -99,7 +99,7 @@ class Recycle(Drafter):
         self.params, self.rankings = sampler.params, Rankings()
         self.coupled = coupled and not sampler.params.greedy
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
-        #: places whose candidates were proposed: tokens behind the root, candidates and their kinds
+        #: of each node that got candidates: tokens of its path, and the candidates with their kinds
         self._places: list[tuple[list[int], dict[int, Kind]]] = []
 
     def needs(self, text: int, row: int) -> list[Need]:
@@ -107,7 +107,7 @@ class Recycle(Drafter):
         return [Need("recycle", "auto", SLOTS * _SLOT)]
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """Candidates below the root and the likeliest nodes, whoever proposed these, as far as they pay."""
+        """Add candidates below the likeliest nodes of any drafter, as far as they may be worth a row."""
         self._places, tree = [], candidates.tree
         below: dict[int, list[int]] = {}
         for node in range(1, len(tree)):
@@ -123,7 +123,7 @@ class Recycle(Drafter):
                     heapq.heappush(heap, (chance * tree.chances[child], child))
 
     def _expand(self, candidates: Candidates, text: list[int], node: int, above: float) -> set[int]:
-        """Candidates below one node, which comes with the chance ``above``; their nodes."""
+        """Add candidates below a node with path chance ``above``; return their nodes."""
         tree = candidates.tree
         path = tree.path(node)
         known = self.rankings.get([*text[-LONGEST:], *path])
@@ -149,21 +149,21 @@ class Recycle(Drafter):
         return found
 
     def _scores(self, tokens: list[int], logits: list[float], position: int) -> list[float]:
-        """By what candidates for a position are ranked."""
+        """The scores by which candidates for a position are ranked."""
         if not self.coupled:
             return logits
         heat, key = self.params.temperature, position_key(self.params.seed, position)
         return [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Learn what was right, and keep the rankings of the pass."""
+        """Learn which candidates were right, and keep the rankings of the pass."""
         done, tree = sequence.last_pass, outcome.tree
         if outcome.in_use and done is not None and done.logits is not None and tree is not None:
             self._learn(outcome.tokens)
             self._keep(sequence, outcome.tokens, tree, done.logits)
 
     def _keep(self, sequence: SequenceState, new: list[int], tree: DraftTree, logits: Tensor) -> None:
-        """The rankings of a pass over a tree, after which ``new`` came."""
+        """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
         tokens, values = best_of(logits)
@@ -174,7 +174,7 @@ class Recycle(Drafter):
             self.rankings.put([*end, *path], tokens[node], values[node])
 
     def _learn(self, new: list[int]) -> None:
-        """Whether the candidates of places that the text has passed were right."""
+        """Learn from candidates at nodes that the step's tokens passed."""
         for path, kinds in self._places:
             depth = len(path)
             if depth >= len(new) or path != new[:depth]:
