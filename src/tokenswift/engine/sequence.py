@@ -79,12 +79,7 @@ class Sequence(SequenceState):
     """
 
     def __init__(
-        self,
-        llm: Any,
-        request: Request,
-        prefixes: PrefixCache | None = None,
-        spare: int = 0,
-        owner: str = "",
+        self, llm: Any, request: Request, prefixes: PrefixCache | None = None, spare: int = 0, owner: str = ""
     ) -> None:
         target, source, resources = llm.target, llm.source, llm.resources
         prompt: list[int] = llm.encode(request.prompt, None, request.template_options)

@@ -156,7 +156,7 @@ class PricedCandidates(Candidates):
         calibration: Calibration,
         control: Control,
     ) -> None:
-        super().__init__(sequence, sampler, coupled, most=CHAIN)
+        super().__init__(sequence, sampler, coupled, max_passes=CHAIN)
         self.calibration, self.control = calibration, control
         self.least = 0.5 * control.rate * control.row
         self._rankings: list[tuple[int, Callable[[int], None]]] = []
@@ -209,7 +209,7 @@ class PricedCandidates(Candidates):
         gain = self.tree.path_chance(nodes[0]) * control.best_chance(0)
         return nodes[:1] if gain > control.rate * (control.level + control.row) else []
 
-    def _worth_passes(self, below: list[Below], places: int | None) -> list[int]:
+    def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
         """The likeliest node, if one more draft pass is expected to gain more than it costs, and others that
         are worth a row in that pass and one in the verify pass."""
         if not any(below):
@@ -218,7 +218,7 @@ class PricedCandidates(Candidates):
         ahead, cost = self._observe_best(below, name), control.modes[name].pass_cost
         row = cost * (control.costs.verify(6) - 1) / 5  # cost of one more row in that pass
         least = control.rate * (row + control.row)
-        best, *others = _likeliest(below)[:places]
+        best, *others = _likeliest(below)[:per_pass]
         kept = [best, *(other for other in others if other[0] * ahead > least)]
         gain = ahead * sum(chance for chance, _, _ in kept)
         price = cost + control.row * len(kept) + row * (len(kept) - 1)

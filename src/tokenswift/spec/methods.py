@@ -49,7 +49,7 @@ class FixedTreeStrategy:
         widths: candidates below a node, by its depth; one each is a chain, none is plain decoding.
         option: name and value of the option that sets the widths, for errors.
         acceptance: the rule, "exact" or "published".
-        most: draft passes along one path at most; None: one for each depth.
+        max_passes: draft passes along one path at most; None: one for each depth.
 
     Attributes:
         nodes: nodes of a full tree, the root included, n-gram branches not.
@@ -62,7 +62,7 @@ class FixedTreeStrategy:
     widths: tuple[int, ...]
     option: tuple[str, object]
     acceptance: str = "exact"
-    most: int | None = None
+    max_passes: int | None = None
 
     def __post_init__(self) -> None:
         self.nodes = self.max_nodes = tree_nodes(self.widths)
@@ -86,7 +86,7 @@ class FixedTreeStrategy:
         widths, remaining = self.widths, sequence.remaining
         if remaining is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
             widths = widths[: max(0, remaining - 1)]
-        candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.most)
+        candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.max_passes)
         for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
         sequence.draft_passes += candidates.passes
@@ -150,7 +150,7 @@ class TokenSwift(FixedTreeStrategy):
         count = options.ngrams
         self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
         drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
-        super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, most=1)
+        super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, max_passes=1)
         self.max_nodes += count * LENGTH
 
     def asked(self, sequence: SequenceState) -> list[Drafter]:

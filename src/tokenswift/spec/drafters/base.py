@@ -87,7 +87,7 @@ class Candidates:
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
         widths: candidates below a node, by its depth.
-        most: draft passes along one path at most; default: one for each depth.
+        max_passes: draft passes along one path at most; default: one for each depth.
         ahead: tokens after the sequence's that are not committed yet; the last of them is then the root.
 
     Attributes:
@@ -100,6 +100,7 @@ class Candidates:
     """
 
     least = 0.0
+    with_probs = False  # whether rankings need the candidates' probabilities
 
     def __init__(
         self,
@@ -107,17 +108,19 @@ class Candidates:
         sampler: Sampler,
         coupled: bool,
         widths: tuple[int, ...] = (),
-        most: int | None = None,
+        max_passes: int | None = None,
         ahead: list[int] | None = None,
     ) -> None:
         self.sequence, self.text = sequence, sequence.tokens
         self.sampler, self.coupled, self.widths = sampler, coupled, widths
-        self.most = len(widths) if most is None else most
+        self.max_passes = len(widths) if max_passes is None else max_passes
         self.ahead = ahead or []
         self.tree = CandidateTree(self.ahead[-1] if ahead else self.text[-1])
         self.ngram_start = self.passes = self.levels = 0
         self.loaded = False
         self.drafter: Drafter
+
+    # ---- called by strategies -------------------------------------------------------------------
 
     def ask(self, drafter: Drafter) -> None:
         """Let a drafter add its candidates.
@@ -194,6 +197,22 @@ class Candidates:
             found *= len(nodes)
         return [self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
 
+    def _ranked(self, rows: LogitRows) -> list[Ranked]:
+        """The candidates of each row; none of an invalid one."""
+        try:
+            return self.sampler.candidates(rows)
+        except (RefusedRow, NoMask):
+            if len(rows.paths) == 1:
+                return [Ranked([], [], [])]
+        return [ranked for row in range(len(rows.paths)) for ranked in self._ranked(rows.one(row))]
+
+    def _rows(self, nodes: list[int], logits: Tensor, subset: Subset | None) -> LogitRows:
+        """The rows of logits with the contexts of their nodes."""
+        paths = [self.path(node) for node in nodes]
+        positions = [len(self.text) + len(path) for path in paths]
+        widths = [self._width_at(self.tree.depths[node]) for node in nodes]
+        return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.with_probs)
+
     def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """Which candidates the next level of heads continues.
 
@@ -214,8 +233,8 @@ class Candidates:
         run: Callable[[list[int]], Tensor],
         subset: Subset | None = None,
         kind: str | None = None,
-        places: int | None = None,
-        most: int | None = None,
+        per_pass: int | None = None,
+        max_nodes: int | None = None,
     ) -> list[int]:
         """Add candidates by one draft pass after another, each over the nodes that are worth continuing.
 
@@ -223,27 +242,25 @@ class Candidates:
             run: nodes of one depth → logits (n, S) after each. The first call is for the root alone, each
                 later one for children of the nodes before.
             subset, kind: as for :meth:`rank` and :meth:`add_ranking`.
-            places: nodes in a pass at most; 1 drafts a chain along the best path.
-            most: nodes below the root at most, in all passes together.
+            per_pass: nodes in a pass at most; 1 drafts a chain along the best path.
+            max_nodes: nodes below the root at most, in all passes together.
         Returns:
             The candidates of the last pass below which heads may continue.
         """
-        nodes, left, ends = [0], most, list[int]()
-        for level in range(self.most):
+        nodes, left, ends = [0], max_nodes, list[int]()
+        for level in range(self.max_passes):
             self.sequence.raise_if_cancelled()
             self.passes += 1
             below = self.rank(nodes, run(nodes), level, subset, kind)
             ends = [node for node, _ in below[0]]
             self.ngram_start = self.ngram_start or next(iter(ends), 0)
-            nodes = self._worth_passes(below, places)[:left]
+            nodes = self._worth_passes(below, per_pass)[:left]
             if not nodes:
                 break
             left = None if left is None else left - len(nodes)
         return self._worth_levels(ends) if ends else []
 
     # ---- what adaptive drafting does otherwise ---------------------------------------------------
-
-    with_probs = False  # whether rankings need the candidates' probabilities
 
     def _width_at(self, depth: int) -> int:
         """Candidates below a node of this depth."""
@@ -253,25 +270,9 @@ class Candidates:
         """The candidates of a last draft pass below which heads continue."""
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
-    def _worth_passes(self, below: list[Below], places: int | None) -> list[int]:
-        """The candidates that the next draft pass continues, the likeliest first, ``places`` at most."""
-        return [node for children in below for node, _ in children][:places]
-
-    def _ranked(self, rows: LogitRows) -> list[Ranked]:
-        """The candidates of each row; none of an invalid one."""
-        try:
-            return self.sampler.candidates(rows)
-        except (RefusedRow, NoMask):
-            if len(rows.paths) == 1:
-                return [Ranked([], [], [])]
-        return [ranked for row in range(len(rows.paths)) for ranked in self._ranked(rows.one(row))]
-
-    def _rows(self, nodes: list[int], logits: Tensor, subset: Subset | None) -> LogitRows:
-        """The rows of logits with the contexts of their nodes."""
-        paths = [self.path(node) for node in nodes]
-        positions = [len(self.text) + len(path) for path in paths]
-        widths = [self._width_at(self.tree.depths[node]) for node in nodes]
-        return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.with_probs)
+    def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
+        """The candidates that the next draft pass continues, the likeliest first, ``per_pass`` at most."""
+        return [node for children in below for node, _ in children][:per_pass]
 
 
 # ---- the draft vocabulary -----------------------------------------------------------------------

@@ -114,7 +114,7 @@ class EagleDrafter(Drafter):
             return
         read = cache.length
         branches = Branches(self.model, cache, candidates, newest, self._newest)
-        candidates.add_by_passes(branches.logits, self.model.subset, most=SCRATCH)
+        candidates.add_by_passes(branches.logits, self.model.subset, max_nodes=SCRATCH)
         cache.rewind(read)
 
     @torch.inference_mode()

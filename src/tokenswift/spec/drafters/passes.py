@@ -167,7 +167,7 @@ class PartialDrafter(Drafter):
             states.append(self.model.forward(token, position, cache).hidden)
             return self.model.logits(states[-1])
 
-        nodes = candidates.add_by_passes(run, kind="backbone", places=1)
+        nodes = candidates.add_by_passes(run, kind="backbone", per_pass=1)
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
 
@@ -349,8 +349,8 @@ class ModelDrafter(Drafter):
         candidates.add_by_passes(
             lambda nodes: context.row(text, candidates.path(nodes[0])),
             context.vocabulary.subset,
-            places=1,
-            most=context.passes(text, candidates.ahead) - 1,
+            per_pass=1,
+            max_nodes=context.passes(text, candidates.ahead) - 1,
         )
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
