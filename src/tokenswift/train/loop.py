@@ -49,6 +49,7 @@ from tokenswift.train.states import (
 from tokenswift.types import InputError, OnProgress, RunError
 
 MANY = 4096  # tokens in a loss, above which a step looks at some of them
+MULTIPLE = 128  # positions; products of a shape that was not there yet take longer
 LIKELIEST = 32  # of many tokens that the model's distribution is told of
 OTHERS = 1024  # tokens of a step's loss beside those
 
@@ -167,9 +168,10 @@ class Distillation(nn.Module):
         """The mean cross-entropy of each level, nats a token.
 
         Arguments as `states.Windows` makes them; its ``extra`` is the student's levels. What no window needs,
-        is left off.
+        is left off, in multiples of :data:`MULTIPLE`.
         """
-        base, m = self.base, max(1, int(valid.any(0).sum()))
+        base, m = self.base, int(valid.any(0).sum())
+        m = min(max(1, -(-m // MULTIPLE)) * MULTIPLE, valid.shape[1])
         n = m + self.student.levels
         tokens, states, valid = tokens[:, : n + 1], states[:, :n], valid[:, :m]
         if self.text:
