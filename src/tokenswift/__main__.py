@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 
 def main() -> int:
     """Run the command line; the exit code. Ctrl-C while modules are imported is one line and 130 too."""
+    gc.set_threshold(50_000)  # imports and vocabularies make objects by the hundred thousand, which stay
     try:
         from tokenswift.cli.main import main as run
 

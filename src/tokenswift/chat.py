@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-import regex
 
 from tokenswift.config import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar, closed
@@ -336,7 +335,7 @@ def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
 SPACE = " \t\r\n"
 LONGEST = 99  # characters of whitespace that may stand between two parts of a call: what is longer is text
 S = f"[{SPACE}]{{0,{LONGEST}}}+"
-OPENED, CLOSED, FENCE = (regex.compile(S + mark) for mark in (OPEN, CLOSE, "```"))
+OPENED, CLOSED, FENCE = (S + mark for mark in (OPEN, CLOSE, "```"))
 Waits = Generator[None, None, Any]  # each yield waits for more of the text
 
 
@@ -404,13 +403,13 @@ class Parser:
 
     def _calls(self, family: Family, names: Sequence[str], parallel: bool) -> Waits:
         """Text and calls, as long as a call may come."""
-        known, tag = "|".join(map(re.escape, names)), regex.escape(family.opening.strip())
+        known, tag = "|".join(map(re.escape, names)), re.escape(family.opening.strip())
         head = rf'{S}\{{{S}"name"{S}:{S}"(?P<name>{known})"{S},{S}"{family.key}"{S}:{S}(?=\{{)'
-        fence = rf"{S}({regex.escape(family.begins)})?{S}(```(json)?)?"  # before a call without marks
-        bare, mark, tagged = map(regex.compile, (fence + head, S + tag, S + tag + head))
+        fence = rf"{S}({re.escape(family.begins)})?{S}(```(json)?)?"  # before a call without marks
+        bare, mark, tagged = fence + head, S + tag, S + tag + head
         end, index = rf"{S}\}}{S}", 0
         while found := (yield from self._take(bare)):
-            yield from self._call(found["name"], index, regex.compile(end))
+            yield from self._call(found["name"], index, end)
             yield from self._take(FENCE)
             yield from self._strip(SPACE + ";")
             index += 1
@@ -418,16 +417,16 @@ class Parser:
                 return
         if index or not tag:
             return
-        end += regex.escape(family.closing.strip())
+        end += re.escape(family.closing.strip())
         while (yield from self._tell("text", mark)) and (parallel or not index):
             if found := (yield from self._take(tagged)):
-                yield from self._call(found["name"], index, regex.compile(end))
+                yield from self._call(found["name"], index, end)
                 yield from self._strip(SPACE)
                 index += 1
             else:  # the tag opens nothing
                 self._found.append(Delta("text", (yield from self._take(mark))[0]))
 
-    def _call(self, name: str, index: int, end: Any) -> Waits:
+    def _call(self, name: str, index: int, end: str) -> Waits:
         """The arguments of a call, up to the brace that closes them, and what stands behind."""
         self._found.append(Delta("call", name, index))
         depth, quoted, escaped, whole = 0, False, False, False
@@ -453,17 +452,23 @@ class Parser:
                 self._held = ""  # a part of it
             self._found.append(Delta("end", "", index))
 
-    def _take(self, pattern: Any) -> Waits:
+    def _take(self, pattern: str) -> Waits:
         """What stands here of a pattern, which goes; None where something else does."""
-        while (found := pattern.match(self._held, partial=not self._ended)) and found.partial:
+        import regex  # which takes longer to import than this whole package
+
+        while (found := regex.match(pattern, self._held, partial=not self._ended)) and found.partial:
             yield
         self._held = self._held[found.end() if found else 0 :]
         return found
 
-    def _tell(self, kind: Literal["thought", "text"], mark: Any = None) -> Waits:
+    def _tell(self, kind: Literal["thought", "text"], mark: str | None = None) -> Waits:
         """Tell what stands before a mark, as it comes; whether the mark does."""
         while True:
-            place = mark and mark.search(self._held, partial=not self._ended)
+            place = None
+            if mark is not None:
+                import regex
+
+                place = regex.search(mark, self._held, partial=not self._ended)
             here = place and not place.partial
             text = self._held[: place.start()] if place else self._held
             self._held = self._held[len(text) :]

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from tokenswift.cli.options import Parser
@@ -42,6 +41,8 @@ class ShowVersion(argparse.Action):
     """--version: found out only when it is asked for, without importing torch (which takes seconds)."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+        from importlib.metadata import version
+
         from tokenswift.kernels.cpu.library import describe
 
         parts = [f"{name} {version(name)}" for name in ("torch", "transformers")]

@@ -9,6 +9,7 @@ takes them apart for products (cpu_pack.h).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -73,11 +74,14 @@ class Format:
             raise ValueError(f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}")
         return columns // self.block * self.nbytes
 
+    def head_bytes(self) -> int:
+        """Bytes of the scales of a panel's block (cpu_low.h)."""
+        groups, each = self.block // self.group, 1 if self.offset else 2  # scales alone, or with least values
+        return each * (2 + (groups if groups > 1 else 0)) * PANEL
+
     def panel_bytes(self, columns: int) -> int:
         """Bytes of a panel of :data:`PANEL` rows of K weights, K a multiple of the block (cpu_low.h)."""
-        groups, each = self.block // self.group, 1 if self.offset else 2  # scales alone, or with least values
-        heads = each * (2 + (groups if groups > 1 else 0)) * PANEL
-        return columns // self.block * (heads + self.block * self.bits * PANEL // 8)
+        return columns // self.block * (self.head_bytes() + self.block * self.bits * PANEL // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +273,24 @@ class Packed:
         at, words = ids.numpy(), _words(self.data, self.data.shape[-1]).numpy()
         rows = torch.from_numpy(words[at // PANEL, :, at % PANEL, 0])
         return rows.view(self.data.dtype).to(self.dtype)
+
+    def select(self, ids: Int[Tensor, " m"]) -> Packed:
+        """Some rows of a weight of one quantized format in panels, with the same numbers."""
+        (part,), at, to = self.parts, ids.numpy(), np.arange(len(ids))
+        form: Any = part.format
+        data = large_empty(-(-len(at) // PANEL), part.data.shape[1], dtype=torch.uint8).zero_()
+        old, new = (x.numpy().reshape(len(x), self.columns // form.block, -1) for x in (part.data, data))
+        scales, start = PANEL * (2 if form.offset else 4), 0
+        for end, kind in ((scales, np.uint16), (form.head_bytes(), np.uint8), (old.shape[2], np.uint32)):
+            source, made = (
+                panels[..., start:end].view(kind).reshape(*panels.shape[:2], -1, PANEL)
+                for panels in (old, new)
+            )
+            made[to // PANEL, :, :, to % PANEL] = source[at // PANEL, :, :, at % PANEL]
+            start = end
+        chosen = copy.copy(self)
+        chosen.parts, chosen.rows, chosen.native = [Part(data, len(at), form)], len(at), None
+        return chosen
 
     def unpack(self) -> Float[Tensor, "N K"]:
         """A weight without a quantized format as it was, of the type of products."""

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from logging import CRITICAL
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, 
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
+from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, read, wrapped
 from tokenswift.loader.weights import INDEX, Weights, open_weights, unstored, weight_files, weights_in
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError, check_choice
@@ -113,7 +114,8 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(*_packed_draft(source, how.floats, place), name)
     if gguf_in(source) is not None:
         found = open_gguf(name, source, how, place)
-        return Loaded(model_of(found).to(place), wrapped(found.tokenizer), name)
+        tokenizer = wrapped(found.tokenizer())
+        return Loaded(model_of(found).to(place), tokenizer, name)
     from transformers import AutoConfig
 
     read_config(name, source / "config.json")
@@ -134,7 +136,7 @@ def load_tokenizer(name: str, source: Path) -> Any:
     from transformers import AutoTokenizer
 
     if (path := gguf_in(source)) is not None:
-        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
+        return wrapped(gguf_tokenizer(GgufFile(path).words, path))
     for path in source.iterdir():
         small = path.suffix in SMALL and not path.name.endswith(".index.json")
         if small and not (path.is_file() and path.stat().st_size <= MOST_TOKENIZER):
@@ -266,7 +268,8 @@ class Opened:
         folder: where the files are: a folder, or a GGUF file.
         config, rotary: of the model.
         weights: by name, with their layout.
-        tokenizer: a `PlainTokenizer`; None where transformers' own has to be loaded.
+        tokenizer: makes a `PlainTokenizer`, which takes a third of a second with a large vocabulary; or None,
+            where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
         stamps: size and time of each file.
@@ -277,7 +280,7 @@ class Opened:
     config: SimpleNamespace
     rotary: Rotary
     weights: Weights
-    tokenizer: Any
+    tokenizer: Callable[[], PlainTokenizer | None]
     ends: frozenset[int]
     sampling: dict[str, Any]
     stamps: tuple[tuple[str, int, int], ...]
@@ -318,7 +321,7 @@ def open_files(name: str, folder: Path, how: LoadConfig, place: str) -> Opened |
 def open_gguf(name: str, folder: Path, how: LoadConfig, place: str) -> Opened:
     """A GGUF file, or the one of a folder."""
     stamps, file = _stamps(folder), GgufFile(gguf_in(folder) or folder)
-    config, tokenizer = config_of(file), gguf_tokenizer(file.metadata, file.path)
+    config, tokenizer = config_of(file), partial(gguf_tokenizer, file.words, file.path)
     dtype = how.floats or getattr(torch, own_dtype(file, place.partition(":")[0]))
     weights = weights_of(file, layout_of(config), dtype, how.weights)
     rotary = rotary_of_config(config, how.scaling, double=True)
@@ -339,7 +342,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         return None
     rotary, generation = rotary_of_config(config, how.scaling), folder / "generation_config.json"
     given = object_in(generation, MOST_CONFIG, f"model {name}") if generation.exists() else said
-    settings, tokenizer = SimpleNamespace(**given), read(folder, config.model_type)
+    settings, tokenizer = SimpleNamespace(**given), partial(read, folder, config.model_type)
     ends, sampling = frozenset(end_ids(settings, config)), named_sampling(settings)
     return Opened(name, folder, config, rotary, weights, tokenizer, ends, sampling, stamps)
 
@@ -397,4 +400,4 @@ def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[An
     tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
     tensors[EMBEDDING] = file[OUTER[EMBEDDING]]
     made = _filled(config, tensors.get, dtype or torch.float32).to(place)
-    return made, wrapped(gguf_tokenizer(file.metadata, file.path))
+    return made, wrapped(gguf_tokenizer(file.words, file.path))

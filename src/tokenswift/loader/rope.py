@@ -23,7 +23,7 @@ from tokenswift.types import InputError
 BY_LENGTH = ("dynamic", "longrope")
 #: kinds whose frequencies are computed here
 KINDS = ("default", "linear", "llama3", "yarn")
-BLOCK = 4096  # positions whose angles are computed together
+BLOCK = 1024  # positions whose angles are computed together
 
 
 @dataclass(frozen=True, slots=True)

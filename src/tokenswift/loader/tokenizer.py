@@ -149,8 +149,8 @@ SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwe
 SAME |= {"smaug-bpe": "dbrx", **dict.fromkeys(("command-r", "refact", "starcoder"), "smollm")}
 #: tokens that end a text besides those that the file numbers: of whatever kind it says they are, and those
 #: that may be ordinary text otherwise (``</s>`` is a tag of HTML)
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>")
-ENDS += ("<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>")
+ENDS = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>"}
+ENDS |= {"<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 #: names of special tokens: ours, the file's
 SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -279,13 +279,12 @@ def build(words: Words, path: Path) -> Any:
     return made
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
+def gguf_tokenizer(words: Words, path: Path) -> PlainTokenizer:
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
     Raises:
         InputError: as of :func:`build`.
     """
-    words = words_of(metadata, path)
     return PlainTokenizer(build(words, path), words.special(), words.chat_template)
 
 

@@ -340,6 +340,13 @@ class NativeTarget(BaseTarget):
         self._arena, self._to_release = Arena(), 0
         self.head = self._packed([HEAD])
         self.head_bias = self._vector(self._optional("lm_head.bias"))
+        self._embedding: Tensor | Packed | None = None
+        if not layout.tied:  # as large as the head: packed while little else is in memory
+            embedding = self._weight(EMBEDDING)
+            if isinstance(embedding, Stored):
+                self._embedding = backend.pack(embedding, self.dtype, self._arena)
+            else:
+                self._embedding = embedding.to(self.device, copy=files)
         self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
@@ -350,13 +357,6 @@ class NativeTarget(BaseTarget):
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
         self._count_entries()
-        self._embedding: Tensor | Packed | None = None
-        if not layout.tied:
-            embedding = self._weight(EMBEDDING)
-            if isinstance(embedding, Stored):
-                self._embedding = backend.pack(embedding, self.dtype, self._arena)
-            else:
-                self._embedding = embedding.to(self.device, copy=files)
         del self._weights, self._arena, self._to_release
         if files:
             release_free_memory()
@@ -402,6 +402,8 @@ class NativeTarget(BaseTarget):
         return logits if not cap else logits.div_(cap).tanh_().mul_(cap)
 
     def _head_rows(self, ids: Tensor) -> Packed:
+        if self.int8 and self.head.panels:
+            return self.head.select(ids)
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.int8)
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -95,6 +96,10 @@ class Source:
         found, rows = self._ends()
         return {token for token in found | self._turn_ends if 0 <= token < rows}
 
+    def unnamed_rows(self) -> list[int]:
+        """Rows of the LM head that no token names."""
+        return unnamed_rows(self.codec, self._ends()[1])
+
     def _ends(self) -> tuple[set[int], int]:
         """The model's end-of-text ids, and its vocabulary size."""
         return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
@@ -134,16 +139,13 @@ class FromFiles(Source):
         how: the options of loading.
         backend: the backend that computes.
     Raises:
-        InputError: the tokenizer cannot be loaded, or the weights do not fit into memory.
+        InputError: the weights do not fit into memory.
     """
 
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
         self._files, self._how = files, how
         self.name, self.scaling, self.backend = files.name, how.scaling, backend
         self.named = dict(files.sampling)
-        self.codec: Any = files.tokenizer
-        if self.codec is None:
-            self.codec = self.tokenizer = load_tokenizer(files.name, files.folder)
         prepare()  # the first text asks its template where turns end
         layers = files.weights.layout.num_hidden_layers
         base = base_of_weights(files.weights.raw, layers, files.folder.name)
@@ -152,6 +154,16 @@ class FromFiles(Source):
         if how.weights in FORMATS:
             line = "model %s is quantized to %s, which makes it another model; exactness is relative to that"
             logger.warning(line, files.name, how.weights)
+
+    @cached_property
+    def codec(self) -> Any:  # type: ignore[override]
+        """See :class:`Source`.
+
+        Raises:
+            InputError: the tokenizer cannot be made.
+        """
+        made = self._files.tokenizer()
+        return self.tokenizer if made is None else made
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -291,9 +303,11 @@ class Resources:
         self._packed: dict[Heads, Heads] = {}
         self._learnt: dict[int, Learnt] = {}  # by number of threads
         self.lock = Lock()
-        self.target = source.target(on_progress)
+        with ThreadPoolExecutor(1) as beside:  # the tokenizer is made while weights are packed
+            unnamed = beside.submit(source.unnamed_rows)
+            self.target = source.target(on_progress)
         self.target.compute_as(how, name)
-        self.target.set_padding(unnamed_rows(source.codec, self.target.vocab_size))
+        self.target.set_padding(unnamed.result())
         if isinstance(eagle, str) and eagle == "auto":
             self.eagle = eagle_trained(source.host.base, self.target)
         else:
