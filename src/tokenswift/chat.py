@@ -452,11 +452,15 @@ class Parser:
                 self._held = ""  # a part of it
             self._found.append(Delta("end", "", index))
 
-    def _take(self, pattern: str) -> Waits:
-        """What stands here of a pattern, which goes; None where something else does."""
+    def _look(self, how: Literal["match", "search"], pattern: str) -> Any:
+        """Where a pattern stands, or the beginning of it where more of the answer may come."""
         import regex  # which takes longer to import than this whole package
 
-        while (found := regex.match(pattern, self._held, partial=not self._ended)) and found.partial:
+        return getattr(regex, how)(pattern, self._held, partial=not self._ended)
+
+    def _take(self, pattern: str) -> Waits:
+        """What stands here of a pattern, which goes; None where something else does."""
+        while (found := self._look("match", pattern)) and found.partial:
             yield
         self._held = self._held[found.end() if found else 0 :]
         return found
@@ -464,11 +468,7 @@ class Parser:
     def _tell(self, kind: Literal["thought", "text"], mark: str | None = None) -> Waits:
         """Tell what stands before a mark, as it comes; whether the mark does."""
         while True:
-            place = None
-            if mark is not None:
-                import regex
-
-                place = regex.search(mark, self._held, partial=not self._ended)
+            place = mark and self._look("search", mark)
             here = place and not place.partial
             text = self._held[: place.start()] if place else self._held
             self._held = self._held[len(text) :]

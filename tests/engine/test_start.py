@@ -20,11 +20,11 @@ from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
+from tokenswift.loader import weights
 from tokenswift.loader.config import completed
 from tokenswift.loader.load import load
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import read
-from tokenswift.loader.weights import tokenizer_digest
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.resources import FromFiles, Source
 from tokenswift.types import InputError
@@ -45,9 +45,8 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         kind, extra = FAMILIES[family]
         model = build(kind, {**BYTES, "initializer_range": 0.2}, **{"head_dim": 8, **extra, **changes})
         folder = tmp_path / "model"
-        model.to(getattr(torch, changes.get("dtype", "float32"))).save_pretrained(
-            folder, max_shard_size=shard
-        )
+        model.to(getattr(torch, changes.get("dtype", "float32")))
+        model.save_pretrained(folder, max_shard_size=shard)
         (tokenizer or tiny_tokenizer()).save_pretrained(folder)
         return folder
 
@@ -87,19 +86,20 @@ def test_files_give_what_transformers_gives(
     assert first.source.end_tokens() == second.source.end_tokens() == {257}
     assert isinstance(first.target, NativeTarget) and isinstance(second.target, NativeTarget)
     assert first.target.layout == second.target.layout and second.target.copied_bytes == 0
-    assert (first.target.weight_bytes, first.target.windows) == (
-        second.target.weight_bytes,
-        second.target.windows,
-    )
+    sizes = [(llm.target.weight_bytes, llm.target.windows) for llm in (first, second)]
+    assert sizes[0] == sizes[1]
     assert all(map(torch.equal, *(llm.target.rotary.angles(torch.arange(40)) for llm in (first, second))))
     assert first.source.host.base.distance(second.source.host.base) == 0
 
 
 @pytest.mark.parametrize(("stored", "wanted"), [("float32", "bfloat16"), ("bfloat16", "auto")])
-def test_types_and_shards(save: Callable[..., Path], stored: str, wanted: str) -> None:
+def test_types_and_shards(save: Any, stored: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save("qwen2", shard="20KB", dtype=stored)
     assert len(list(folder.glob("*.safetensors"))) > 1
+    opened, of = list[Path](), weights.open_weights
+    monkeypatch.setattr(weights, "open_weights", lambda path, *how: (opened.append(path), of(path, *how))[1])
     first, second = both(folder, dtype=wanted)
+    assert len([path for path in opened if path.parent == folder]) == len([*folder.glob("*.safetensors")])
     assert first.dtype == second.dtype == "bfloat16"
     assert texts(first) == texts(second) and first.resources.identity() == second.resources.identity()
 
@@ -141,7 +141,7 @@ def test_plain_tokenizers_do_as_transformers(make: Callable[[], Any], kind: str,
     make().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     real, made = AutoTokenizer.from_pretrained(tmp_path), read(tmp_path, kind)
-    assert made is not None and tokenizer_digest(made) == tokenizer_digest(real)
+    assert made is not None and weights.tokenizer_digest(made) == weights.tokenizer_digest(real)
     assert made.special_tokens_map == real.special_tokens_map and made.get_vocab() == real.get_vocab()
     assert (made.bos_token_id, made.eos_token_id) == (real.bos_token_id, real.eos_token_id)
     for text in ("Hi", "", "<s>Hi</s> there", "abba Grüße, \U0001f600\n", "<s>", "<|im_end|>"):
@@ -161,7 +161,7 @@ def test_plain_tokenizers_do_as_transformers(make: Callable[[], Any], kind: str,
 
 #: what takes long to load, or is for other commands
 HEAVY = {
-    *("transformers", "accelerate", "sympy", "torch._dynamo", "torch._inductor", "numpy.testing"),
+    *("transformers", "accelerate", "sympy", "torch._dynamo", "torch._inductor", "numpy.testing", "regex"),
     *("prompt_toolkit", "rich", "ray", "fastapi", "datasets", "pandas", "matplotlib", "jinja2", "llguidance"),
     *("huggingface_hub", "tokenswift.serve", "tokenswift.train", "tokenswift.audit", "tokenswift.cli.chat"),
 }

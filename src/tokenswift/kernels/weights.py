@@ -282,10 +282,7 @@ class Packed:
         old, new = (x.numpy().reshape(len(x), self.columns // form.block, -1) for x in (part.data, data))
         scales, start = PANEL * (2 if form.offset else 4), 0
         for end, kind in ((scales, np.uint16), (form.head_bytes(), np.uint8), (old.shape[2], np.uint32)):
-            source, made = (
-                panels[..., start:end].view(kind).reshape(*panels.shape[:2], -1, PANEL)
-                for panels in (old, new)
-            )
+            source, made = (x[..., start:end].view(kind).reshape(*x.shape[:2], -1, PANEL) for x in (old, new))
             made[to // PANEL, :, :, to % PANEL] = source[at // PANEL, :, :, at % PANEL]
             start = end
         chosen = copy.copy(self)

@@ -42,7 +42,7 @@ from tokenswift.loader.config import (
     refusal,
 )
 from tokenswift.loader.tokenizer import Words, words_of
-from tokenswift.loader.weights import Entry, Weights, check_tensors, unstored
+from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
 from tokenswift.types import InputError, shown
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
@@ -51,9 +51,6 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 #: names of types by their numbers, as the file format's makers write them
 KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
-#: those that torch has; integers are no weights, but maps of vocabularies
-DENSE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DENSE |= {"I32": torch.int32, "I64": torch.int64}
 WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
 MOST_DIMS = 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
@@ -100,13 +97,9 @@ class GgufFile:
         self.architecture = str(self.metadata.get("general.architecture"))
 
     def __getitem__(self, name: str) -> Tensor | Stored:
-        """A tensor, as it lies in the file: a private mapping, which leaves the process with it."""
+        """A tensor, as it lies in the file (:func:`mapped`)."""
         place = self.tensors[name]
-        before = place.start % mmap.ALLOCATIONGRANULARITY
-        with self.path.open("rb") as file:
-            at, size = place.start - before, before + place.nbytes
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=at)
-        data = torch.frombuffer(mapped, dtype=torch.uint8, offset=before, count=place.nbytes)
+        data = mapped(self.path, place.start, place.nbytes)
         if (kind := DENSE.get(place.kind)) is not None:
             return data.view(kind).view(place.shape)
         stored = Stored(FORMATS[place.kind.lower()], data.view(math.prod(place.shape[:-1]), -1))
