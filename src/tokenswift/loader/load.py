@@ -31,7 +31,7 @@ from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, 
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import PlainTokenizer, gguf_tokenizer, read, wrapped
+from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
 from tokenswift.loader.weights import INDEX, Weights, open_weights, unstored, weight_files, weights_in
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError, check_choice
@@ -280,7 +280,7 @@ class Opened:
     config: SimpleNamespace
     rotary: Rotary
     weights: Weights
-    tokenizer: Callable[[], PlainTokenizer | None]
+    tokenizer: Callable[[], Any]
     ends: frozenset[int]
     sampling: dict[str, Any]
     stamps: tuple[tuple[str, int, int], ...]
