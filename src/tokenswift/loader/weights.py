@@ -43,8 +43,8 @@ INDEX = "model.safetensors.index.json"
 #: types of numbers in safetensors files that weights are made of
 FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 FLOATS |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-#: all that are read; integers are no weights, but maps of vocabularies
-DENSE = FLOATS | {"I32": torch.int32, "I64": torch.int64}
+#: all that are read: integers are maps of vocabularies, or bytes of quantized blocks
+DENSE = FLOATS | {"I32": torch.int32, "I64": torch.int64, "U8": torch.uint8}
 #: more than any model's file has: bytes of a header, tensors
 MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
 
