@@ -234,7 +234,7 @@ def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     real = trained(rule)
     fields = tokenizer_fields(real, pre=rule)
     made = built(fields)
-    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(words(fields), tmp_path))
+    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
     for text in TEXTS:
         ids = real(text)["input_ids"]
         assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
@@ -269,12 +269,12 @@ def sentencepiece(**more: Any) -> dict[str, Any]:
 )
 def test_sentencepiece_tokenizers(text: str, tokens: list[str], tmp_path: Path) -> None:
     fields = sentencepiece()
-    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(words(fields), tmp_path))
+    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
     ids = ours(text)["input_ids"]
     assert ours.convert_ids_to_tokens(ids) == tokens
     assert ours.decode(ids, skip_special_tokens=True) == text
     bare = sentencepiece(add_space_prefix=False, add_bos_token=False)
-    plain = tokenizers.wrapped(tokenizers.gguf_tokenizer(words(bare), tmp_path))
+    plain = tokenizers.wrapped(tokenizers.gguf_tokenizer(bare, tmp_path))
     assert plain.decode(plain(text)["input_ids"]) == text
 
 
@@ -323,7 +323,7 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
     fields = tokenizer_fields(real, pre="qwen2")
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD901]", "[PAD902]"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5, 5]
-    ours = tokenizers.gguf_tokenizer(words(fields), tmp_path)
+    ours = tokenizers.gguf_tokenizer(fields, tmp_path)
     assert ours.get_vocab() == real.get_vocab()
     assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
 

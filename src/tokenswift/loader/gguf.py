@@ -17,7 +17,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from tokenswift.loader.config import (
     completed,
     refusal,
 )
-from tokenswift.loader.tokenizer import Words, words_of
+from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
 from tokenswift.types import InputError, shown
 
@@ -127,16 +127,6 @@ class GgufFile:
     def called(self) -> dict[str, str]:
         """What the file calls the numbers of a config."""
         return {name: f"{self.architecture}.{theirs}" for name, theirs in self.keys().items()}
-
-    @cached_property
-    def words(self) -> Words:
-        """What the file says of its tokenizer, held against the rows of its embedding.
-
-        Raises:
-            InputError: as of :func:`words_of`.
-        """
-        embedding = self.tensors.get(OUTER[EMBEDDING])
-        return words_of(self.metadata, self.path, None if embedding is None else embedding.shape[0])
 
     def sampling(self) -> dict[str, Any]:
         """Settings of sampling that the file names, floats without what float32 made of them."""
@@ -364,7 +354,7 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if "sliding_window" in numbers else kind
     family = FAMILIES[kind]
     _check_meant(file, numbers, family)
-    ends = file.words.ends()
+    ends = words_of(said, file.path, numbers["vocab_size"]).ends()
     widest = hidden // numbers["num_attention_heads"]
     usual = {
         "query_pre_attn_scalar": widest if family.largest == layers else width,

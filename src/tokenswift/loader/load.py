@@ -136,7 +136,7 @@ def load_tokenizer(name: str, source: Path) -> Any:
     from transformers import AutoTokenizer
 
     if (path := gguf_in(source)) is not None:
-        return wrapped(gguf_tokenizer(GgufFile(path).words, path))
+        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
     for path in source.iterdir():
         small = path.suffix in SMALL and not path.name.endswith(".index.json")
         if small and not (path.is_file() and path.stat().st_size <= MOST_TOKENIZER):
@@ -321,7 +321,7 @@ def open_files(name: str, folder: Path, how: LoadConfig, place: str) -> Opened |
 def open_gguf(name: str, folder: Path, how: LoadConfig, place: str) -> Opened:
     """A GGUF file, or the one of a folder."""
     stamps, file = _stamps(folder), GgufFile(gguf_in(folder) or folder)
-    config, tokenizer = config_of(file), partial(gguf_tokenizer, file.words, file.path)
+    config, tokenizer = config_of(file), partial(gguf_tokenizer, file.metadata, file.path)
     dtype = how.floats or getattr(torch, own_dtype(file, place.partition(":")[0]))
     weights = weights_of(file, layout_of(config), dtype, how.weights)
     rotary = rotary_of_config(config, how.scaling, double=True)
@@ -400,4 +400,4 @@ def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[An
     tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
     tensors[EMBEDDING] = file[OUTER[EMBEDDING]]
     made = _filled(config, tensors.get, dtype or torch.float32).to(place)
-    return made, wrapped(gguf_tokenizer(file.words, file.path))
+    return made, wrapped(gguf_tokenizer(file.metadata, file.path))

@@ -279,12 +279,13 @@ def build(words: Words, path: Path) -> Any:
     return made
 
 
-def gguf_tokenizer(words: Words, path: Path) -> PlainTokenizer:
+def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
     """The tokenizer of a GGUF file with its special tokens and chat template.
 
     Raises:
         InputError: as of :func:`build`.
     """
+    words = words_of(metadata, path)
     return PlainTokenizer(build(words, path), words.special(), words.chat_template)
 
 

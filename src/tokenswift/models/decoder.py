@@ -347,6 +347,7 @@ class NativeTarget(BaseTarget):
                 self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
                 self._embedding = embedding.to(self.device, copy=files)
+            del embedding  # with its part of the file
         self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
