@@ -45,7 +45,8 @@ def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]
         row = processed(row, params).log_softmax(-1)[0]
         best = row.topk(TOP)
         top = [(i, v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-        made.append(Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf)))
+        rank = 1 + int((row > row[token]).sum())
+        made.append(Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf), rank))
     return made
 
 
@@ -59,7 +60,7 @@ def test_logprobs(llm: LLM, params: SamplingParams) -> None:
     assert drafted.token_ids == plain.token_ids and drafted.logprobs == plain.logprobs
     right = wanted(llm, plain.token_ids, params)
     for found, due in zip(plain.logprobs, right, strict=True):
-        assert [token for token, _ in found.top] == [token for token, _ in due.top]
+        assert [token for token, _ in found.top] == [token for token, _ in due.top] and found.rank == due.rank
         values = [found.logprob, *(value for _, value in found.top)]
         assert values == pytest.approx([due.logprob, *(value for _, value in due.top)], abs=1e-4)
     if params.greedy:

@@ -115,7 +115,7 @@ def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: boo
     sampler = Sampler(params, 64)
     generator = torch.Generator().manual_seed(seed)
     history = torch.randint(0, 64, (6,), generator=generator).tolist()
-    paths = [torch.randint(0, 64, (n % 4,), generator=generator).tolist() for n in range(8)]
+    paths = [torch.randint(0, 64, (n % (1 + seed % 4),), generator=generator).tolist() for n in range(8)]
     rows = torch.randn(8, 64, generator=generator) * 2
     together = sampler.choose(rows, history, paths)
     perturbed = sampler.perturbed(rows, history, paths)
