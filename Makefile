@@ -27,6 +27,7 @@ test: setup lint
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py $(WORKERS)
 
 # The fast tests as a machine with AVX2 and no more runs them: torch, oneDNN, MKL, OpenBLAS, numpy (whose names for what
 # it is to leave out change with its versions) and the kernels here.
