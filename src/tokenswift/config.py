@@ -544,11 +544,6 @@ OPTIONS: dict[str, type] = {
 }
 
 
-def check_strategy(name: object) -> None:
-    """Raise :class:`InputError` unless a strategy has this name."""
-    check_choice("strategy", name, tuple(OPTIONS))
-
-
 def check_widths(options: Any) -> None:
     """Check ``options.tree`` and make it a tuple."""
     given = options.tree if isinstance(options.tree, tuple | list) else ()

@@ -34,7 +34,6 @@ _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
 _SLAB = 1 << 26  # bytes that an arena takes at a time
 _LINE = 64  # bytes of a cache line
-POLICIES = ("important", "recent", "snapkv", "chunks")
 OBSERVED = 32  # queries of SnapKV's observation window
 POOL = 5  # neighbours that SnapKV averages over
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -279,11 +279,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.drafted = 0
-        self.accepted = 0
-        self.ngram_accepted = 0
-        self.gamma = 0
+        self._counts = Counter[str]()
         self._phases = defaultdict[str, _Phase](_Phase)
         self._lap: dict[str, float] = {}
 
@@ -293,11 +289,8 @@ class Meter:
 
     def add(self, step: Step) -> None:
         """Count one verify pass."""
-        self.steps += 1
-        self.drafted += step.drafted
-        self.accepted += step.accepted
-        self.ngram_accepted += step.ngram_accepted
-        self.gamma += step.gamma
+        names = ("drafted", "accepted", "ngram_accepted", "gamma")
+        self._counts.update({name: getattr(step, name) for name in names}, steps=1)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -326,16 +319,16 @@ class Meter:
             draft_passes: model passes made only to draft.
             loop: where the text repeats itself.
         """
-        phases = self.seconds
+        phases, counts = self.seconds, self._counts
         prefill = phases.pop(PREFILL, 0.0)
         seconds = sum(phases.values())
         return Metrics(
-            steps=self.steps,
+            steps=counts["steps"],
             draft_passes=draft_passes,
-            acceptance_rate=_ratio(self.accepted, self.gamma),
-            ngram_acceptance_rate=_ratio(self.ngram_accepted, self.gamma),
-            mean_acceptance_length=_ratio(len(tokens), self.steps),
-            node_acceptance_rate=_ratio(self.accepted, self.drafted),
+            acceptance_rate=_ratio(counts["accepted"], counts["gamma"]),
+            ngram_acceptance_rate=_ratio(counts["ngram_accepted"], counts["gamma"]),
+            mean_acceptance_length=_ratio(len(tokens), counts["steps"]),
+            node_acceptance_rate=_ratio(counts["accepted"], counts["drafted"]),
             tokens_per_second=_ratio(len(tokens), seconds),
             seconds=seconds,
             prefill_seconds=prefill,

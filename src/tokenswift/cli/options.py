@@ -38,8 +38,8 @@ from tokenswift import config
 from tokenswift.cli.terminal import Stages
 from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams, names_of
 from tokenswift.files import line_of
-from tokenswift.loader.find import HUB_ID, check_name
-from tokenswift.types import InputError, meant
+from tokenswift.loader.find import DEFAULT, HUB_ID, check_name
+from tokenswift.types import InputError, check_choice, meant
 
 #: short names of options, the same in every command
 SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t", "verbose": "-v"}
@@ -243,7 +243,6 @@ def command(
 # ---- options that commands share ---------------------------------------------------------------------------
 
 
-DEFAULT_MODEL = "smollm2-135m"
 logger = logging.getLogger("tokenswift")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
 LOADING = [one.name for one in fields(LoadConfig)]
@@ -263,7 +262,7 @@ class Model:
             that tokenswift train made for it)
     """
 
-    model: str = option(DEFAULT_MODEL, "M")
+    model: str = option(DEFAULT, "M")
     heads: str = option("auto", "PATH")
     eagle: str = option("auto", "PATH")
 
@@ -374,7 +373,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     strategies that have it, which get it. InputError names the bad one."""
     given = {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
     for strategy in OPTIONS if args.strategy == "all" else [args.strategy]:
-        config.check_strategy(strategy)
+        check_choice("strategy", strategy, tuple(OPTIONS))
         known = given if args.strategy != "all" else [name for name in given if name in names_of(strategy)]
         config.build_options(strategy, {name: given[name] for name in known})
     return given

@@ -12,7 +12,7 @@ from tokenswift.cli import options
 from tokenswift.cli.options import add_options, command, option
 from tokenswift.cli.terminal import Stages, check_writable, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
-from tokenswift.loader.find import HEADS, cache_dir, check_name
+from tokenswift.loader.find import DEFAULT, HEADS, cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import check_choice
 
@@ -43,7 +43,7 @@ class Drafter(options.Quiet):
         device: auto, cpu, cuda or cuda:N
     """
 
-    model: str = option(options.DEFAULT_MODEL, "M")
+    model: str = option(DEFAULT, "M")
     kind: str = option("eagle")
     out: Path | None = option(None)
     num_heads: int = option(3, least=1)

@@ -78,15 +78,10 @@ class TextStream:
         if new:
             self._shown = sure
         if sure == text:
-            self._slide()
+            newest, self._waiting = self._window[-self._waiting :], 0
+            if text := self._text(newest):  # on which the next token's can depend
+                self._window, self._shown = newest, text
         return new
-
-    def _slide(self) -> None:
-        """Keep only the newest tokens in the window, if they have text that the next one's can depend on."""
-        newest = self._window[-self._waiting :]
-        self._waiting = 0
-        if text := self._text(newest):
-            self._window, self._shown = newest, text
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -445,7 +445,7 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
             turned = heads.get(name.split(".")[-2]) if family.turned and "." in name else None
             minus = family.plus_one and name.endswith("norm.weight")
             found[name] = Entry(
-                theirs, tensor.shape, tensor.kind, partial(_read, file, theirs, turned, minus)
+                theirs, tensor.shape, tensor.kind, partial(read_tensor, file, theirs, turned, minus)
             )
     shapes = layout.shapes()
     zero = [name for name in shapes if name.endswith("o_proj.bias")]  # where there is none
@@ -464,14 +464,23 @@ def names_of(layers: int, family: Family) -> dict[str, str]:
     return found
 
 
-def _read(file: GgufFile, name: str, heads: int | None, minus: bool) -> Tensor | Stored:
+def read_tensor(file: GgufFile, name: str, heads: int | None, minus: bool = False) -> Tensor | Stored:
+    """A tensor with its rows in transformers' order.
+
+    Args:
+        heads: of queries or keys whose rows pair neighbours; None: the order is the file's.
+        minus: the file has added 1 to it.
+    """
     found = file[name]
     if minus:
         return unstored(found, torch.float32) - 1
-    if heads is None:
-        return found
-    rows = straight(len(found), heads)
-    return found.take(rows) if isinstance(found, Stored) else found[rows]
+    return found if heads is None else straightened(found, heads)
+
+
+def straightened(weight: Tensor | Stored, heads: int) -> Tensor | Stored:
+    """Queries' or keys' weight whose rows pair neighbours, with these rows in transformers' order."""
+    rows = straight(len(weight), heads)
+    return weight.take(rows) if isinstance(weight, Stored) else weight[rows]
 
 
 def straight(rows: int, heads: int) -> Tensor:

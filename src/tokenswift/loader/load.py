@@ -114,8 +114,7 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(*_packed_draft(source, how.floats, place), name)
     if gguf_in(source) is not None:
         found = open_gguf(name, source, how, place)
-        tokenizer = wrapped(found.tokenizer())
-        return Loaded(model_of(found).to(place), tokenizer, name)
+        return Loaded(model_of(found).to(place), wrapped(found.tokenizer()), name)
     from transformers import AutoConfig
 
     read_config(name, source / "config.json")
@@ -365,9 +364,8 @@ def _filled(config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None
     """
     from transformers import AutoConfig
 
-    said: dict[str, Any] = {"pad_token_id": None} | vars(
-        config
-    )  # some families' own is beyond a small vocabulary
+    # some families' own id for padding is beyond a small vocabulary
+    said: dict[str, Any] = {"pad_token_id": None} | vars(config)
     model = _empty(AutoConfig.for_model(said.pop("model_type"), **copy.deepcopy(said)))
     body = model.model  # with its only buffers:
     with quiet_transformers():

@@ -57,12 +57,8 @@ class PlainTokenizer:
         self.backend_tokenizer = made
         self.special_tokens_map, self.chat_template = dict(special), template
         self.bos_token = special.get("bos_token")
-        self.bos_token_id, self.eos_token_id = (
-            self._id(special.get(f"{name}_token")) for name in ("bos", "eos")
-        )
-
-    def _id(self, token: str | None) -> int | None:
-        return None if token is None else self.backend_tokenizer.token_to_id(token)
+        ids = {name: made.token_to_id(token) for name, token in special.items()}
+        self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """The ids of a text, under "input_ids"."""

@@ -37,7 +37,7 @@ from tokenswift.loader.config import (
     head_width,
     layout_of,
 )
-from tokenswift.loader.gguf import straight
+from tokenswift.loader.gguf import straightened
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.sampling.choice import Sampler
@@ -291,11 +291,6 @@ class BaseTarget(ABC):
             **made,
         }
 
-    @property
-    def rotary_frequencies(self) -> Tensor:
-        """Rotation angle per position of each pair of a head's dimensions, (d / 2,) float32."""
-        return self.rotary.single()
-
     def set_feature_layers(self, layers: tuple[int, ...]) -> None:
         """Set :attr:`feature_layers`.
 
@@ -434,8 +429,7 @@ class NativeTarget(BaseTarget):
         heads = {"q_proj": self.layout.num_attention_heads, "k_proj": self.layout.num_key_value_heads}
         if found is None or part not in heads or not self.layout.family.neighbours:
             return found
-        rows = straight(len(found), heads[part])
-        return found.take(rows) if isinstance(found, Stored) else found[rows]
+        return straightened(found, heads[part])
 
     def _norm_weight(self, name: str | None) -> Any:
         """A norm's weight for the kernels; None where the family has none."""

@@ -188,9 +188,8 @@ class DraftModels:
 
     def __init__(self, target: Target, tokenizer: Any, is_default: bool) -> None:
         self._target, self._tokenizer, self._is_default = target, tokenizer, is_default
-        self._made: dict[
-            str | int, tuple[Target, Any]
-        ] = {}  # with a given model, so that its id stays its own
+        # with a given model, so that its id stays its own
+        self._made: dict[str | int, tuple[Target, Any]] = {}
         self._lock = Lock()
 
     def name(self, wanted: Any) -> str:

@@ -137,9 +137,7 @@ class Noise:
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.seed = seed
-        self.vocab_size = vocab_size
-        self.device = torch.device(device)
-        self._tokens = torch.arange(vocab_size, device=self.device).mul_(_signed(_GOLDEN))
+        self._tokens = torch.arange(vocab_size, device=device).mul_(_signed(_GOLDEN))
         self._memo: OrderedDict[int, Tensor] = OrderedDict()
 
     def at(self, position: int) -> Float[Tensor, " V"]:
@@ -245,14 +243,8 @@ class LogitRows:
     def one(self, row: int) -> LogitRows:
         """A single row of them."""
         at = slice(row, row + 1)
-        return replace(
-            self,
-            logits=self.logits[at],
-            paths=self.paths[at],
-            positions=self.positions[at],
-            widths=self.widths[at],
-            masks=self.masks[at],
-        )
+        names = ("logits", "paths", "positions", "widths", "masks")
+        return replace(self, **{name: getattr(self, name)[at] for name in names})
 
 
 def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:

@@ -228,10 +228,8 @@ class Adjustments:
         if p.presence_penalty or p.frequency_penalty:
             window = text[max(self.rules.start, position - p.penalty_window) :]
             tokens, counts = np.unique(window, return_counts=True)
-            yield (
-                tokens.astype(np.int64),
-                (p.presence_penalty + p.frequency_penalty * counts).astype(np.float32),
-            )
+            losses = p.presence_penalty + p.frequency_penalty * counts
+            yield tokens.astype(np.int64), losses.astype(np.float32)
         if len(self._dry) and position == len(text):
             seen = text if p.dry_range < 0 else text[-p.dry_range :]
             most = p.dry_allowed_length + len(self._dry) - 1
@@ -291,9 +289,8 @@ def repeated(
         wanted = text[last - n]
         if breakers[wanted]:
             break
-        alive = alive[
-            text[alive - n] == wanted
-        ]  # those before the text's start wrap around, and are cut off below
+        # those before the text's start wrap around, and are cut off behind
+        alive = alive[text[alive - n] == wanted]
         alive = alive[np.searchsorted(alive, n) :]
         if not len(alive):
             break

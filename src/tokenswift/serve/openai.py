@@ -89,10 +89,8 @@ def told(answer: Answer, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
         if kind in SPOKEN:
             made.append({SPOKEN[kind]: text})
         elif kind == "call":
-            begun = {"id": call_id(answer.id, index), "type": "function"}
-            made.append(
-                {"tool_calls": [{"index": index, **begun, "function": {"name": text, "arguments": ""}}]}
-            )
+            begun = {"index": index, "id": call_id(answer.id, index), "type": "function"}
+            made.append({"tool_calls": [{**begun, "function": {"name": text, "arguments": ""}}]})
         elif kind == "arguments":
             made.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
     return made

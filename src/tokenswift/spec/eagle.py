@@ -36,7 +36,7 @@ from tokenswift.loader.find import (
     shipped_files,
     trained_files,
 )
-from tokenswift.loader.gguf import CALLED, GgufFile, positions, straight
+from tokenswift.loader.gguf import CALLED, GgufFile, positions, read_tensor
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
 from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
 from tokenswift.models.decoder import BaseTarget
@@ -244,16 +244,8 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
     for name, entry in file.tensors.items():
         if not ASIDE.fullmatch(name):
             ours = IN_GGUF.get(name, name)
-            found[ours] = Entry(name, entry.shape, "F32", partial(_of_gguf, file, name, turned.get(ours)))
+            found[ours] = Entry(name, entry.shape, "F32", partial(read_tensor, file, name, turned.get(ours)))
     return said, found
-
-
-def _of_gguf(file: GgufFile, name: str, heads: int | None) -> Tensor | Stored:
-    read = file[name]
-    if heads is None:
-        return read
-    rows = straight(len(read), heads)
-    return read.take(rows) if isinstance(read, Stored) else read[rows]
 
 
 def _config(

@@ -203,11 +203,10 @@ def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> Fixe
         InputError: the draft model cannot be had.
     """
     budget, sinks, gamma, kv = options.budget, options.sinks, options.gamma, options.kv
-    drafter: Drafter
     if options.draft_model is None:
         policy, refresh = ("snapkv", 0) if kv == "snapkv" else ("recent", None)
         context = SparseContext(llm.target, policy, budget, sinks, gamma, refresh)
-        drafter = PartialDrafter(llm.target, context, source="chain")
+        drafter: Drafter = PartialDrafter(llm.target, context, source="chain")
     else:
         drafter = small_model(llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv)
     coupled, widths = options.candidates == "coupled", (1,) * gamma

@@ -162,8 +162,7 @@ class FromFiles(Source):
         Raises:
             InputError: the tokenizer cannot be made.
         """
-        made = self._files.tokenizer()
-        return self.tokenizer if made is None else made
+        return self._files.tokenizer() or self.tokenizer
 
     @cached_property
     def tokenizer(self) -> Any:

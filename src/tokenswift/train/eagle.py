@@ -16,15 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
-from gguf import GGMLQuantizationType as Kind
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import replacing
 from tokenswift.kernels.base import turned
+from tokenswift.kernels.weights import Q8_0
 from tokenswift.loader.gguf import straight
 from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
@@ -34,7 +33,6 @@ from tokenswift.types import InputError, OnProgress, RunError
 HEAD = 64  # width of an attention head
 WINDOW = 512  # newest keys that a row sees
 PARTS = frozenset({"fc_norm", "narrow"})  # of those that not all drafters have
-BLOCK = 32  # numbers of a file's matrix that have a scale in common
 DROPOUT = 0.15  # of what the layer reads: texts are few for its weights
 
 
@@ -249,8 +247,7 @@ def _in_file_order(name: str, tensor: Tensor, config: EagleConfig) -> Tensor:
 
 def _add(writer: Any, name: str, tensor: Tensor) -> None:
     """A matrix in int8 where its rows are whole blocks; anything else in float32."""
-    values = tensor.numpy().astype(np.float32)
-    if values.ndim < 2 or values.shape[1] % BLOCK:
-        writer.add_tensor(name, values)
-        return
-    writer.add_tensor(name, gguf.quants.quantize(values, Kind.Q8_0), raw_dtype=Kind.Q8_0)
+    if tensor.ndim < 2 or tensor.shape[1] % Q8_0.block:
+        writer.add_tensor(name, tensor.float().numpy())
+    else:
+        writer.add_tensor(name, Q8_0.encode(tensor).numpy(), raw_dtype=Q8_0.code)

@@ -303,14 +303,13 @@ def collect(
 def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
     """Passages to continue; or what a model that answers is asked, or an empty beginning."""
     new, params, seed = data.sequence_length, job.sampling, job.training.seed
-    prompts: Iterable[tuple[list[int], SamplingParams]]
     answers = data.data == "self" and llm.has_chat_template
     if data.data != "self":
         length = new // 3
         new -= length
         wanted = length * max(1, data.tokens // data.sequence_length)
         passages = blocks(data.data, llm.tokenizer, wanted, length)
-        prompts = ((passage, params) for passage in passages)
+        prompts: Iterable[tuple[list[int], SamplingParams]] = ((passage, params) for passage in passages)
     elif answers:
         asked = (([{"role": "user", "content": text}], warmth) for text, warmth in questions(seed))
         plain = SamplingParams(**NEUTRAL)

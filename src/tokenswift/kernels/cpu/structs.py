@@ -234,12 +234,8 @@ def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | N
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
     check_rows(cache, count, parents)
-    rows.n, rows.before, rows.capacity, rows.windows = (
-        count,
-        cache.length,
-        capacity_of(cache.data),
-        cache.ordered,
-    )
+    rows.n, rows.before = count, cache.length
+    rows.capacity, rows.windows = capacity_of(cache.data), cache.ordered
     if parents is not None:
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 

@@ -57,28 +57,16 @@ class HeadDrafter(Drafter):
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
         """Add levels below ``nodes``, from the hidden state ``base`` (1, D), as far as they pay."""
-        states, head = base, 0
-        if self.heads.conditioned:
+        heads, model, states, head = self.heads, self.model, base, 0
+        if heads.conditioned:
             states = states.expand(len(nodes), -1)
         while head < self.depth and nodes:
             last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
-            states, logits = self.level(head, base, states, last)
+            embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
+            states = heads.advance(head, states, base.expand(len(states), -1), embeds)
+            logits = self.vocabulary.project(heads.normed(head, states))
             below = candidates.rank(nodes, logits, head, self.vocabulary.subset, kind)
             nodes, rows = candidates.next_level(below, head)
-            if self.heads.conditioned:
+            if heads.conditioned:
                 states = states[to_device(rows, states.device)]
             head += 1
-
-    def level(self, head: int, base: Tensor, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
-        """Run one head: its states (m, D) and logits (m, S).
-
-        Args:
-            head: its number, from 0.
-            base: the hidden state (1, D) that all levels start from.
-            states: the states of the head before it (m, D); ``base`` for the first.
-            last: for each row the token before the one to predict.
-        """
-        heads, model = self.heads, self.model
-        embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
-        states = heads.advance(head, states, base.expand(len(states), -1), embeds)
-        return states, self.vocabulary.project(heads.normed(head, states))

@@ -39,7 +39,7 @@ class SparseContext:
 
     Args:
         model: the target.
-        policy: how positions are selected, one of `kv.POLICIES`.
+        policy: how positions are selected, see `kv.select`.
         asked_budget, sinks: B and S, in tokens.
         scratch: rows of draft passes in a step.
         refresh: new tokens after which the selection is repeated; None: once they have replaced all of it; 0:
@@ -306,11 +306,11 @@ class ModelContext:
             self._origin = cache.first_keys()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
-            cache.turn_window(-gap, self.model.rotary_frequencies)
+            cache.turn_window(-gap, self.model.rotary.single())
             self._shift += gap
             gap = 0
         if gap != self._turned:
-            cache.turn_sinks(gap, self.model.rotary_frequencies, self._origin)
+            cache.turn_sinks(gap, self.model.rotary.single(), self._origin)
             self._turned = gap
 
 
