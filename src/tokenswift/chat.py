@@ -60,11 +60,6 @@ class Tools:
         return [self.choice] if self.choice in self.known else [*self.known]
 
     @property
-    def forced(self) -> bool:
-        """Whether there is a call from the first token on."""
-        return self.choice != "auto"
-
-    @property
     def forms(self) -> list[dict[str, Any]]:
         """As chat templates take them."""
         return [*self.known.values()]
@@ -256,7 +251,7 @@ class Family:
         if tools.parallel:
             bare, call = f"{bare} ({between} {bare})*", f"{call} ({between} {begin} {call})*"
         token, lines = f"{self.begins}?" if self.begins in special else "", ["%llguidance {}"]
-        if tools.forced:
+        if tools.choice != "auto":  # a call from the first token on
             lines.append(f"start: {begin} {call}")
         elif schema is not None:
             answer = _json(closed(json.loads(schema)))

@@ -100,6 +100,13 @@ RULES: tuple[Rule, ...] = (
     ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
     ("ngrams", f"an integer from 0 to {MAX_NODES // 4:,}", lambda n: 0 <= n <= MAX_NODES // 4),  # of 4 tokens
     ("min_tokens sinks refresh queue", "an integer of at least 0", lambda n: n >= 0),
+    ("steps warmup loss_vocabulary", "an integer of at least 0", lambda n: n >= 0),
+    ("tokens", "an integer of at least 256", lambda n: n >= 256),
+    ("sequence_length", "an integer of at least 32", lambda n: n >= 32),
+    ("window", "an integer of at least 16", lambda n: n >= 16),
+    ("epochs weight_decay", "from 0 to 1e6", lambda x: 0 <= x <= 1e6),
+    ("held_out", "from 0 to 0.5", lambda x: 0 <= x <= 0.5),
+    ("lr beta2", "between 0 and 1", lambda x: 0 < x < 1),
     ("port", "an integer from 0 (any that is free) to 65535", lambda n: 0 <= n <= 65_535),
     ("logprobs", "an integer from 0 to 20, or None", lambda n: 0 <= n <= 20),  # as OpenAI's interface
 )

@@ -354,18 +354,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def check_number(name: str, value: object, valid: str, ok: bool) -> float:
-    """The number, numpy's as Python's own.
-
-    Raises:
-        InputError: unless ``value`` is a number that a float can hold and ``ok`` holds.
-    """
-    number = finite(value)
-    if not math.isfinite(number) or not ok:
-        raise InputError(f"{name} is {shown(value)}; valid: {valid}", name)
-    return value if isinstance(value, int | float) else number
-
-
 def check_integer(name: str, value: object, least: int, valid: str = "", most: int = LARGEST) -> int:
     """The integer, numpy's and torch's as Python's own.
 

@@ -83,8 +83,7 @@ class Sequence(SequenceState):
     ) -> None:
         target, source, resources = llm.target, llm.source, llm.resources
         prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
-        if request.run_dir is not None:
-            prompt = kept_prompt(request) or prompt
+        prompt = kept_prompt(request) or prompt
         new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
         target.check_room(len(prompt) + new)
         self.llm, self.prompt, self.max_new_tokens = llm, prompt, new
@@ -545,8 +544,7 @@ def _chat_digest(request: Request) -> str | None:
 def kept_prompt(request: Request) -> list[int] | None:
     """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A template
     may write today's date, which would make another prompt of it.)"""
-    asked = _chat_digest(request)
-    if asked is not None and request.run_dir is not None:
+    if request.run_dir is not None and (asked := _chat_digest(request)) is not None:
         with suppress(InputError):  # no run there; `open_journal` reports anything worse
             header = load(Path(request.run_dir).expanduser())[1].header
             return header.prompt if header.asked == asked else None

@@ -48,7 +48,13 @@ ROPE: dict[str, Any] = {
     "original_max_position_embeddings": LENGTH,
     "partial_rotary_factor": SHARE,
 }
-MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+#: fields that multiply states and scores: ours, and what GGUF files call them
+MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
 CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 #: fields of a config that are never null
 SIZES: dict[str, Any] = {
@@ -220,13 +226,7 @@ _SMOLLM = _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4
 _SMOLLM |= {"use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True}
 _OLMO = _SAID | {"attention_bias": False}
 _OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
-_MULTIPLIERS = {
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "attention_multiplier": "attention.scale",
-    "logits_scaling": "logit_scale",
-}
-_GRANITE = _SAID | _BIASES | dict.fromkeys(_MULTIPLIERS, 1.0)
+_GRANITE = _SAID | _BIASES | dict.fromkeys(MULTIPLIERS, 1.0)
 _COHERE = _SAID | _WINDOWS | {"sliding_window_pattern": None, "attention_bias": False}
 _COHERE |= {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
 del _COHERE["rms_norm_eps"]
@@ -249,7 +249,7 @@ FAMILIES: dict[str, Family] = {
         _QWEN | {"head_dim": 128, "attention_bias": False}, PROJECTIONS[:4], head_norms="head", gguf="qwen3"
     ),
     "smollm3": Family(_SMOLLM, PROJECTIONS, bases=(2e6,), gguf="smollm3", turned=True),
-    "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=_MULTIPLIERS),
+    "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=MULTIPLIERS),
     "olmo2": Family(_OLMO, **_OLMOS, gguf="olmo2"),
     "olmo3": Family(_OLMO | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
     "cohere2": Family(

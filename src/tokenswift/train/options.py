@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams
-from tokenswift.types import check_integer, check_number
+from tokenswift.config import SamplingParams, check_fields
 
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
@@ -40,22 +39,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def least(default: Any, number: int, **more: Any) -> Any:
-    """A field that is an integer of at least ``number``; ``more``, for the command line."""
-    return field(default=default, metadata={"least": number, **more})
-
-
-def check_least(options: Any) -> None:
-    """Check the fields that :func:`least` made.
-
-    Raises:
-        InputError: naming the first that is less.
-    """
-    for one in fields(options):
-        if "least" in one.metadata:
-            check_integer(one.name, getattr(options, one.name), one.metadata["least"])
-
-
 @dataclass(frozen=True, slots=True)
 class DataOptions:
     """What is learnt from.
@@ -69,12 +52,12 @@ class DataOptions:
     """
 
     data: str = field(metadata={"metavar": "PATH"})
-    tokens: int = least(300_000, 256)
-    sequence_length: int = least(768, 32)
-    write_batch: int = least(16, 1)
+    tokens: int = 300_000
+    sequence_length: int = 768
+    write_batch: int = 16
 
     def __post_init__(self) -> None:
-        check_least(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +82,23 @@ class TrainingOptions:
     """
 
     epochs: float = 3.0
-    steps: int = least(0, 0)
+    steps: int = 0
     lr: float = 1e-3
     weight_decay: float = 0.01
     beta2: float = 0.98
-    warmup: int = least(30, 0)
-    batch: int = least(4, 1)
-    window: int = least(128, 16)
-    accumulate: int = least(1, 1)
-    loss_vocabulary: int = least(0, 0)
+    warmup: int = 30
+    batch: int = 4
+    window: int = 128
+    accumulate: int = 1
+    loss_vocabulary: int = 0
     held_out: float = 0.02
-    save_every: int = least(200, 1)
+    save_every: int = 200
     targets: str = "model"
-    seed: int = least(0, 0)
+    seed: int = 0
     bf16: bool = True
 
     def __post_init__(self) -> None:
-        check_least(self)
-        check_number("epochs", self.epochs, "at least 0", self.epochs >= 0)
-        check_number("weight_decay", self.weight_decay, "at least 0", self.weight_decay >= 0)
-        check_number("held_out", self.held_out, "from 0 to 0.5", 0 <= self.held_out <= 0.5)
-        check_number("lr", self.lr, "between 0 and 1", 0 < self.lr < 1)
-        check_number("beta2", self.beta2, "between 0 and 1", 0 < self.beta2 < 1)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
