@@ -289,7 +289,7 @@ def repeated(
         wanted = text[last - n]
         if breakers[wanted]:
             break
-        # those before the text's start wrap around, and are cut off behind
+        # those before the text's start wrap around, and the next line cuts them off
         alive = alive[text[alive - n] == wanted]
         alive = alive[np.searchsorted(alive, n) :]
         if not len(alive):
