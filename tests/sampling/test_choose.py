@@ -24,7 +24,7 @@ SETTINGS = {
     "paper": SamplingParams(),
     "greedy": SamplingParams(greedy=True),
     "nothing": SamplingParams(min_p=0.0, repetition_penalty=1.0),
-    "hot": SamplingParams(min_p=0.0, temperature=1.5, repetition_penalty=1.1, penalty_window=7),
+    "hot": SamplingParams(min_p=0.0, temperature=2.0, repetition_penalty=1.1, penalty_window=7),
     "top-k": SamplingParams(min_p=0.0, top_k=20, temperature=0.7, penalty_window=30),
     "few": SamplingParams(min_p=0.0, top_k=5, temperature=1.5),
     "top-p": SamplingParams(min_p=0.0, top_p=0.9, penalty_window=5),
@@ -50,7 +50,8 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
         plain = Sampler(params, V, rules=rules)
         native = Sampler(params, V, "cpu", kernels.ranker(params), rules=rules)
         subset = Subset(torch.randperm(V)[:500], V) if limited else None
-        for step in range(3):  # the text grows as in decoding; a path stands behind it again each time
+        # the text grows as in decoding; a path stands behind it again each time
+        for step, widths in enumerate(([1, 2, 2, 1], [1, 2, 5, 40], [1, 2, 5, 40])):
             positions = [
                 len(history) + len(path) + gap for path, gap in zip(paths, (0, 0, 2, 40), strict=True)
             ]
@@ -59,7 +60,7 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
                 row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
             rows = logits if subset is None else logits[:, subset.ids].contiguous()
             for coupled in (False, True):
-                asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
+                asked = LogitRows(rows, history, paths, positions, widths, coupled, subset)
                 for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
                     assert ours.tokens == theirs.tokens and ours.values == theirs.values
                     assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
@@ -93,7 +94,7 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
         if subset:
             hidden[2] = logits[2]
         asked = LogitRows(
-            logits[:, columns].contiguous(), [1, 2, 3], [[], [4], [5, 6], [7]], [3, 4, 5, 4], [3] * 4, True,
+            logits[:, columns].contiguous(), [1, 2, 3], [[], [4], [5, 6], [7]], [3, 4, 5, 4], [40] * 4, True,
             subset, masks=masks,
         )  # fmt: skip
         wanted = replace(asked, logits=hidden[:, columns].contiguous(), masks=())

@@ -44,16 +44,14 @@ def test_a_few_tokens_have_the_noise_of_all() -> None:
     assert [gumbel(position_key(7, 11), token) for token in (499, 3)] == pytest.approx(
         all_of_them[ids].tolist()
     )
-    assert gumbel(0, 0) == pytest.approx(54 * math.log(2))  # the largest: no bit is set
+    found = [gumbel(0, 0), gumbels_(torch.zeros(1, dtype=torch.int64)).item()]
+    assert found == pytest.approx([54 * math.log(2)] * 2)  # the largest: no bit is set
     never = 0xCF9A04AFFA6BADC0  # of which all bits are set
     assert gumbel(never, 0) == gumbels_(torch.tensor([-1])).item() == -math.inf
 
 
 def test_distribution_of_the_values() -> None:
     values = torch.stack([Noise(11, 20_000).at(position) for position in range(20)]).double()
-    n = values.numel()
-    assert abs(values.mean().item() - 0.5772156649) < 4 * (math.pi / math.sqrt(6 * n))
-    assert abs(values.var().item() - math.pi**2 / 6) < 4 * math.sqrt((4.4 * math.pi**4 / 36) / n)
     assert kstest(values.flatten().numpy(), gumbel_r.cdf).pvalue > 1e-3
 
 

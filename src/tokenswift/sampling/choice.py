@@ -380,7 +380,6 @@ class Sampler:
         self.params = params
         self.row_by_row = row_by_row
         self.ranker = ranker
-        self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
         self._adjust = Adjustments(params, rules, vocab_size, self.device)
