@@ -44,7 +44,8 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
         base = states = before.hidden
         for level in range(LEVELS):
             at = root + 1 + level
-            states, logits = levels.level(level, base, states, [text[at - 1]])
+            states = levels.heads.advance(level, states, base, llm.target.embed(torch.tensor([text[at - 1]])))
+            logits = levels.vocabulary.project(levels.heads.normed(level, states))
             known, path = text[: root + 1], text[root + 1 : at]
             rows = LogitRows(
                 logits, known, [path], [at], [WIDTH], coupled=True, subset=levels.vocabulary.subset
