@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tokenswift.sampling.choice import processed
 from tokenswift.spec.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
 from tokenswift.train import loop
 from tokenswift.train.heads import HeadsStudent, train_heads
-from tokenswift.train.loop import Distillation, FrozenBase, picks
+from tokenswift.train.loop import Distillation, FrozenBase, Student, picks
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import HiddenStore, Recorder, Windows, blocks, read_texts
 from tokenswift.types import InputError, RunError
@@ -246,18 +247,17 @@ def test_the_teacher_is_the_models_processed_distribution(sampling: SamplingPara
     torch.testing.assert_close(teacher, want, rtol=1e-4, atol=1e-5)
 
 
-def test_of_many_tokens_a_step_looks_at_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their rows are the LM head's, and so is the loss where the others hold nothing."""
-    base = frozen(tiny_model())
-    places = torch.randint(0, V, (2, 3, 4))
-    assert base.among(places)[0] is base.rows
-    for name, value in (("MANY", 16), ("OTHERS", 20)):
-        monkeypatch.setattr(loop, name, value)
-    rows, found = base.among(places)
-    assert torch.equal(rows[found], base.rows[places]) and 20 <= len(rows) <= 20 + 2 + places.numel()
-    shares, likeliest = base.teacher(torch.randn(1, 5, base.width), SamplingParams(**NEUTRAL))
-    assert shares.shape == likeliest.shape == (1, 5, loop.LIKELIEST)
-    torch.testing.assert_close(shares.sum(-1), torch.ones(1, 5))
+def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's distribution is told of the likeliest; what the student gives any other token counts."""
+    monkeypatch.setattr(loop, "MANY", 16)
+    base, states, made = frozen(tiny_model()), torch.randn(1, 9, D), torch.randn(8, D)
+    plain = SamplingParams(**NEUTRAL)
+    student = Mock(spec=Student, levels=1, return_value=[made])
+    loss = Distillation(student, base, plain)(torch.zeros(1, 10).long(), states, torch.ones(1, 8).bool())
+    shares, places = base.teacher(states[:, 1:], plain)
+    assert shares.shape == (1, 8, loop.LIKELIEST)
+    log_chances = base.logits(made).log_softmax(-1).gather(-1, places[0])
+    torch.testing.assert_close(loss, -(shares[0] * log_chances).sum(-1).mean()[None])
 
 
 def test_every_item_once_an_epoch() -> None:

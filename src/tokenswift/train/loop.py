@@ -48,10 +48,9 @@ from tokenswift.train.states import (
 )
 from tokenswift.types import InputError, OnProgress, RunError
 
-MANY = 4096  # tokens in a loss, above which a step looks at some of them
+MANY = 4096  # tokens in a loss, above which the model's distribution is told of some
 MULTIPLE = 128  # positions; products of a shape that was not there yet take longer
 LIKELIEST = 32  # of many tokens that the model's distribution is told of
-OTHERS = 1024  # tokens of a step's loss beside those
 
 Targets = tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]  # shares, and whose: places in the subset
 
@@ -92,7 +91,7 @@ class FrozenBase:
     def teacher(self, hidden: Float[Tensor, "b r D"], sampling: SamplingParams) -> Targets:
         """The model's processed distribution of the next token, of the tokens that the filters left; of many
         tokens, of the :data:`LIKELIEST`."""
-        scores = processed(self.logits(self.normed(hidden).flatten(0, 1), self.rows), sampling)
+        scores = processed(self.logits(self.normed(hidden).flatten(0, 1)), sampling)
         kept = 1 if sampling.greedy else int((scores > -torch.inf).sum(-1).max())
         if self.size > MANY:
             kept = min(kept, LIKELIEST)
@@ -107,19 +106,9 @@ class FrozenBase:
         places = torch.searchsorted(self.subset, tokens.contiguous()).clamp_max(self.size - 1)[..., None]
         return (self.subset[places] == tokens[..., None]).float(), places
 
-    def among(self, places: Int[Tensor, "b r K"]) -> tuple[Tensor, Int[Tensor, "b r K"]]:
-        """Of many tokens, the LM head's rows of those at these places and of some others, and where they are
-        among those rows: what a step's loss looks at. Which others, the places say."""
-        if self.size <= MANY or places.shape[-1] == 1:
-            return self.rows, places
-        apart = self.size // OTHERS
-        others = torch.arange(int(places.sum()) % apart, self.size, apart, device=self.device)
-        chosen = torch.cat([places.flatten(), others]).unique()
-        return self.rows[chosen], torch.searchsorted(chosen, places)
-
-    def logits(self, normed: Float[Tensor, "m D"], rows: Float[Tensor, "S D"]) -> Float[Tensor, "m S"]:
-        """Of states as these rows of the LM head read them."""
-        logits = nn.functional.linear(normed.to(self.dtype), rows)
+    def logits(self, normed: Float[Tensor, "m D"]) -> Float[Tensor, "m S"]:
+        """Of states as the rows of the LM head read them."""
+        logits = nn.functional.linear(normed.to(self.dtype), self.rows)
         return shaped_logits(logits, self.config).float()
 
 
@@ -178,11 +167,10 @@ class Distillation(nn.Module):
             shares, places = base.of_text(tokens[:, 2:])
         else:
             shares, places = base.teacher(states[:, 1:, -base.width :], self.sampling)
-        head, places = base.among(places)
         plain = self.text or self.sampling.greedy
         losses = []
         for i, normed in enumerate(self.student(tokens, states, base)):
-            scores = base.logits(normed, head) / (1.0 if plain else self.sampling.temperature)
+            scores = base.logits(normed) / (1.0 if plain else self.sampling.temperature)
             share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
             rows = scores.logsumexp(-1) * share.sum(-1) - (share * scores.gather(-1, place)).sum(-1)
             known = valid.flatten() & (share.sum(-1) > 0)
