@@ -1,6 +1,6 @@
 """Changes to what decides tokens that no test notices, made by mutmut ([tool.mutmut] in pyproject.toml).
 
-    python -m scripts.mutants [PROCESSES]
+    python scripts/mutants.py [PROCESSES]
 
 Those of scripts/survivors.txt are known and not tried; other ones are printed, and end this with 1. The list
 has a line for each: where, and the line as it was changed; a star is for all. `mutmut show NAME` shows one.

@@ -31,7 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "window": 1024,
         "batch": 1,
         "accumulate": 2,
-        "epochs": 3,
+        "epochs": 6,
         "warmup": 50,
         "held_out": 0.06,
         "weight_decay": 0.05,
