@@ -101,6 +101,12 @@ def test_many_texts_and_dear_rows() -> None:
     assert sum(decoder.drafted[-50:]) > 50
 
 
+def test_rows_that_turn_out_dear_are_not_drafted() -> None:
+    decoder = Decoder(lambda rows: 1 + 0.45 * (rows - 1))
+    decoder.write(100, 0.3)
+    assert sum(decoder.drafted[-40:]) < 10
+
+
 def test_a_busy_machine_changes_no_decision() -> None:
     """Half-way every pass takes three times as long, drafting too; nothing is drafted less for it."""
     decoder = Decoder()
