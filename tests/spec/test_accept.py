@@ -135,9 +135,10 @@ def test_published_paths_stand_in_the_published_order() -> None:
         uneven.add_path(tokens, "head")
     uneven.add_path([4])
     assert published_paths(uneven.build()) == [[0, 1, 2], [0, 3], [0, 4]]
-    branch = CandidateTree(9)
-    branch.add_path([4])
-    assert published_paths(branch.build()) == [[0, 1]]
+    for source in ("ngram", "head"):
+        alone = CandidateTree(9)
+        alone.add_path([4], source)
+        assert published_paths(alone.build()) == [[0, 1]]
 
 
 def test_the_draws_of_the_published_rule_are_pinned() -> None:

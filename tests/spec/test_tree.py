@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenswift.config import TokenSwiftOptions
-from tokenswift.tree import CandidateTree, ancestor_mask, check_tree
+from tokenswift.tree import CandidateTree, ancestor_mask, check_tree, children
 from tokenswift.types import DraftTree, InputError
 
 TOKENS = st.integers(0, 4)
@@ -41,6 +41,8 @@ def test_trie_holds_exactly_the_prefixes(paths) -> None:
         assert (tree.sources[node] == "ngram") == (prefix not in by_heads)
         found.append(prefix)
     assert len(found) == len(set(found)) and set(found) == prefixes
+    edges = {(parent, *edge) for parent, below in enumerate(children(tree)) for edge in below.items()}
+    assert edges == {(tree.parents[node], tree.tokens[node], node) for node in range(1, len(tree))}
 
 
 @given(PATHS)
