@@ -4,9 +4,9 @@
 
 DRAFTER is a file of kind eagle or conditioned, trained with --held-out 0.06. WORK is the work folder of
 `tokenswift train --model MODEL --data self`, whose held-out answers are looked at, without their prompts.
-Both sides choose at temperature 0.7 with the same noise, the model from its whole vocabulary. One line of
-JSON for each drafter: by kind, the share of places where one drafted token, two and three in a row are the
-model's.
+Both sides choose at temperature 0.7 with the same noise, weighed as in drafting, the model from its whole
+vocabulary. One line of JSON for each drafter: by kind, the share of places where one drafted token, two and
+three in a row are the model's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from tokenswift import LLM
 from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
+from tokenswift.spec.drafters.eagle import NARROW_NOISE
 from tokenswift.spec.eagle import load_eagle
 from tokenswift.spec.heads import read_heads
 from tokenswift.train.eagle import EagleStudent
@@ -50,6 +51,7 @@ def student_of(llm: LLM, file: str) -> tuple[Student, torch.Tensor]:
 def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]:
     """Shares by kind, and of all."""
     student, named = student_of(llm, file)
+    weight = NARROW_NOISE if isinstance(student, EagleStudent) else 1.0
     base = FrozenBase(llm, named, torch.bfloat16)
     head = unstored(llm.source.weight(HEAD), torch.bfloat16)
     kinds = list(
@@ -69,7 +71,8 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
         same, came = torch.ones(count, dtype=torch.bool), [count - first]
         for depth, made in enumerate(student(tokens[None], states[None].float(), base), 1):
             at = torch.arange(count) + depth
-            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH + noise[at][:, named]
+            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH
+            scores += weight * noise[at][:, named]
             same &= named[scores.argmax(-1)] == wanted[at]
             came.append(int(same[first:].sum()))
         for kind in (kinds[number % len(kinds)], "all"):  # questions come of each kind in turns

@@ -47,9 +47,7 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
             states = levels.heads.advance(level, states, base, llm.target.embed(torch.tensor([text[at - 1]])))
             logits = levels.vocabulary.project(levels.heads.normed(level, states))
             known, path = text[: root + 1], text[root + 1 : at]
-            rows = LogitRows(
-                logits, known, [path], [at], [WIDTH], coupled=True, subset=levels.vocabulary.subset
-            )
+            rows = LogitRows(logits, known, [path], [at], [WIDTH], noise=1.0, subset=levels.vocabulary.subset)
             (ranked,) = sampler.candidates(rows)
             found.append((level, ranked, text[at]))
     return found

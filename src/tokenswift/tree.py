@@ -30,8 +30,6 @@ class CandidateTree:
         branches: the last node of each n-gram branch.
     """
 
-    __slots__ = ("tokens", "parents", "depths", "sources", "chances", "branches", "_below")
-
     def __init__(self, root: int) -> None:
         self.tokens, self.parents, self.depths = [root], [-1], [0]
         self.sources, self.chances = ["target"], [1.0]

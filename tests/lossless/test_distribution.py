@@ -96,7 +96,7 @@ def coupled_draft(text: list[int], sampler: Sampler) -> DraftTree:
         for node, path in layer:
             logits = logits_after((*text, *path))[None]
             position = len(text) + len(path)
-            rows = LogitRows(logits, text, [path], [position], [width], coupled=True)
+            rows = LogitRows(logits, text, [path], [position], [width], noise=1.0)
             for token in sampler.candidates(rows)[0].tokens:
                 below.append((builder.add(node, token), [*path, token]))
         layer = below

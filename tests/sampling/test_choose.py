@@ -59,8 +59,8 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
             for row, path in zip(logits, paths, strict=True):
                 row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
             rows = logits if subset is None else logits[:, subset.ids].contiguous()
-            for coupled in (False, True):
-                asked = LogitRows(rows, history, paths, positions, widths, coupled, subset)
+            for noise in (0.0, 0.5, 1.0):
+                asked = LogitRows(rows, history, paths, positions, widths, noise, subset)
                 for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
                     assert ours.tokens == theirs.tokens and ours.values == theirs.values
                     assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
@@ -132,5 +132,5 @@ def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None
     """Where the next smaller float is more than 25 away, the best token still has all of the probability."""
     params = SamplingParams(greedy=greedy, repetition_penalty=1.0)
     logits = torch.tensor([[3e38, 1.0, 2.0]], dtype=torch.float32)
-    rows = LogitRows(logits, [], [[]], [0], [2], coupled=False, with_probs=True)
+    rows = LogitRows(logits, [], [[]], [0], [2], noise=0.0, with_probs=True)
     assert Sampler(params, 3, "cpu", kernels.ranker(params)).candidates(rows)[0].probs[0] == 1.0

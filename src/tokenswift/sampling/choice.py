@@ -161,7 +161,7 @@ class Ranked(NamedTuple):
 
     Attributes:
         tokens: token ids.
-        values: the scores ranked by, noise included where rows are coupled.
+        values: the scores ranked by, noise included.
         probs: their probabilities under the row's processed distribution.
     """
 
@@ -208,8 +208,8 @@ class LogitRows:
             room in the penalty window, and are not penalised.
         positions: positions of the predicted tokens.
         widths: candidates wanted from each row, at most.
-        coupled: rank by processed score plus the position's noise, which the target will add too (Daliri
-            et al. 2024); else by processed score alone.
+        noise: weight of the position's noise in what ranks, beside the processed score: the target's choice
+            has 1, and so have drafts that are coupled with it (Daliri et al. 2024), or less; 0: none.
         subset: the tokens that the columns stand for; None: the whole vocabulary.
         with_probs: also return the candidates' probabilities.
         masks: for each row the tokens that a grammar allows (see :func:`allowed_tokens`), or None for all;
@@ -221,7 +221,7 @@ class LogitRows:
     paths: list[list[int]]
     positions: list[int]
     widths: list[int]
-    coupled: bool
+    noise: float
     subset: Subset | None = None
     with_probs: bool = True
     masks: Sequence[Int[Tensor, " w"] | None] = ()
@@ -242,9 +242,8 @@ class LogitRows:
 
     def one(self, row: int) -> LogitRows:
         """A single row of them."""
-        at = slice(row, row + 1)
         names = ("logits", "paths", "positions", "widths", "masks")
-        return replace(self, **{name: getattr(self, name)[at] for name in names})
+        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
 
 
 def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:
@@ -391,7 +390,7 @@ class Sampler:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         positions = [len(history) + len(path) for path in paths]
-        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, with_probs=False)
+        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), noise=1.0, with_probs=False)
         return [ranked.tokens[0] for ranked in self.candidates(rows)]
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
@@ -416,8 +415,8 @@ class Sampler:
         logits = rows.masked() if rows.subset is None else rows.subset.full_rows(rows.masked())
         scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
         distribution = scores.softmax(-1) if rows.with_probs else scores
-        if rows.coupled and not self.params.greedy:
-            scores = scores + self._noise(rows.positions)
+        if rows.noise and not self.params.greedy:
+            scores = scores + rows.noise * self._noise(rows.positions)
         most = min(max(rows.widths), scores.shape[-1])
         if most == 1:
             best, tokens = scores.max(-1, keepdim=True)
@@ -468,7 +467,7 @@ class Sampler:
         """
         if self.masks is not None:
             masks = self.masks.of(history, paths, positions)
-            logits = LogitRows(logits, history, paths, [], [], coupled=False, masks=masks).masked()
+            logits = LogitRows(logits, history, paths, [], [], noise=0.0, masks=masks).masked()
         return self._processed(logits, (history, paths, positions))
 
     def perturbed(

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
-from tokenswift.spec.control import Calibration, Control, CostEstimate, Costs, Drafted, Learnt
+from tokenswift.spec.control import Control, CostEstimate, Costs, Drafted, Learnt
 from tokenswift.spec.drafters.base import Below, Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import ALONE, SequenceState
 from tokenswift.tree import CandidateTree
@@ -77,9 +77,7 @@ class AdaptiveStrategy:
         self._show_rest(sequence)
         control.remaining = sequence.remaining
         mode = control.mode(length, sequence.load)
-        learnt = self.learnt.calibration
-        candidates = PricedCandidates(sequence, self.sampler, self.coupled, learnt, control)
-        self._candidates = candidates
+        candidates = self._candidates = PricedCandidates(sequence, self)
         if not control.timing_plain:
             for drafter in self._free:
                 candidates.ask(drafter)
@@ -141,24 +139,16 @@ class PricedCandidates(Candidates):
     """The candidates of one step of adaptive drafting.
 
     Args:
-        sequence, sampler, coupled: as for `Candidates`.
-        calibration: turns rankings into chances.
-        control: knows the rate and all costs.
+        strategy: whose control knows the rate and all costs, and whose calibration turns rankings into
+            chances.
     """
 
     with_probs = True
 
-    def __init__(
-        self,
-        sequence: SequenceState,
-        sampler: Sampler,
-        coupled: bool,
-        calibration: Calibration,
-        control: Control,
-    ) -> None:
-        super().__init__(sequence, sampler, coupled, max_passes=CHAIN)
-        self.calibration, self.control = calibration, control
-        self.least = 0.5 * control.rate * control.row
+    def __init__(self, sequence: SequenceState, strategy: AdaptiveStrategy) -> None:
+        super().__init__(sequence, strategy.sampler, strategy.coupled, max_passes=CHAIN)
+        self.calibration, self.control = strategy.learnt.calibration, strategy.control
+        self.least = 0.5 * self.control.rate * self.control.row
         self._rankings: list[tuple[int, Callable[[int], None]]] = []
 
     def add_ranking(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:

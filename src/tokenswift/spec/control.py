@@ -64,8 +64,6 @@ class Regression:
         rate: learning rate.
     """
 
-    __slots__ = ("weights", "rate")
-
     def __init__(self, weights: Sequence[float], rate: float = _RATE) -> None:
         self.weights, self.rate = list(weights), rate
 

@@ -18,6 +18,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
+from tokenswift.sampling.choice import LogitRows, Ranked, Sampler
 from tokenswift.spec.control import Control
 from tokenswift.spec.drafters.base import Candidates
 from tokenswift.spec.drafters.eagle import Branches
@@ -99,6 +100,21 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
                 last, logits = reference.step(torch.tensor([token]), last, torch.tensor([40 + depth]), keys)
             torch.testing.assert_close(row, logits, **close)
     assert cache.length == 40 + 4  # the path that all of the last pass have in common
+
+
+def test_a_narrow_drafter_is_ranked_with_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts_always(monkeypatch)
+    seen, given = set[Any](), Sampler.candidates
+
+    def candidates(self: Sampler, rows: LogitRows) -> list[Ranked]:
+        seen.add((form if rows.subset else "target", rows.noise))
+        return given(self, rows)
+
+    monkeypatch.setattr(Sampler, "candidates", candidates)
+    for form in ("shared", "narrow"):
+        llm = LLM.from_model(tiny_model("llama"), heads=None, eagle=random_eagle(window=9, **FORMS[form]))
+        llm.generate(TEXT, 20, sampling=SAMPLINGS["noisy"])
+    assert seen == {("target", 1.0), ("shared", 1.0), ("narrow", 0.5)}
 
 
 def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ class CRule(ctypes.Structure):
 
 
 class CRow(ctypes.Structure):
-    _fields_ = fields("uint64 key; int coupled, width; pointer mask")
+    _fields_ = fields("uint64 key; float noise; int width; pointer mask")
 
 
 class NativeRanker:
@@ -151,9 +151,9 @@ class NativeRanker:
         if subset is not None:
             tokens = subset.vocab_size
             rule.ids = address("ids of the subset", subset.ids32, torch.int32, size)
-        asked, coupled = (CRow * count)(), rows.coupled and not self._greedy
+        asked, noise = (CRow * count)(), 0.0 if self._greedy else rows.noise
         for row, position, width in zip(asked, rows.positions, rows.widths, strict=True):
-            row.key, row.coupled, row.width = position_key(self._seed, position), coupled, width
+            row.key, row.noise, row.width = position_key(self._seed, position), noise, width
         for row, mask in zip(asked, rows.masks, strict=False):
             if mask is not None:
                 row.mask = address("a mask", mask, torch.int32, -(-tokens // 32))
@@ -163,7 +163,7 @@ class NativeRanker:
         counts = (c_int32 * count)()
         work = self._work.get(size)
         if work is None:
-            work = self._work[size] = torch.empty(3 * size, dtype=torch.float32, device="cpu")
+            work = self._work[size] = torch.empty(4 * size, dtype=torch.float32, device="cpu")
         refused = self._rank(
             byref(rule),
             address("logits", logits, torch.float32, count, size),
@@ -174,7 +174,7 @@ class NativeRanker:
             values,
             distribution,
             counts,
-            address("work space", work, torch.float32, 3 * size),
+            address("work space", work, torch.float32, 4 * size),
         )
         if refused >= 0:
             return refused

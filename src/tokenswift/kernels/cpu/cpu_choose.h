@@ -5,7 +5,6 @@
  * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/choice.py has the formulas).
  */
 #include "cpu_tile.h"
-#include <stdlib.h>
 
 typedef struct {
     long size;                 /* candidates a row */
@@ -18,7 +17,8 @@ typedef struct {
 
 typedef struct {
     uint64_t key;              /* of the position's noise (noise.position_key) */
-    int coupled, width;        /* add noise; candidates wanted */
+    float noise;               /* its weight; 1 for the target's own choice */
+    int width;                 /* candidates wanted */
     const uint32_t *mask;      /* a bit for each token that may come; NULL: any */
 } Row;
 
@@ -90,40 +90,9 @@ static long survivors(const float *scores, long size, float cut, int32_t *kept) 
     return count;
 }
 
-static int descending(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
-static double mass_of(const float *scores, const int32_t *kept, long count, float peak) {
-    double total = 0;
-    for (long i = 0; i < count; i++) total += natural_exp((double)(scores[kept[i]] - peak));
-    return total;
-}
-
-/* The candidates whose score is at least cut, sorted; how many. */
-static long best_from(const float *scores, long size, float cut, int32_t *kept, float *sorted) {
-    const long count = survivors(scores, size, cut, kept);
-    for (long i = 0; i < count; i++) sorted[i] = scores[kept[i]];
-    qsort(sorted, (size_t)count, sizeof(float), descending);
-    return count;
-}
-
-/* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. Where many blocks have their
- * largest score at a cut, so many scores are there at least: it is looked for among those of blocks, if there are more. */
-static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *near, float *sorted) {
-    enum { BLOCK = 64 };
-    float depth = 2;
-    const long blocks = size / BLOCK;
-    for (long i = 0; i < blocks; i++) sorted[i] = largest(scores + i * BLOCK, BLOCK);
-    const float *from = blocks > 4 * k ? sorted : scores;
-    while (survivors(from, from == sorted ? blocks : size, peak - depth, near) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
-    best_from(scores, size, peak - depth, near, sorted);
-    return sorted[k - 1];
-}
-
-/* exp(score - peak), summed over the candidates whose score is at least `least`; its relative error is below 3e-7. */
-static double mass_from(const float *scores, long size, float least, float peak) {
+/* exp(score - peak), summed over the candidates whose score is at least `least`; its relative error is below 3e-7.
+ * weights: each candidate's; NULL: not wanted. */
+static double mass_from(const float *scores, long size, float least, float peak, float *weights) {
     enum { LANES = 32 };
     double sums[LANES] = {0}, total = 0;
     float below[LANES];
@@ -137,29 +106,67 @@ static double mass_from(const float *scores, long size, float least, float peak)
             memcpy(below + j, &e, sizeof e);
         }
         for (int j = 0; j < LANES; j++) sums[j] += below[j];
+        if (weights) memcpy(weights + i, below, (size_t)(size - i < LANES ? size - i : LANES) * 4);
     }
     for (int j = 0; j < LANES; j++) total += sums[j];
     return total;
 }
 
-/* The score below which tokens are outside the smallest set of mass p, of those whose score is at least `least`. */
-static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *near, float *sorted) {
-    const double wanted = p * mass_from(scores, size, least, peak);
-    for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: sort no more than that */
-        const long count = best_from(scores, size, peak - depth > least ? peak - depth : least, near, sorted);
-        double before = 0;
-        for (long i = 0; i < count; i++) {
-            before += natural_exp((double)(sorted[i] - peak));
-            if (before >= wanted) return sorted[i];
+/* The largest score at which it and those above weigh `wanted`, or the smallest; scores and weights change places. */
+static float heaviest(float *scores, float *weights, long count, double wanted) {
+    for (;;) {
+        const float middle = scores[count / 2];
+        double above = 0, equal = 0;
+        long high = 0, low = count; /* those above the middle go to the front, those below to the end */
+        for (long i = 0; i < low;) {
+            const float score = scores[i], weight = weights[i];
+            const long to = score > middle ? high++ : score < middle ? --low : i;
+            if (to < low) *(score > middle ? &above : &equal) += weight;
+            scores[i] = scores[to], weights[i] = weights[to];
+            scores[to] = score, weights[to] = weight;
+            i += to <= i;
         }
-        if (peak - depth <= least) break;
+        if (high && above >= wanted) {
+            count = high;
+        } else if (above + equal >= wanted || low == count) {
+            return middle;
+        } else {
+            wanted -= above + equal;
+            scores += low, weights += low, count -= low;
+        }
+    }
+}
+
+/* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. Where many blocks have their
+ * largest score at a cut, so many scores are there at least: it is looked for among those of blocks, if there are more. */
+static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *kept, float *near, float *weights) {
+    enum { BLOCK = 64 };
+    float depth = 2;
+    const long blocks = size / BLOCK;
+    for (long i = 0; i < blocks; i++) near[i] = largest(scores + i * BLOCK, BLOCK);
+    const float *from = blocks > 4 * k ? near : scores;
+    while (survivors(from, from == near ? blocks : size, peak - depth, kept) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
+    const long count = survivors(scores, size, peak - depth, kept);
+    for (long i = 0; i < count; i++) near[i] = scores[kept[i]], weights[i] = 1;
+    return heaviest(near, weights, count, (double)k);
+}
+
+/* The score below which tokens are outside the smallest set of mass p, of those whose score is at least `least`. */
+static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *kept, float *near, float *weights) {
+    const double wanted = p * mass_from(scores, size, least, peak, NULL);
+    for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: look at no more than that */
+        const float from = peak - depth > least ? peak - depth : least;
+        const long count = survivors(scores, size, from, kept);
+        for (long i = 0; i < count; i++) near[i] = scores[kept[i]];
+        if (mass_from(near, count, from, peak, weights) >= wanted) return heaviest(near, weights, count, wanted);
+        if (from == least) break;
     }
     return least;
 }
 
-static float cut_eta(const float *scores, const int32_t *kept, long count, double epsilon, float peak) {
+static float cut_eta(const float *scores, long size, float least, const int32_t *kept, long count, double epsilon, float peak) {
     double entropy = 0;
-    const double logarithm = natural_log(mass_of(scores, kept, count, peak));
+    const double logarithm = natural_log(mass_from(scores, size, least, peak, NULL));
     for (long i = 0; i < count; i++) {
         const double s = scores[kept[i]] - (double)peak - logarithm;
         if (s > -INFINITY) entropy -= natural_exp(s) * s;
@@ -170,11 +177,11 @@ static float cut_eta(const float *scores, const int32_t *kept, long count, doubl
 }
 
 /* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
- * processed law; NULL: not wanted). counts: how many there are. work: size × 12 bytes. Returns the first row whose
+ * processed law; NULL: not wanted). counts: how many there are. work: size × 16 bytes. Returns the first row whose
  * scores hold NaN or no finite maximum, or -1 for none. */
 long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
              float *values, float *shares, int32_t *counts, float *work) {
-    float *scores = work, *sorted = work + r->size;
+    float *scores = work, *near = work + r->size, *weights = work + 3 * r->size;
     int32_t *kept = (int32_t *)(work + 2 * r->size);
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
@@ -184,16 +191,16 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         const float peak = largest(scores, r->size);
         if (!isfinite(peak)) return x;
         long count;
-        float cut = row->width == 1 && !row->coupled && !shares ? peak : peak + r->min_p;
+        float cut = row->width == 1 && row->noise == 0 && !shares ? peak : peak + r->min_p;
         if (r->top_k || r->top_p < 1) {
             float at = -INFINITY;
-            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, sorted);
-            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, sorted);
+            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, near, weights);
+            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, near, weights);
             cut = at > cut ? at : cut;
         }
         count = survivors(scores, r->size, cut, kept);
         if (r->eta > 0) {
-            const float at = cut_eta(scores, kept, count, r->eta, peak);
+            const float at = cut_eta(scores, r->size, cut, kept, count, r->eta, peak);
             if (at > cut) count = survivors(scores, r->size, at, kept);
         }
         int32_t *token = tokens + x * most, found = 0;
@@ -203,13 +210,13 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
             const float score = scores[kept[i]];
             const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];
             float y = score;
-            if (row->coupled) {
+            if (row->noise != 0) {
                 const uint64_t bits = mix64((uint64_t)id * 0x9E3779B97F4A7C15ULL + row->key);
                 if (found == width) { /* w >= 2^-(z + 1) for z leading zeros */
                     const float behind = value[width - 1] - score;
-                    if (behind > 0.6932f * (float)((bits ? __builtin_clzll(bits) : 64) + 1)) continue;
+                    if (behind > row->noise * 0.6932f * (float)((bits ? __builtin_clzll(bits) : 64) + 1)) continue;
                 }
-                y += gumbel(bits);
+                y += row->noise * gumbel(bits);
             }
             if (y == -INFINITY || (found == width && !(y > value[width - 1]))) continue;
             int at = found < width ? found++ : width - 1;

@@ -47,10 +47,12 @@ class Drafter:
     Attributes:
         name: its name in reports.
         source: the source that its tokens are counted under, one of `types.SOURCES`.
+        noise: weight of the target's noise in its rankings, where candidates are coupled.
     """
 
     name: str
     source: str
+    noise = 1.0
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory that it will hold for a sequence of up to ``text`` tokens, with its own nodes beside the
@@ -211,7 +213,8 @@ class Candidates:
         paths = [self.path(node) for node in nodes]
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width_at(self.tree.depths[node]) for node in nodes]
-        return LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.with_probs)
+        noise = self.coupled * self.drafter.noise
+        return LogitRows(logits, self.text, paths, positions, widths, noise, subset, self.with_probs)
 
     def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """Which candidates the next level of heads continues.

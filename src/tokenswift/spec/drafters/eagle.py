@@ -17,6 +17,7 @@ from tokenswift.spec.drafters.base import Candidates, Drafter
 from tokenswift.spec.eagle import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import SequenceState
 
+NARROW_NOISE = 0.5  # weight of the target's noise where little was learnt: logits are half as far apart
 _LAG = 32  # rows run before a draft from which its time is not typical
 
 
@@ -85,6 +86,7 @@ class EagleDrafter(Drafter):
         self.model = model
         self._cache: FullCache | None = None
         self._next = 0  # position of the next feature to read
+        self.noise = NARROW_NOISE if "narrow" in model.config.parts else 1.0
         self._newest: Tensor | None = None  # output of the last row with a feature, (1, H)
 
     def begin(self, sequence: SequenceState) -> None:
