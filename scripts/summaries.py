@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from benchmarks import tables
@@ -17,9 +18,10 @@ REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
 COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
 
 
-def real() -> Table:
-    """A real model beside llama.cpp on the same file: automatic and plain decoding of each task."""
-    lines = [row for row in _real() if "task" in row]
+def real(machine: str) -> Table:
+    """A real model beside llama.cpp on the same file, on a kind of machine: automatic and plain decoding of
+    each task."""
+    lines = [row for row in _real(machine) if "task" in row]
     body = [
         [
             line["task"],
@@ -38,9 +40,9 @@ def real() -> Table:
     return Table([*head, "tokens a step", "accepted drafts from", "identical"], body, _from(lines))
 
 
-def contexts() -> Table:
+def contexts(machine: str) -> Table:
     """The same model's prompt and plain decoding by length of the context, beside llama.cpp."""
-    lines = [row for row in _real() if "context" in row]
+    lines = [row for row in _real(machine) if "context" in row]
     body = [
         [
             f"{line['context']:,}",
@@ -60,10 +62,10 @@ def contexts() -> Table:
     return Table([*head, "prompt, llama.cpp", "prompt, tokenswift", "over llama.cpp"], body, _from(lines))
 
 
-def _real() -> list[Row]:
-    """The newest row of each task and context."""
+def _real(machine: str) -> list[Row]:
+    """The newest row of each task and context on machines that are so called."""
     text = REAL.read_text(encoding="utf-8") if REAL.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = [row for row in map(json.loads, text.splitlines()) if machine in row["machine"]]
     return [*{str(row.get("task", row.get("context"))): row for row in rows}.values()]
 
 
@@ -125,4 +127,8 @@ def _spread(rows: list[Row], way: str, figure: str) -> str:
     return f"{sum(values) / len(values):.2f}{spread}"
 
 
-SUMMARIES = {"real": real, "contexts": contexts}
+SUMMARIES = {
+    f"{name}-{machine.lower()}": partial(table, machine)
+    for name, table in {"real": real, "contexts": contexts}.items()
+    for machine in ("EPYC", "Xeon")
+}
