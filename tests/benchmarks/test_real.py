@@ -47,11 +47,11 @@ def test_rows_and_their_tables(
     assert row["llama"] == row["tokens"] and row["plain_over_llama"] > 0
     behind = real.context(llm, 48, peer, 2)
     assert behind["context"] == 48 and behind["llama_reading"] == 96 and behind["llama_writing"] == real.NEW
-    both = [{**row, "auto": 1.0}, row, behind]
+    rows = [{**row, "auto": 1.0}, row, behind, {**row, "auto": 2.0, "machine": "other"}]
     more = {"model": "m", "dtype": "int8", "machine": "cpu", "commit": "c", "peer": peer.version}
-    (tmp_path / "real.jsonl").write_text("".join(json.dumps({**r, **more}) + "\n" for r in both))
+    (tmp_path / "real.jsonl").write_text("".join(json.dumps({**more, **r}) + "\n" for r in rows))
     monkeypatch.setattr(summaries, "REAL", tmp_path / "real.jsonl")
-    tasks, contexts = summaries.real(), summaries.contexts()
+    tasks, contexts = summaries.real("cpu"), summaries.contexts("cpu")
     assert [cells[0] for cells in tasks.body] == ["novel"] and tasks.body[0][3] == f"**{row['auto']:.1f}**"
     assert [cells[0] for cells in contexts.body] == ["48"] and "1.2.3 (AVX2)" in contexts.below
 
