@@ -211,7 +211,10 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
     pairs: list[tuple[Side, Side]] = []
     theirs: list[float] = []
     for turn in range(rounds):
-        plain, auto = (Side(iter(state.stream(new, way, sampling=params))) for way in (PLAIN, AUTO))
+        streams = (
+            state.stream(new, way, sampling=params, ignore_eos="after" in name) for way in (PLAIN, AUTO)
+        )
+        plain, auto = map(Side, map(iter, streams))
         order = [plain, auto] if turn % 2 else [auto, plain]
         for length in range(TURN, new + TURN, TURN):
             for side in order:
