@@ -112,10 +112,11 @@ static double mass_from(const float *scores, long size, float least, float peak,
     return total;
 }
 
-/* The largest score at which it and those above weigh `wanted`, or the smallest; scores and weights change places. */
-static float heaviest(float *scores, float *weights, long count, double wanted) {
+/* The largest score at which it and those above weigh `wanted`, or the smallest; scores and weights change places. The key
+ * picks what they are parted at, so that no order of scores is slow for every seed and position. */
+static float heaviest(float *scores, float *weights, long count, double wanted, uint64_t key) {
     for (;;) {
-        const float middle = scores[count / 2];
+        const float middle = scores[mix64(key += (uint64_t)count) % (uint64_t)count];
         double above = 0, equal = 0;
         long high = 0, low = count; /* those above the middle go to the front, those below to the end */
         for (long i = 0; i < low;) {
@@ -139,7 +140,7 @@ static float heaviest(float *scores, float *weights, long count, double wanted) 
 
 /* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. Where many blocks have their
  * largest score at a cut, so many scores are there at least: it is looked for among those of blocks, if there are more. */
-static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *kept, float *near, float *weights) {
+static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *kept, float *near, float *weights, uint64_t key) {
     enum { BLOCK = 64 };
     float depth = 2;
     const long blocks = size / BLOCK;
@@ -148,17 +149,17 @@ static float cut_top_k(const float *scores, long size, long k, float peak, int32
     while (survivors(from, from == near ? blocks : size, peak - depth, kept) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
     const long count = survivors(scores, size, peak - depth, kept);
     for (long i = 0; i < count; i++) near[i] = scores[kept[i]], weights[i] = 1;
-    return heaviest(near, weights, count, (double)k);
+    return heaviest(near, weights, count, (double)k, key);
 }
 
 /* The score below which tokens are outside the smallest set of mass p, of those whose score is at least `least`. */
-static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *kept, float *near, float *weights) {
+static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *kept, float *near, float *weights, uint64_t key) {
     const double wanted = p * mass_from(scores, size, least, peak, NULL);
     for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: look at no more than that */
         const float from = peak - depth > least ? peak - depth : least;
         const long count = survivors(scores, size, from, kept);
         for (long i = 0; i < count; i++) near[i] = scores[kept[i]];
-        if (mass_from(near, count, from, peak, weights) >= wanted) return heaviest(near, weights, count, wanted);
+        if (mass_from(near, count, from, peak, weights) >= wanted) return heaviest(near, weights, count, wanted, key);
         if (from == least) break;
     }
     return least;
@@ -194,8 +195,8 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         float cut = row->width == 1 && row->noise == 0 && !shares ? peak : peak + r->min_p;
         if (r->top_k || r->top_p < 1) {
             float at = -INFINITY;
-            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, near, weights);
-            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, near, weights);
+            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, near, weights, row->key);
+            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, near, weights, row->key);
             cut = at > cut ? at : cut;
         }
         count = survivors(scores, r->size, cut, kept);
