@@ -28,6 +28,7 @@ from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
 SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
+NARROW = frozenset({"narrow", "fc_norm"})
 #: drafters in every form
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -35,13 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "shared": {"own": False, "names": 41, "parts": frozenset({"qk_norm"})},
     "biased": {"own": False, "parts": frozenset({"qkv_bias", "o_bias", "fc_norm"})},
     "3.1": {"norm_output": True, "head_dim": 8, "parts": frozenset({"norm_before_fc"})},
-    "narrow": {
-        "own": False,
-        "names": 41,
-        "hidden": 32,
-        "head_dim": 8,
-        "parts": frozenset({"narrow", "fc_norm"}),
-    },
+    "narrow": {"own": False, "names": 41, "hidden": 32, "head_dim": 8, "parts": NARROW},
 }
 
 
@@ -53,9 +48,8 @@ def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
     given = (model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
-    return EagleReference(
-        weights, *given, window=min(weights.config.window or WINDOW, weights.config.trained)
-    )
+    window = min(weights.config.window or WINDOW, weights.config.trained)
+    return EagleReference(weights, *given, window=window)
 
 
 def backends() -> list[Backend]:
@@ -76,17 +70,15 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     hidden, logits = reference.step(torch.tensor(TEXT[1:41]), rows, torch.arange(40), keys)
     cache, found = made.new_cache(), []
     for start, end in ((0, 1), (1, 30), (30, 40)):
-        fused = made.fuse(features[:, start:end])
-        found.append(made.run(TEXT[start + 1 : end + 1], fused, start, cache))
+        found.append(made.run(TEXT[start + 1 : end + 1], made.fuse(features[:, start:end]), start, cache))
         cache.commit(tuple(range(end - start)))
     state = torch.cat(found)
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(made.fed_back(state), hidden, **close)
     torch.testing.assert_close(made.logits(state), logits, **close)
     sampler = target.sampler(SamplingParams())
-    candidates = Candidates(
-        SequenceState(TEXT[:41], 41, target.new_cache(50), target, sampler), sampler, True
-    )
+    sequence = SequenceState(TEXT[:41], 41, target.new_cache(50), target, sampler)
+    candidates = Candidates(sequence, sampler, True)
     tree, branches = candidates.tree, Branches(made, cache, candidates, 39, state[-1:])
     torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)
     # both at first, then those below the first alone, and one of these
