@@ -469,10 +469,6 @@ class SparseCache(KVCache):
         into, places = to_device(slots, self.data.device), to_device(kept, self.data.device)
         self.positions[:, :, into] = places + start
 
-    def first_keys(self) -> Float[Tensor, "L K S d"]:
-        """The sinks' keys as they are now, for `turn_sinks`."""
-        return self.entries.keys(slice(None), 0, self.sinks).clone()
-
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
         """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
 

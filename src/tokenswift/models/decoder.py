@@ -299,10 +299,6 @@ class BaseTarget(ABC):
         """
         self.feature_layers = layers
 
-    def set_padding(self, rows: Sequence[int]) -> None:
-        """Set :attr:`padding`."""
-        self.padding = torch.tensor(rows, device=self.device) if rows else None
-
 
 class NativeTarget(BaseTarget):
     """A Llama-like decoder of ours; switches of `loader.config.Family` make it one of the supported families.

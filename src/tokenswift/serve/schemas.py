@@ -162,10 +162,6 @@ def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 # ---- bodies ---------------------------------------------------------------------------------------
 
 
-def _is_hosted(tool: Any) -> bool:
-    return isinstance(tool, Mapping) and tool.get("type") not in (None, "function")
-
-
 class Body(BaseModel):
     """What all bodies have in common.
 
@@ -228,7 +224,9 @@ class Body(BaseModel):
         Raises:
             InputError: naming what is wrong with them.
         """
-        functions = [tool for tool in self.given("tools") or () if not _is_hosted(tool)]
+        own = (None, "function")  # others are run by a host
+        tools = self.given("tools") or ()
+        functions = [tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") in own]
         return tools_of(functions, self.given("tool_choice"), self.given("parallel_tool_calls"))
 
     def length(self) -> tuple[str, int | None]:

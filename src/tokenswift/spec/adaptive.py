@@ -13,14 +13,13 @@ from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
-from tokenswift.spec.control import Control, CostEstimate, Costs, Drafted, Learnt
+from tokenswift.spec.control import PLAIN, Control, CostEstimate, Costs, Drafted, Learnt
 from tokenswift.spec.drafters.base import Below, Candidates, Drafter, Outcome
 from tokenswift.spec.strategy import ALONE, SequenceState
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 
 MOST_NODES = 31  # nodes below the root
-YOUNG = 64  # first steps of a sequence, from all of which chances are learnt; later from every fourth
 WIDTH = 4  # candidates below a node
 ROWS = 4  # nodes that a level of heads or a draft pass continues, at most
 CHAIN = 6  # draft passes in a step
@@ -42,9 +41,9 @@ class AdaptiveStrategy:
         self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
         self._free: list[Drafter] = []  # asked in every step
         self._priced: dict[str, Drafter] = {}
+        self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
         self._before: Step | None = None
         self._candidates: PricedCandidates | None = None  # None during a rest
-        self._steps = 0
         self._rest = 0  # steps to come in which no drafter is asked
         self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
 
@@ -55,8 +54,7 @@ class AdaptiveStrategy:
 
     def begin(self, sequence: SequenceState) -> None:
         """Show the drafters the prompt, and ask each for its estimate."""
-        costs = Costs(self.learnt.ratios)
-        estimates: dict[str, CostEstimate] = {}
+        costs, estimates = self.control.costs, dict[str, CostEstimate]()
         for drafter in self.drafters:
             drafter.begin(sequence)
             estimate = drafter.estimate(costs)
@@ -78,23 +76,31 @@ class AdaptiveStrategy:
         control.remaining = sequence.remaining
         mode = control.mode(length, sequence.load)
         candidates = self._candidates = PricedCandidates(sequence, self)
+        tree = candidates.tree
         if not control.timing_plain:
             for drafter in self._free:
                 candidates.ask(drafter)
             if mode in self._priced and sequence.last_pass is not None:
-                candidates.ask(self._priced[mode])
+                nodes, expected = self._best(tree, PLAIN)
+                first = sum(at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent)
+                if control.worth(mode, 1 + expected, 1 + len(nodes), first):
+                    candidates.ask(self._priced[mode])
         sequence.draft_passes += candidates.passes
-        prices = control.prices(min(MOST_NODES, len(candidates.tree) - 1))
-        rate = control.rate / control.modes[mode].bias  # corrects chances by their recent error
-        nodes, expected = candidates.tree.select(prices, rate)
+        nodes, expected = self._best(tree, mode)
         while out := candidates.forbidden(nodes):
             for node in out:
-                candidates.tree.chances[node] = 0.0
-            nodes, expected = candidates.tree.select(prices, rate)
-        tree = self._tree = candidates.tree.build(nodes)
+                tree.chances[node] = 0.0
+            nodes, expected = self._best(tree, mode)
+        built = self._tree = tree.build(nodes)
         work = (candidates.passes, candidates.levels, candidates.loaded)
-        control.drafted(Drafted(mode, 1 + expected, len(tree), *work))
-        return tree
+        control.drafted(Drafted(mode, 1 + expected, len(built), *work))
+        return built
+
+    def _best(self, tree: CandidateTree, mode: str) -> tuple[list[int], float]:
+        """The nodes that are worth a row, and their expected tokens; chances are corrected by the mode's
+        recent error."""
+        prices = self.control.prices(min(MOST_NODES, len(tree) - 1))
+        return tree.select(prices, self.control.rate / self.control.modes[mode].bias)
 
     def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
         """Learn chances from the step's tokens, and costs from its times."""
@@ -110,9 +116,7 @@ class AdaptiveStrategy:
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
         self._before = step
-        self._steps += 1
-        if self._steps <= YOUNG or self._steps % 4 == 0:  # later, chances are known well
-            self._candidates.learn(new)
+        self._candidates.learn(new)
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
@@ -129,7 +133,7 @@ class AdaptiveStrategy:
 
     def report(self) -> dict[str, Any] | None:
         """See `Control.record`; None before the first step."""
-        return self.control.record() if self._steps else None
+        return self.control.record() if any(one.steps for one in self.control.modes.values()) else None
 
 
 # ---- candidates with chances and costs --------------------------------------------------------------------

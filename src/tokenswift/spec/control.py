@@ -10,8 +10,10 @@ the machine's load and the context length, so the cost of a row, a head level or
 when these change. With several sequences in a step, their total yield is set against their total time.
 
 A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the text). A mode's
-rate is its expected tokens, corrected by the bias of past expectations, per plain pass. Modes not in use are
-tried for a few steps, at intervals that double. This module reads no clock: steps carry their own times.
+rate is its expected tokens, corrected by the bias of past expectations, per plain pass. In a step whose next
+token the free drafters already know, a mode's drafter is not asked, and every step of a mode shows what plain
+would have made of it. Modes not in use are tried for a few steps, at intervals that double.
+This module reads no clock: steps carry their own times.
 """
 
 from __future__ import annotations
@@ -125,11 +127,12 @@ _ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
 PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
-_PLAIN_EVERY = 128  # steps without two plain ones in a row, after which two are made to time them
+_PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
 _SLOW, _FAST = 1 / 32, 1 / 16  # smallest weight of a new value in a running mean
 _BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
 _MARGIN = 1.02  # a mode takes over when its rate is this many times the current one's; plain at once
 _TRIAL, _FIRST_WAIT, _LAST_WAIT = 4, 16, 1024  # steps of a trial; steps between trials, first and last
+_ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
 _LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
 _REST_AFTER, _REST_GAP = 8, 4  # steps without a draft until a rest; steps between rests
@@ -225,7 +228,7 @@ class CostEstimate:
         price: time that drafting takes in a step.
         pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a drafter
             makes one pass after another; 0 for others.
-        least: it drafts only while more tokens than this are cached.
+        least: it drafts only while at least so many tokens are cached.
         loads: it must fill a cache first, so it is tried only where many tokens are still to come.
     """
 
@@ -256,18 +259,26 @@ class _Mode:
     bias: float = 1.0  # accepted ÷ expected drafted tokens
     judged: float = 4.0  # expected drafted tokens that the bias is averaged over
 
-    def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
-        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
+    def foresee(self, expected: float, rows: int) -> float:
+        """Learn what a step would draft; returns the weight of that in the means."""
         weight = max(_SLOW, 1 / (self.learnt + 3))
         self.learnt += 1
         self.tokens += weight * (expected - self.tokens)
         self.rows += weight * (rows - self.rows)
-        if draft is not None and (self.learnt < 4 or draft < 3 * self.draft + 0.1):
-            self.draft += weight * (draft - self.draft)
-        hoped = expected - 1
+        return weight
+
+    def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
+        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
+        weight = self.foresee(expected, rows)
+        if draft is not None:
+            self.draft += weight * (min(draft, 3 * self.draft + 0.1) - self.draft)
+        self.judge(expected - 1, made - 1)
+
+    def judge(self, hoped: float, accepted: int) -> None:
+        """Learn the bias from a step's drafted tokens."""
         if hoped > 0.05:
             self.judged = max(hoped, min(_BIAS_MEMORY, self.judged + hoped))
-            self.bias = min(1.3, max(0.3, self.bias + (made - 1 - hoped * self.bias) / self.judged))
+            self.bias = min(1.3, max(0.3, self.bias + (accepted - hoped * self.bias) / self.judged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +325,16 @@ class Control:
         self.biases = {} if biases is None else biases
         self.load = ALONE
         self.remaining: int | None = None
-        self.modes = {PLAIN: _Mode(1.0, 1, 0.0, bias=self.biases.get(PLAIN, 1.0))}
-        for at, (name, estimate) in enumerate(estimates.items()):
-            first, bias = FIRST + 1 + _TRIAL * at, self.biases.get(name, _FIRST_BIAS)
+        # asking the free drafters takes about .03 of a plain pass
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.03, bias=self.biases.get(PLAIN, 1.0))}
+        for name, estimate in estimates.items():
+            bias = self.biases.get(name, _FIRST_BIAS)
             known = (estimate.tokens, estimate.rows, estimate.price, estimate.pass_cost)
-            self.modes[name] = _Mode(*known, next_trial=first, bias=bias)
+            self.modes[name] = _Mode(*known, next_trial=FIRST + 1, bias=bias)
         self.current, self.rate, self.timing_plain = PLAIN, 1.0, True
         self.row, self.level = ROW, LEVEL
         self._best_chances: dict[int | str, float] = {name: e.best_chance for name, e in estimates.items()}
-        self._trial: tuple[str, int] | None = None
+        self._trial: list[str] = []  # modes of the next steps
         self._step, self._last_bare = 0, 0
         self.last = Drafted()
         self._idle, self._rest = 0, _REST  # steps without a draft; length of the next rest
@@ -335,24 +347,22 @@ class Control:
         self._step, self.load = self._step + 1, load
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
-        rates = {name: self.expected_rate(name) for name in self.modes if self._open(name, context)}
+        shut = {name for name, estimate in self.estimates.items() if context < estimate.least}
+        rates = {name: self.expected_rate(name) for name in self.modes if name not in shut}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
         self.timing_plain = self._step <= FIRST or self._step - self._last_bare >= _PLAIN_EVERY
         if self.timing_plain:
             return PLAIN
-        if self._trial is not None:
-            name, left = self._trial
-            self._trial = (name, left - 1) if left > 1 else None
-            return name
+        if self._trial:
+            return self._trial.pop()
         self._choose(rates)
         self.rate = max(rates[self.current], rates[PLAIN])
         for name, mode in self.modes.items():
             if name in rates and name != self.current and self._step >= mode.next_trial:
                 mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST_WAIT, 2 * mode.wait)
                 if self._promises(name, rates[name]):
-                    steps = _TRIAL if mode.pass_cost else _TRIAL // 2
-                    self._trial = (name, steps - 1)
+                    self._trial = [name] * ((_TRIAL if mode.pass_cost else _TRIAL // 2) - 1)
                     return name
         return self.current
 
@@ -364,15 +374,10 @@ class Control:
         if self.current not in seen or seen[best] > margin * seen[self.current]:
             self.current = best
 
-    def _open(self, name: str, context: int) -> bool:
-        estimate = self.estimates.get(name)
-        return estimate is None or not estimate.least or context > estimate.least
-
     def _promises(self, name: str, rate: float) -> bool:
-        """Whether a mode with this expected rate is worth a trial; plain always is."""
-        if name == PLAIN:
-            return True
-        if self.estimates[name].loads and self.remaining is not None and self.remaining < _LOAD_TOKENS:
+        """Whether a mode with this expected rate is worth a trial."""
+        loads = name != PLAIN and self.estimates[name].loads
+        if loads and self.remaining is not None and self.remaining < _LOAD_TOKENS:
             return False
         return rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
 
@@ -387,7 +392,7 @@ class Control:
         unless the step only times a plain pass."""
         if name not in self.modes:
             return not self.timing_plain
-        return name in (self.current, self.last.mode, self._trial and self._trial[0])
+        return name in (self.current, self.last.mode, *self._trial)
 
     def prices(self, most: int) -> list[float]:
         """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made non-decreasing."""
@@ -395,6 +400,19 @@ class Control:
         return list(accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max))
 
     # ---- outcomes -------------------------------------------------------------------------------
+
+    def worth(self, name: str, expected: float, rows: int, chance: float) -> bool:
+        """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is learnt.
+
+        Args:
+            name: of the mode.
+            expected, rows: tokens and rows of the step with what the free drafters propose.
+            chance: that one of their candidates for the next token is right.
+        """
+        mode, plain = self.modes[name], self.modes[PLAIN]
+        plain.foresee(expected, rows)
+        gain, price = self.estimates[name].tokens - 1, self.rate * (mode.draft - plain.draft)
+        return name != self.current or 1 - chance > _ALWAYS or gain * (1 - chance) > price
 
     def drafted(self, tree: Drafted) -> None:
         """Take note of the step's tree."""
@@ -409,18 +427,15 @@ class Control:
         """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and asking
         costs time. Each rest is twice as long as the one before, until something is drafted."""
         costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
-        if self._trial is not None or self._idle < _REST_AFTER or not costly:
+        if self._trial or self._idle < _REST_AFTER or not costly:
             return 0
         self._idle, rest, self._rest = _REST_AFTER - _REST_GAP, self._rest, min(_LONG_REST, 2 * self._rest)
         return rest
 
     def record_rest(self, verify_ms: float, draft_ms: float) -> None:
         """Record a step during a rest, which yields one token."""
-        self.costs.observe(1, verify_ms)
-        plain = self.modes[PLAIN]
-        plain.steps, plain.made = plain.steps + 1, plain.made + 1
-        self._worth += self.costs.unit
-        self._spent += verify_ms + draft_ms
+        self.last, self.timing_plain = Drafted(), True
+        self.record_step(1, 1, verify_ms, draft_ms)
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step before."""
@@ -437,6 +452,8 @@ class Control:
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
         self.biases[last.mode] = mode.bias
         expected = last.levels * self.level + last.passes * mode.pass_cost
+        if not expected and last.mode != PLAIN:  # only the free drafters were asked
+            self.modes[PLAIN].judge(last.expected - 1, tokens - 1)
         if last.loaded or not expected:
             return
         ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))

@@ -540,9 +540,8 @@ class EagleModel:
     @torch.inference_mode()
     def fed_back(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
         """The states that the next rows read, of what :meth:`run` made."""
-        if not self.config.norm_output:
-            return made
-        return self.backend.norm(made, self._final, self.config.eps, torch.float32)
+        final = (self._final, self.config.eps, torch.float32)
+        return self.backend.norm(made, *final) if self.config.norm_output else made
 
     @torch.inference_mode()
     def logits(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n S"]:

@@ -306,7 +306,8 @@ class Resources:
             unnamed = beside.submit(source.unnamed_rows)
             self.target = source.target(on_progress)
         self.target.compute_as(how, name)
-        self.target.set_padding(unnamed.result())
+        if rows := unnamed.result():
+            self.target.padding = torch.tensor(rows, device=self.target.device)
         if isinstance(eagle, str) and eagle == "auto":
             self.eagle = eagle_trained(source.host.base, self.target)
         else:

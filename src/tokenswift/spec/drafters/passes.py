@@ -303,7 +303,7 @@ class ModelContext:
         if self.kv != "streaming" or cache.filled < self.slots:
             return
         if self._origin is None:
-            self._origin = cache.first_keys()
+            self._origin = cache.entries.keys(slice(None), 0, cache.sinks).clone()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
             cache.turn_window(-gap, self.model.rotary.single())
