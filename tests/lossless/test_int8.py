@@ -28,10 +28,7 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "sampler",
-    [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS],
-)
+@pytest.mark.parametrize("sampler", [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS])
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
     """In the fast suite the runs of `test_frozen` stand for these."""
     assert llm.dtype == "int8" and llm.resources.identity()["dtype"] == "int8"

@@ -42,11 +42,7 @@ def first_token(step: dict[tuple[int, ...], float]) -> dict[int, float]:
     return found
 
 
-TREES = [
-    tree_of([1]),
-    tree_of([1, 2], [1, 3], [1, 0], [2]),
-    tree_of([1, 2, 3], [1, 2, 0], [3, 3], [1, 1]),
-]
+TREES = [tree_of([1]), tree_of([1, 2], [1, 3], [1, 0], [2]), tree_of([1, 2, 3], [1, 2, 0], [3, 3], [1, 1])]
 
 # ---- enumeration --------------------------------------------------------------------------------
 

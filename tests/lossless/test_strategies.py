@@ -55,10 +55,7 @@ def draft_for(family: str) -> Any:
 BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows
 
 
-@pytest.mark.parametrize(
-    "family",
-    [name if name in ("llama", "gemma3") else rare(name) for name in FAMILIES],
-)
+@pytest.mark.parametrize("family", [name if name in ("llama", "gemma3") else rare(name) for name in FAMILIES])
 def test_tiny_models_of_every_family(family: str) -> None:
     """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the seeds."""
     llm = llm_of(family)

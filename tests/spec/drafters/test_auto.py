@@ -108,9 +108,12 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
     fix_prices(monkeypatch)
     monkeypatch.setattr(Control, "mode", mode)
-    for _ in range(3):
+    told = list[float]()
+    monkeypatch.setattr(Control, "worth", lambda *given: told.append(given[-1]) or turn < 2)
+    for turn in range(3):
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
         options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
         assert auto.token_ids == plain.token_ids
         assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count) + guest
+    assert 0.4 < max(told) < 1.5 and not auto.token_sources["head"] + auto.token_sources["chain"]
