@@ -109,8 +109,8 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     fix_prices(monkeypatch)
     monkeypatch.setattr(Control, "mode", mode)
     told = list[float]()
-    monkeypatch.setattr(Control, "worth", lambda *given: told.append(given[-1]) or turn < 2)
-    for turn in range(3):
+    for asked in (True, True, False):
+        monkeypatch.setattr(Control, "worth", lambda *given, asked=asked: told.append(given[-1]) or asked)
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
         options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
