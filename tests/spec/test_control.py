@@ -33,10 +33,8 @@ class Decoder:
     def __init__(self, rows: Callable[[int], float] = flat, heads: float | None = None) -> None:
         self.rows, self.heads = rows, heads
         self.control = Control(Costs(), {} if heads is None else {"heads": HEADS})
-        self.rnd = random.Random(0)
-        self.slow = 1.0
-        self.drafted: list[int] = []
-        self.modes: list[str] = []
+        self.rnd, self.slow = random.Random(0), 1.0
+        self.drafted, self.modes = list[int](), list[str]()
 
     def write(self, tokens: int, chance: float, load: BatchLoad = ALONE) -> float:
         """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of time."""
@@ -48,8 +46,7 @@ class Decoder:
 
     def _step(self, chance: float, load: BatchLoad) -> tuple[int, float]:
         control, tree, draft = self.control, CandidateTree(0), DRAFT
-        mode = control.mode(500, load)
-        node = 0
+        mode, node = control.mode(500, load), 0
         for token in range(0 if control.timing_plain else 31):
             node = tree.add(node, token, "ngram", chance)
         nodes, expected = tree.select(control.prices(31), control.rate)
@@ -90,8 +87,20 @@ def test_heads_are_left_where_the_text_itself_tells_as_much() -> None:
     decoder = Decoder(heads=0.9)
     decoder.write(1500, 0.97)
     assert decoder.modes[-100:].count("heads") < 20
-    decoder.control.current = "heads"
-    assert [decoder.control.worth("heads", 1.1, 2, chance) for chance in (0.3, 0.98)] == [True, False]
+
+
+def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
+    """The free drafters are judged by the steps in which they alone were asked."""
+    control, asked = Control(Costs(), {"heads": HEADS}), list[bool]()
+    plain, control.current, control.modes["heads"].draft = control.modes[PLAIN], "heads", 0.21
+    for control.rate, chance in ((1.0, 0.59), (1.0, 0.61), (3.0, 0.3)):
+        asked.append(control.worth("heads", 1.1, 2, chance))
+    assert asked == [True, False, True]
+    for expected, bias in ((3.0, 1.0), (1.5, 1.3)):
+        for _ in range(40):
+            control.drafted(Drafted("heads", expected, 4))
+            control.record_step(3, 4, 33.0, 1.0)
+        assert plain.bias == pytest.approx(bias, abs=0.02)
 
 
 def test_many_texts_and_dear_rows() -> None:

@@ -27,7 +27,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
 @pytest.mark.parametrize(
-    ("kind", "mode"), [*product(("conditioned", "linear"), (HIDDEN, PARTIAL)), (None, PARTIAL)]
+    "kind,mode", [*product(("conditioned", "linear"), (HIDDEN, PARTIAL)), (None, PARTIAL)]
 )
 def test_exact_drafts_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, mode: str, sampling: str
@@ -57,8 +57,7 @@ def test_a_draft_models_chain_is_accepted_in_full(
     steps = list(llm.stream(prompt(PROMPT), 900, strategy_options=given, sampling=params))
     drafted = [step for step in steps if "chain" in step.sources]
     late = drafted[len(drafted) // 3 :][:-1]
-    assert len(late) > 40
-    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3 > 37
     assert sum(step.accepted for step in late) > 3 * len(late)
     plain = llm.generate(prompt(PROMPT), 900, "autoregressive", sampling=params)
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
@@ -76,8 +75,7 @@ def test_matches_of_the_text_are_accepted(free: None, monkeypatch: pytest.Monkey
     """Also of what was written in steps that asked nobody."""
     monkeypatch.setattr(Control, "rest", lambda control: rest)
     llm = llm_of(None, True)
-    given = {"draft": "hidden"}
-    steps = llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=GREEDY)
+    steps = llm.stream(prompt(PROMPT), 300, strategy_options={"draft": "hidden"}, sampling=GREEDY)
     made = list(steps)
     assert steps.result.drafting is not None and "gain" in steps.result.drafting
     late = [step for step in made[len(made) // 2 :] if step.drafted]
@@ -98,8 +96,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     rnd = random.Random(count)
 
     def mode(self: Control, context: int, load: BatchLoad) -> str:
-        shut = {name for name, estimate in self.estimates.items() if context < estimate.least}
-        name = rnd.choice(sorted(self.modes.keys() - shut))
+        name = rnd.choice([n for n in self.modes if n == PLAIN or context >= self.estimates[n].least])
         return always(name, rnd.choice([0.0, 0.1, 1.0, 10.0]))(self, context, load)
 
     heads = Heads(HeadsConfig("conditioned", count, 48, VOCAB, inner=8)) if count else None
