@@ -250,7 +250,7 @@ class _Mode:
     rows: float  # rows per verify pass
     draft: float  # drafting time per step, in plain passes
     pass_cost: float = 0.0  # time of one draft pass, in plain passes; 0 without such
-    next_trial: int = 0  # number of the step from which it may be tried
+    next_trial: int = FIRST + 1  # number of the step from which it may be tried
     wait: int = _FIRST_WAIT  # steps from its next trial to the one after
     steps: int = 0
     learnt: int = 0  # steps in the means
@@ -328,9 +328,8 @@ class Control:
         # asking the free drafters takes about .03 of a plain pass
         self.modes = {PLAIN: _Mode(1.0, 1, 0.03, bias=self.biases.get(PLAIN, 1.0))}
         for name, estimate in estimates.items():
-            bias = self.biases.get(name, _FIRST_BIAS)
             known = (estimate.tokens, estimate.rows, estimate.price, estimate.pass_cost)
-            self.modes[name] = _Mode(*known, next_trial=FIRST + 1, bias=bias)
+            self.modes[name] = _Mode(*known, bias=self.biases.get(name, _FIRST_BIAS))
         self.current, self.rate, self.timing_plain = PLAIN, 1.0, True
         self.row, self.level = ROW, LEVEL
         self._best_chances: dict[int | str, float] = {name: e.best_chance for name, e in estimates.items()}
@@ -347,8 +346,8 @@ class Control:
         self._step, self.load = self._step + 1, load
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
-        shut = {name for name, estimate in self.estimates.items() if context < estimate.least}
-        rates = {name: self.expected_rate(name) for name in self.modes if name not in shut}
+        found = [PLAIN, *(name for name, one in self.estimates.items() if context >= one.least)]
+        rates = {name: self.expected_rate(name) for name in found}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
         self.timing_plain = self._step <= FIRST or self._step - self._last_bare >= _PLAIN_EVERY

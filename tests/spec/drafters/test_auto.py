@@ -27,7 +27,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
 @pytest.mark.parametrize(
-    "kind,mode", [*product(("conditioned", "linear"), (HIDDEN, PARTIAL)), (None, PARTIAL)]
+    ("kind", "mode"), [*product(("conditioned", "linear"), (HIDDEN, PARTIAL)), (None, PARTIAL)]
 )
 def test_exact_drafts_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, mode: str, sampling: str
@@ -57,7 +57,8 @@ def test_a_draft_models_chain_is_accepted_in_full(
     steps = list(llm.stream(prompt(PROMPT), 900, strategy_options=given, sampling=params))
     drafted = [step for step in steps if "chain" in step.sources]
     late = drafted[len(drafted) // 3 :][:-1]
-    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3 > 37
+    assert len(late) > 40
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3
     assert sum(step.accepted for step in late) > 3 * len(late)
     plain = llm.generate(prompt(PROMPT), 900, "autoregressive", sampling=params)
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
