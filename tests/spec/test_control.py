@@ -91,10 +91,10 @@ def test_heads_are_left_where_the_text_itself_tells_as_much() -> None:
 
 def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
     """The free drafters are judged by the steps in which they alone were asked."""
-    control, cases = Control(Costs(), {"heads": HEADS}), ((1.0, 0.59), (1.0, 0.61), (3.0, 0.3))
+    control, cases = Control(Costs(), {"heads": HEADS}, {"heads": 0.5}), ((1, 0.59), (1, 0.61), (3, 0.3))
     plain, control.current, control.modes["heads"].draft = control.modes[PLAIN], "heads", 0.21
     asked = [control.worth("heads", 1.1, 2, chance) for control.rate, chance in cases]
-    assert asked == [True, False, True]
+    assert asked == [True, False, True] and control.modes["heads"].bias == 0.5  # as earlier texts showed
     for expected, bias in ((3.0, 1.0), (1.5, 1.3)):
         for _ in range(40):
             control.drafted(Drafted("heads", expected, 4))
