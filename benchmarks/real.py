@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, Grammar, SamplingParams
+from tokenswift.config import ANSWERS, CONTINUED
 from tokenswift.loader.prompts import has_template
 from tokenswift.types import RunError, Step
 
@@ -120,7 +121,7 @@ SCHEMA = {
     "required": ["cities"],
     "additionalProperties": False,
 }
-#: task → (what is asked, new tokens, settings of the sampling)
+#: task → (what is asked, new tokens, what differs from the default sampling of answers)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "chat": ("How do I keep sourdough bread from going stale, and why does it go stale at all?", 400, {}),
     "essay": ("Write an essay of about 900 words on why cities plant trees along their streets.", 800, {}),
@@ -132,9 +133,9 @@ TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     ),
     "json": ("Give eight large cities of the world as JSON.", 400, {"grammar": Grammar.json_schema(SCHEMA)}),
     "story": (STORY, 600, {}),
-    "story, after 3,000 tokens": (STORY, 400, {"repetition_penalty": 1.05}),
-    "novel": (None, 400, {}),
-    "temperature 1.5": ("Tell me about rivers.", 300, {"temperature": 1.5, "top_p": 1.0, "top_k": 0}),
+    "story, after 3,000 tokens": (STORY, 400, {"repetition_penalty": 1.2}),
+    "novel": (None, 400, {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}),
+    "temperature 1.5": ("Tell me about rivers.", 300, {"temperature": 1.5, "min_p": 0.0}),
 }
 CONTEXTS = (256, 1024, 4096, 16384)
 NEW = 48  # tokens after each context
@@ -203,14 +204,15 @@ class Side:
 
 
 def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
-    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` times."""
+    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` texts."""
     _, new, more = TASKS[name]
-    params = SamplingParams(**{"temperature": 0.7, "top_p": 0.95, "seed": 1, **more})
+    params = replace(ANSWERS, seed=1, **more)
     ids = prompt_of(llm, name, params)
     state = llm.prefill(ids)
     pairs: list[tuple[Side, Side]] = []
     theirs: list[float] = []
     for turn in range(rounds):
+        params = replace(params, seed=1 + turn)
         streams = (
             state.stream(new, way, sampling=params, ignore_eos="after" in name) for way in (PLAIN, AUTO)
         )
@@ -224,17 +226,19 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
         if peer:
             theirs.append(peer.run(ids, auto.tokens[:SHOWN])["writing"])
     rates = [[len(side.tokens) / side.seconds for side in pair] for pair in pairs]
+    autos = [auto for _, auto in pairs]
+    tokens = sum(len(auto.tokens) for auto in autos)
     made: dict[str, Any] = {
         "task": name,
         "prompt": len(ids),
-        "tokens": len(auto.tokens),
+        "tokens": tokens,
         "identical": all(plain.tokens == auto.tokens for plain, auto in pairs),
         "auto_over_plain": median(auto / plain for plain, auto in rates),
         "ratios": [round(auto / plain, 3) for plain, auto in rates],
         "plain": median(plain for plain, _ in rates),
         "auto": median(auto for _, auto in rates),
-        "tokens_a_step": round(len(auto.tokens) / auto.count, 2),
-        "sources": dict(auto.sources),
+        "tokens_a_step": round(tokens / sum(auto.count for auto in autos), 2),
+        "sources": dict(sum((auto.sources for auto in autos), Counter())),
     }
     if theirs:
         made["llama"] = median(theirs)
