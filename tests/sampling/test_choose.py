@@ -134,3 +134,13 @@ def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None
     logits = torch.tensor([[3e38, 1.0, 2.0]], dtype=torch.float32)
     rows = LogitRows(logits, [], [[]], [0], [2], noise=0.0, with_probs=True)
     assert Sampler(params, 3, "cpu", kernels.ranker(params)).candidates(rows)[0].probs[0] == 1.0
+
+
+@pytest.mark.parametrize("size", [3, 40, 512, 1000, 4096])
+def test_the_best_tokens_of_rows(kernels: CpuBackend, size: int) -> None:
+    logits = torch.randn(4, size, generator=torch.Generator().manual_seed(size))
+    logits[1, size // 2], logits[2] = torch.nan, -torch.inf
+    best = logits.nan_to_num(-torch.inf, neginf=-torch.inf).topk(min(5, size))
+    for row, (tokens, values) in enumerate(kernels.ranker(SamplingParams()).best(logits, 5)):
+        n = int((best.values[row] > -torch.inf).sum())
+        assert (tokens[:n], values[:n]) == (best.indices[row, :n].tolist(), best.values[row, :n].tolist())

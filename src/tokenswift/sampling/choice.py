@@ -259,6 +259,10 @@ class Ranker(Protocol):
         """Candidates of each row, or the number of the first row that holds NaN or has no finite maximum."""
         ...
 
+    def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
+        """Of each row the largest logits, the largest first, after their tokens; -inf where there is none."""
+        ...
+
 
 # ---- processors and the choice --------------------------------------------------------------------
 

@@ -50,11 +50,8 @@ def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
     They are 1; the gap (the best one's lead over the second, or another's distance behind the best); its
     logarithm; the draft's probability; the depth; and the logarithm of the rank.
     """
-    values = ranked.values
-    if at == 0:
-        gap = min(_MAX_GAP, values[0] - values[1]) if len(values) > 1 else _MAX_GAP
-    else:
-        gap = min(_MAX_GAP, values[0] - values[at])
+    values, other = ranked.values, at or 1
+    gap = min(_MAX_GAP, values[0] - values[other]) if other < len(values) else _MAX_GAP
     return (1.0, gap, math.log(gap + 0.1), ranked.probs[at], float(depth), _LOGS[at])
 
 
@@ -376,9 +373,8 @@ class Control:
     def _promises(self, name: str, rate: float) -> bool:
         """Whether a mode with this expected rate is worth a trial."""
         loads = name != PLAIN and self.estimates[name].loads
-        if loads and self.remaining is not None and self.remaining < _LOAD_TOKENS:
-            return False
-        return rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
+        few = self.remaining is not None and self.remaining < _LOAD_TOKENS
+        return not (loads and few) and rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
@@ -389,9 +385,8 @@ class Control:
     def uses(self, name: str) -> bool:
         """Whether a drafter is in use: its mode is the current or last one, or on trial; a free drafter is
         unless the step only times a plain pass."""
-        if name not in self.modes:
-            return not self.timing_plain
-        return name in (self.current, self.last.mode, *self._trial)
+        ours = (self.current, self.last.mode, *self._trial)
+        return name in ours if name in self.modes else not self.timing_plain
 
     def prices(self, most: int) -> list[float]:
         """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made non-decreasing."""
@@ -479,8 +474,8 @@ class Control:
         steps = sum(mode.steps for mode in seen.values())
         nodes = sum(mode.drafted for mode in seen.values()) / steps
         words = {PLAIN: _PLAIN_WORDS} | {name: e.words for name, e in self.estimates.items()}
-        used = sorted(seen, key=lambda name: -seen[name].steps)
-        shares = "; ".join(f"{words[name]} in {seen[name].steps / steps:.0%}" for name in used)
+        ranked = sorted(seen.items(), key=lambda pair: -pair[1].steps)
+        shares = "; ".join(f"{words[name]} in {mode.steps / steps:.0%}" for name, mode in ranked)
         return {
             "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
             "gain": self._worth / self._spent if self._spent and self.modes[PLAIN].steps >= FIRST else None,

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.spec.drafters.prices import fix_prices
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tokenswift.spec.drafters import recycle
 from tokenswift.spec.drafters.lookup import PromptLookup
-from tokenswift.spec.drafters.recycle import KEPT, Rankings, best_of
-
-
-@pytest.mark.parametrize("size", [3, 40, 512, 1000, 4096])
-def test_the_best_tokens_of_rows(size: int) -> None:
-    logits = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
-    whole = logits if size < 512 else logits[:, : size // 128 * 128]
-    values, tokens = whole.topk(min(KEPT, size))
-    assert best_of(logits) == (tokens.tolist(), values.tolist())
+from tokenswift.spec.drafters.recycle import KEPT, Rankings
 
 
 def test_rankings_are_found_by_the_longest_end() -> None:
@@ -40,8 +31,7 @@ def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Rankings()
     for token in range(1000):
         table.put([token, token + 1, token + 2], [token] * KEPT, [0.0] * KEPT)
-        known = table.get([token, token + 1, token + 2])
-        assert known is not None and known[0] >= 1 and known[1][0] == token
+        assert table.get([token, token + 1, token + 2]) == (3, [token] * KEPT, [0.0] * KEPT)
     assert len(table._slots) == 64
 
 

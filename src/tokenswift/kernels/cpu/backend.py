@@ -137,7 +137,7 @@ class NativeRanker:
     """
 
     def __init__(self, library: ctypes.CDLL, params: SamplingParams) -> None:
-        self._rank, self._work = library.ts_rank, dict[int, Tensor]()
+        self._rank, self._best, self._work = library.ts_rank, library.ts_best, dict[int, Tensor]()
         self._seed, self._greedy, p = params.seed, params.greedy, params
         least = math.log(p.min_p) if p.min_p else -math.inf
         how = OFF if p.greedy else (p.temperature, p.top_k, p.top_p, p.eta_cutoff, least)
@@ -178,12 +178,16 @@ class NativeRanker:
         )
         if refused >= 0:
             return refused
-        ranked = []
-        for at, n in zip(range(0, count * most, most), counts, strict=True):
-            best = slice(at, at + n)
-            shares = [] if distribution is None else distribution[best]
-            ranked.append(Ranked(tokens[best], values[best], shares))
-        return ranked
+        best = [slice(at, at + n) for at, n in zip(range(0, count * most, most), counts, strict=True)]
+        return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
+
+    def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
+        """See ``sampling.choice.Ranker.best``."""
+        logits = logits.float().contiguous()
+        count, size = logits.shape
+        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
+        self._best(address("logits", logits, torch.float32, count, size), count, size, most, tokens, values)
+        return [(tokens[at : at + most], values[at : at + most]) for at in range(0, count * most, most)]
 
 
 class CpuBackend(Backend):

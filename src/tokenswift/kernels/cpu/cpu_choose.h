@@ -240,3 +240,21 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
     }
     return -1;
 }
+
+/* Of each row of logits (n, size) the `most` largest, the largest first, and their places; NaN is none of them. Those that
+ * are not there have the value -inf. */
+void ts_best(const float *logits, long n, long size, int most, int32_t *places, float *values) {
+    enum { BLOCK = 64 };
+    for (; n > 0; n--, logits += size, places += most, values += most) {
+        for (int at = 0; at < most; at++) values[at] = -INFINITY;
+        for (long i = 0; i < size; i += BLOCK) {
+            const long end = size - i < BLOCK ? size : i + BLOCK;
+            if (largest(logits + i, end - i) <= values[most - 1]) continue;
+            for (long j = i; j < end; j++)
+                for (int at = most - 1; at >= 0 && logits[j] > values[at]; at--) {
+                    if (at + 1 < most) values[at + 1] = values[at], places[at + 1] = places[at];
+                    values[at] = logits[j], places[at] = (int32_t)j;
+                }
+        }
+    }
+}

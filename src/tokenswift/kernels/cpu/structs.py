@@ -87,6 +87,7 @@ _ENTRIES = {
     "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer long int",
     "ts_pack": "void: pointer int pointer long long long int",
     "ts_copy": "void: pointer long pointer long long long long pointer pointer int",
+    "ts_best": "void: pointer long long int pointer pointer",
     "ts_rank": "long: pointer pointer pointer long int pointer pointer pointer pointer pointer",
 }
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 
-import numpy as np
 from torch import Tensor
 
 from tokenswift.memory import Need
@@ -31,56 +31,29 @@ DEPTH = 6  # depth of a path, at most
 EXPANDED = 16  # nodes of a step that get candidates, at most
 SLOTS = 1 << 15  # contexts in the table
 _SLOT = 250  # bytes of one, about
-_CLASS = 128  # tokens in a class; the largest logits of classes are compared first
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # bounds between classes of shares
 _PRIOR = (0.15, 0.4, 0.7)  # initial chance of a candidate ÷ its share, by the length of the context
 _FIRST, _DECAY = 4.0, 0.99  # weight of that in outcomes, and decay of older outcomes with each new one
 
 
-def best_of(logits: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """The best :data:`KEPT` tokens of each row of logits (n, V), and their logits.
-
-    Compares the maxima of classes of tokens first, which is several times as fast as sorting; up to 127
-    tokens at the end of the vocabulary are left out. In numpy, since torch's threads would spin into the next
-    pass.
-    """
-    tokens, values = list[list[int]](), list[list[float]]()
-    for row in logits.cpu().numpy():
-        each = _CLASS if len(row) >= _CLASS * KEPT else 1
-        classes = row[: len(row) // each * each].reshape(each, -1)
-        at = _largest(classes.max(0))
-        some = classes[:, at].ravel()
-        places = _largest(some)
-        tokens.append((places // len(at) * classes.shape[1] + at[places % len(at)]).tolist())
-        values.append(some[places].tolist())
-    return tokens, values
-
-
-def _largest(values: np.ndarray) -> np.ndarray:
-    """Indices of the :data:`KEPT` largest values, the largest first."""
-    some = values.argpartition(-min(KEPT, len(values)))[-KEPT:]
-    return some[values[some].argsort()[::-1]]
-
-
 class Rankings:
-    """A hash table of rankings by the last tokens of their context; the newest ranking of a slot stays."""
+    """Rankings by the last tokens of their context; what was kept longest ago goes first."""
 
     def __init__(self) -> None:
-        self._slots: list[tuple[tuple[int, ...], list[int], list[float]] | None] = [None] * SLOTS
+        self._slots = OrderedDict[tuple[int, ...], tuple[list[int], list[float]]]()
 
     def put(self, context: list[int], tokens: list[int], values: list[float]) -> None:
         """Keep the ranking after a context."""
         for length in range(1, min(LONGEST, len(context)) + 1):
-            end = tuple(context[-length:])
-            self._slots[hash(end) % SLOTS] = (end, tokens, values)
+            self._slots[tuple(context[-length:])] = tokens, values
+        while len(self._slots) > SLOTS:
+            self._slots.popitem(last=False)
 
     def get(self, context: list[int]) -> tuple[int, list[int], list[float]] | None:
         """The longest known end of a context: its length, and its ranking's tokens and values."""
         for length in range(min(LONGEST, len(context)), 0, -1):
-            end = tuple(context[-length:])
-            slot = self._slots[hash(end) % SLOTS]
-            if slot is not None and slot[0] == end:
-                return length, slot[1], slot[2]
+            if found := self._slots.get(tuple(context[-length:])):
+                return length, *found
         return None
 
 
@@ -96,7 +69,7 @@ class Recycle(Drafter):
     name = source = "recycle"
 
     def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
-        self.params, self.rankings = sampler.params, Rankings()
+        self.params, self.ranker, self.rankings = sampler.params, sampler.ranker, Rankings()
         self.coupled = coupled and not sampler.params.greedy
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
         #: of each node that got candidates: tokens of its path, and the candidates with their kinds
@@ -130,7 +103,10 @@ class Recycle(Drafter):
         if known is None:
             return set()
         length, tokens, logits = known
-        scores = self._scores(tokens, logits, len(text) + len(path))
+        scores, heat = logits, self.params.temperature
+        if self.coupled:
+            key = position_key(self.params.seed, len(text) + len(path))
+            scores = [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
         order = sorted(range(KEPT), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
         total, kinds, found = sum(weights), dict[int, Kind](), set[int]()
@@ -148,13 +124,6 @@ class Recycle(Drafter):
         self._places.append((path, kinds))
         return found
 
-    def _scores(self, tokens: list[int], logits: list[float], position: int) -> list[float]:
-        """The scores by which candidates for a position are ranked."""
-        if not self.coupled:
-            return logits
-        heat, key = self.params.temperature, position_key(self.params.seed, position)
-        return [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
-
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn which candidates were right, and keep the rankings of the pass."""
         done, tree = sequence.last_pass, outcome.tree
@@ -166,12 +135,15 @@ class Recycle(Drafter):
         """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
-        tokens, values = best_of(logits)
-        for node in range(len(tree)):
-            if len(values[node]) < KEPT or not math.isfinite(sum(values[node])):
-                continue
-            path = [tree.tokens[at] for at in tree.path(node)]
-            self.rankings.put([*end, *path], tokens[node], values[node])
+        if self.ranker is not None:
+            rows = self.ranker.best(logits, KEPT)
+        else:
+            best = logits.topk(min(KEPT, logits.shape[1]))
+            rows = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        for node, (tokens, values) in enumerate(rows):
+            if len(values) == KEPT and math.isfinite(sum(values)):
+                path = [tree.tokens[at] for at in tree.path(node)]
+                self.rankings.put([*end, *path], tokens, values)
 
     def _learn(self, new: list[int]) -> None:
         """Learn from candidates at nodes that the step's tokens passed."""
