@@ -43,8 +43,8 @@ def test_rows_and_their_tables(
     monkeypatch.setattr(prompts, "SHIPPED", tmp_path)
     monkeypatch.setitem(real.TASKS, "novel", (None, 40, {}))
     row = real.task(llm, "novel", peer, 2)
-    assert row["identical"] and 0 < row["tokens"] <= 40 and len(row["ratios"]) == 2
-    assert row["llama"] == row["tokens"] and row["plain_over_llama"] > 0
+    assert row["identical"] and 0 < row["tokens"] <= 80 and len(row["ratios"]) == 2
+    assert row["llama"] == row["tokens"] / 2 and row["plain_over_llama"] > 0
     behind = real.context(llm, 48, peer, 2)
     assert behind["context"] == 48 and behind["llama_reading"] == 96 and behind["llama_writing"] == real.NEW
     rows = [{**row, "auto": 1.0}, row, behind, {**row, "auto": 2.0, "machine": "other"}]
