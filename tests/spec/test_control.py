@@ -100,6 +100,8 @@ def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
             control.drafted(Drafted("heads", expected, 4))
             control.record_step(3, 4, 33.0, 1.0)
         assert plain.bias == pytest.approx(bias, abs=0.02)
+    control.timing_plain = False
+    assert [control.uses(name) for name in ("heads", PLAIN, "lookup")] == [True, False, True]
 
 
 def test_many_texts_and_dear_rows() -> None:

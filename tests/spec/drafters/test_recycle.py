@@ -17,13 +17,11 @@ def test_rankings_are_found_by_the_longest_end() -> None:
     table.put([5, 3, 4], [10, 11, 12, 13], [4.0, 3.0, 2.0, 1.0])
 
     def found(*context: int) -> tuple[int, int] | None:
-        known = table.get([*context])
-        return None if known is None else (known[0], known[1][0])
+        return (known := table.get([*context])) and (known[0], known[1][0])
 
     assert found(0, 2, 3, 4) == (3, 9)
     assert found(7, 3, 4) == (2, 10)  # the newer one
-    assert found(4) == (1, 10)
-    assert found(3) is None and found() is None
+    assert found(4) == (1, 10) and found(3) is None and found() is None
 
 
 def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
