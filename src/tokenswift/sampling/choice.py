@@ -260,7 +260,7 @@ class Ranker(Protocol):
         ...
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
-        """Of each row the largest logits, the largest first, after their tokens; -inf where there is none."""
+        """See `Sampler.best`; filled up with -inf."""
         ...
 
 
@@ -436,6 +436,13 @@ class Sampler:
             kept_ids = [int(token) for token in ids[:kept]]
             ranked.append(Ranked(kept_ids, values[:kept], probs[:kept] if rows.with_probs else []))
         return ranked
+
+    def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
+        """Tokens of each row's largest logits, as they are, the largest first, and these logits."""
+        if self.ranker is not None:
+            return self.ranker.best(logits, most)
+        best = logits.topk(min(most, logits.shape[1]))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def logprobs(
         self,

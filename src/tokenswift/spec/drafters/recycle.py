@@ -69,7 +69,7 @@ class Recycle(Drafter):
     name = source = "recycle"
 
     def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
-        self.params, self.ranker, self.rankings = sampler.params, sampler.ranker, Rankings()
+        self.sampler, self.params, self.rankings = sampler, sampler.params, Rankings()
         self.coupled = coupled and not sampler.params.greedy
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
         #: of each node that got candidates: tokens of its path, and the candidates with their kinds
@@ -135,12 +135,7 @@ class Recycle(Drafter):
         """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
-        if self.ranker is not None:
-            rows = self.ranker.best(logits, KEPT)
-        else:
-            best = logits.topk(min(KEPT, logits.shape[1]))
-            rows = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        for node, (tokens, values) in enumerate(rows):
+        for node, (tokens, values) in enumerate(self.sampler.best(logits, KEPT)):
             if len(values) == KEPT and math.isfinite(sum(values)):
                 path = [tree.tokens[at] for at in tree.path(node)]
                 self.rankings.put([*end, *path], tokens, values)
