@@ -141,6 +141,9 @@ def test_the_best_tokens_of_rows(kernels: CpuBackend, size: int) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(size))
     logits[1, size // 2], logits[2] = torch.nan, -torch.inf
     best = logits.nan_to_num(-torch.inf, neginf=-torch.inf).topk(min(5, size))
-    for row, (tokens, values) in enumerate(kernels.ranker(SamplingParams()).best(logits, 5)):
-        n = int((best.values[row] > -torch.inf).sum())
-        assert (tokens[:n], values[:n]) == (best.indices[row, :n].tolist(), best.values[row, :n].tolist())
+    for ranker, rows in (kernels.ranker(SamplingParams()), range(4)), (None, (0, 3)):  # torch puts NaN first
+        found = Sampler(SamplingParams(), size, "cpu", ranker).best(logits, 5)
+        for row in rows:
+            real = best.values[row] > -torch.inf
+            values, tokens = (part[row][real].tolist() for part in best)
+            assert [part[: len(tokens)] for part in found[row]] == [tokens, values]

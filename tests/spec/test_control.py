@@ -33,8 +33,7 @@ class Decoder:
     def __init__(self, rows: Callable[[int], float] = flat, heads: float | None = None) -> None:
         self.rows, self.heads = rows, heads
         self.control = Control(Costs(), {} if heads is None else {"heads": HEADS})
-        self.rnd, self.slow = random.Random(0), 1.0
-        self.drafted, self.modes = list[int](), list[str]()
+        self.rnd, self.slow, self.drafted, self.modes = random.Random(0), 1.0, list[int](), list[str]()
 
     def write(self, tokens: int, chance: float, load: BatchLoad = ALONE) -> float:
         """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of time."""

@@ -12,16 +12,12 @@ from tokenswift.spec.drafters.recycle import KEPT, Rankings
 
 
 def test_rankings_are_found_by_the_longest_end() -> None:
-    table = Rankings()
-    table.put([1, 2, 3, 4], [9, 8, 7, 6], [4.0, 3.0, 2.0, 1.0])
-    table.put([5, 3, 4], [10, 11, 12, 13], [4.0, 3.0, 2.0, 1.0])
-
-    def found(*context: int) -> tuple[int, int] | None:
-        return (known := table.get([*context])) and (known[0], known[1][0])
-
-    assert found(0, 2, 3, 4) == (3, 9)
-    assert found(7, 3, 4) == (2, 10)  # the newer one
-    assert found(4) == (1, 10) and found(3) is None and found() is None
+    table, values = Rankings(), [4.0, 3.0, 2.0, 1.0]
+    table.put([1, 2, 3, 4], older := [9, 8, 7, 6], values)
+    table.put([5, 3, 4], newer := [10, 11, 12, 13], values)
+    assert table.get([0, 2, 3, 4]) == (3, older, values)
+    assert table.get([7, 3, 4]) == (2, newer, values) and table.get([4]) == (1, newer, values)
+    assert table.get([3]) is None and table.get([]) is None
 
 
 def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
