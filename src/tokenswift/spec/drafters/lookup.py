@@ -1,11 +1,11 @@
 """Free drafters: reuse of the text so far, and text that a grammar forces.
 
 *Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before, draft what
-followed them, up to 32 tokens. Besides the length of the match, three features give each token's chance:
+followed them, up to 32 tokens. Besides the length of the match, these features give each token's chance:
 
-- whether other occurrences of the same tokens continue alike; - whether the copied token was *new* in its
-place, that is not predicted by a match itself (a line number, a name
-  in a table), and so is likely to differ again;
+- whether other occurrences of the same tokens continue alike;
+- whether the copied token was *new* in its place, that is not predicted by a match itself (a line number, a
+  name in a table), and so is likely to differ again, and how many of the tokens before it were;
 - how often copies were right lately.
 
 A wrong token does not end a match: it is followed further, until three tokens in a row are wrong or a better
@@ -37,7 +37,7 @@ LEAST = 3  # length of a match at least
 MOST = 32  # length of a match that is compared, and of a draft, at most
 _KEPT_PLACES = 4  # occurrences kept of the same LEAST tokens, the newest ones
 _MAX_MISSES = 3  # wrong tokens in a row that end a match
-_RATE = 0.2  # learning rate; fast, as there is one prediction a step at most
+_NEAR = 4  # tokens before a copied one of which the share of new ones counts
 _MEMORY = 0.9  # weight of the past in the running share of right predictions
 _COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
 
@@ -57,14 +57,13 @@ class PromptLookup(Drafter):
         self._text: list[int] = []
         self._new: list[bool] = []  # for each token, whether no match predicted it
         self._places: dict[tuple[int, ...], list[int]] = {}
-        # features: 1, log of the length, running share, new, votes of the other occurrences, a token behind a
-        # wrong one
-        weights = (-3.0 if penalised else -1.5, 1.0, 1.5, -2.0, 1.0, -0.3)
-        self._chance = Regression(weights, _RATE)
+        # features: 1, log of the length, running share, new, votes of the other occurrences, share of new
+        # tokens before; fitted to what a 1.5B model wrote
+        self._chance = Regression((-4.0 if penalised else -2.5, 1.14, 1.11, -1.78, 1.74, 1.44)).chance
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
         self._agreed = self._differed = 0  # right, and wrong, predictions in a row of the followed match
-        self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
+        self._drafted: list[tuple[int, float]] = []  # the last prediction
 
     def begin(self, sequence: SequenceState) -> None:
         """Index the prompt."""
@@ -77,10 +76,9 @@ class PromptLookup(Drafter):
             node = candidates.add(node, token, chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Learn from the last prediction, up to its first wrong token, and index the new tokens."""
-        for token, (drafted, x, chance) in zip(outcome.tokens, self._drafted, strict=False):
+        """Count what was right of the last prediction, up to its first wrong token, and index the new tokens."""
+        for token, (drafted, _) in zip(outcome.tokens, self._drafted, strict=False):
             hit = token == drafted
-            self._chance.learn(x, hit - chance)
             self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
             if not hit:
                 break
@@ -114,11 +112,10 @@ class PromptLookup(Drafter):
         self._drafted = []
         text, end = self._text, len(self._text)
         alike, length = self._matches()
-        behind = 0.0
         if not alike:
             if self._follow < 0:
                 return []
-            alike, length, behind = [self._follow], self._agreed + 1, 1.0
+            alike, length = [self._follow], self._agreed + 1
         best = alike[0]
         for i in range(MOST):
             place = best + i % (end - best)  # past the text's end it continues from the match: a loop
@@ -126,9 +123,10 @@ class PromptLookup(Drafter):
             reach = [other for other in alike if other + i < end]
             alike = [other for other in reach if text[other + i] == token]
             votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
-            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, behind)
-            self._drafted.append((token, x, self._chance.chance(x)))
-        return [(token, chance) for token, _, chance in self._drafted]
+            near = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
+            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, near)
+            self._drafted.append((token, self._chance(x)))
+        return self._drafted
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its length."""
