@@ -27,7 +27,7 @@ from benchmarks.common import AUTO, PLAIN, median
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
-from tokenswift import LLM, Grammar, SamplingParams
+from tokenswift import LLM, Grammar
 from tokenswift.config import ANSWERS, CONTINUED
 from tokenswift.loader.prompts import has_template
 from tokenswift.types import RunError, Step
@@ -121,7 +121,8 @@ SCHEMA = {
     "required": ["cities"],
     "additionalProperties": False,
 }
-#: task → (what is asked, new tokens, what differs from the default sampling of answers)
+NOVEL = {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}
+#: task → (what is asked, or tokens of a text to go on from; new tokens; what differs from `ANSWERS`)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "chat": ("How do I keep sourdough bread from going stale, and why does it go stale at all?", 400, {}),
     "essay": ("Write an essay of about 900 words on why cities plant trees along their streets.", 800, {}),
@@ -133,8 +134,8 @@ TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     ),
     "json": ("Give eight large cities of the world as JSON.", 400, {"grammar": Grammar.json_schema(SCHEMA)}),
     "story": (STORY, 600, {}),
-    "story, after 3,000 tokens": (STORY, 400, {"repetition_penalty": 1.2}),
-    "novel": (None, 400, {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}),
+    "novel": (1200, 400, NOVEL),
+    "novel, after 3,000 tokens": (3000, 400, NOVEL),
     "temperature 1.5": ("Tell me about rivers.", 300, {"temperature": 1.5, "min_p": 0.0}),
 }
 CONTEXTS = (256, 1024, 4096, 16384)
@@ -171,15 +172,12 @@ class Peer:
         return json.loads(line)
 
 
-def prompt_of(llm: LLM, name: str, params: SamplingParams) -> list[int]:
+def prompt_of(llm: LLM, name: str) -> list[int]:
     """The tokens that a task goes on from."""
     asked, *_ = TASKS[name]
-    if asked is None:
-        return llm.encode((prompts.SHIPPED / "harbour.txt").read_text(encoding="utf-8"))
-    ids = llm.encode([{"role": "user", "content": asked}] if has_template(llm.tokenizer) else asked)
-    if "after" in name:
-        ids += llm.generate(ids, 3000, sampling=params, ignore_eos=True).token_ids
-    return ids
+    if isinstance(asked, int):
+        return prompts.made("joined", llm.encode, asked, 0)
+    return llm.encode([{"role": "user", "content": asked}] if has_template(llm.tokenizer) else asked)
 
 
 @dataclass
@@ -207,15 +205,13 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
     """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` texts."""
     _, new, more = TASKS[name]
     params = replace(ANSWERS, seed=1, **more)
-    ids = prompt_of(llm, name, params)
+    ids = prompt_of(llm, name)
     state = llm.prefill(ids)
     pairs: list[tuple[Side, Side]] = []
     theirs: list[float] = []
     for turn in range(rounds):
         params = replace(params, seed=1 + turn)
-        streams = (
-            state.stream(new, way, sampling=params, ignore_eos="after" in name) for way in (PLAIN, AUTO)
-        )
+        streams = (state.stream(new, way, sampling=params, ignore_eos=more is NOVEL) for way in (PLAIN, AUTO))
         plain, auto = map(Side, map(iter, streams))
         order = [plain, auto] if turn % 2 else [auto, plain]
         for length in range(TURN, new + TURN, TURN):

@@ -41,7 +41,7 @@ def test_rows_and_their_tables(
     llm = LLM(tiny_folder("qwen2"), dtype="float32")
     (tmp_path / "harbour.txt").write_text("The lamp was lit before the fog came in.")
     monkeypatch.setattr(prompts, "SHIPPED", tmp_path)
-    monkeypatch.setitem(real.TASKS, "novel", (None, 40, {}))
+    monkeypatch.setitem(real.TASKS, "novel", (60, 40, {}))
     row = real.task(llm, "novel", peer, 2)
     assert row["identical"] and 0 < row["tokens"] <= 80 and len(row["ratios"]) == 2
     assert row["llama"] == row["tokens"] / 2 and row["plain_over_llama"] > 0
