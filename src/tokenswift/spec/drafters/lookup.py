@@ -8,8 +8,7 @@ followed them, up to 32 tokens. Besides the length of the match, these features 
   name in a table), and so is likely to differ again, and how many of the tokens before it were;
 - how often copies were right lately.
 
-A wrong token does not end a match: it is followed further, until three tokens in a row are wrong or a better
-match is found.
+A wrong token does not end a match: it is followed further, until a better one is found.
 
 *N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
 it, the most frequent first. An n-gram is counted once it is older than the penalty window: a younger one
@@ -36,7 +35,7 @@ LENGTH = 4  # n of the n-grams that are drafted
 LEAST = 3  # length of a match at least
 MOST = 32  # length of a match that is compared, and of a draft, at most
 _KEPT_PLACES = 4  # occurrences kept of the same LEAST tokens, the newest ones
-_MAX_MISSES = 3  # wrong tokens in a row that end a match
+_BEHIND = 0.12  # counts as a matching token where a match goes on behind a wrong one
 _NEAR = 4  # tokens before a copied one of which the share of new ones counts
 _MEMORY = 0.9  # weight of the past in the running share of right predictions
 _COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
@@ -59,10 +58,10 @@ class PromptLookup(Drafter):
         self._places: dict[tuple[int, ...], list[int]] = {}
         # features: 1, log of the length, running share, new, votes of the other occurrences, share of new
         # tokens before; fitted to what a 1.5B model wrote
-        self._chance = Regression((-4.0 if penalised else -2.5, 1.14, 1.11, -1.78, 1.74, 1.44)).chance
+        self._chance = Regression((-3.9 if penalised else -2.4, 1.0, 1.4, -1.6, 1.85, 1.35)).chance
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
-        self._agreed = self._differed = 0  # right, and wrong, predictions in a row of the followed match
+        self._agreed = 0  # right predictions in a row of the followed match
         self._drafted: list[tuple[int, float]] = []  # the last prediction
 
     def begin(self, sequence: SequenceState) -> None:
@@ -94,14 +93,12 @@ class PromptLookup(Drafter):
             text.append(token)
             if self._follow >= 0:
                 self._follow += 1
-                self._agreed, self._differed = (self._agreed + 1, 0) if hit else (0, self._differed + 1)
-                if self._differed == _MAX_MISSES:
-                    self._follow = -1
+                self._agreed = self._agreed + 1 if hit else 0
             if len(text) < LEAST:
                 continue
             known = places.setdefault(tuple(text[-LEAST:]), [])
-            if known and (self._follow < 0 or self._agreed < LEAST):
-                self._follow, self._agreed, self._differed = known[-1], LEAST, 0
+            if known and self._agreed < LEAST:
+                self._follow, self._agreed = known[-1], LEAST
             known.append(len(text))
             if len(known) > _KEPT_PLACES:
                 del known[0]
@@ -115,7 +112,7 @@ class PromptLookup(Drafter):
         if not alike:
             if self._follow < 0:
                 return []
-            alike, length = [self._follow], self._agreed + 1
+            alike, length = [self._follow], self._agreed + _BEHIND
         best = alike[0]
         for i in range(MOST):
             place = best + i % (end - best)  # past the text's end it continues from the match: a loop
