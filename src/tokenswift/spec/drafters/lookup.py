@@ -62,21 +62,39 @@ class PromptLookup(Drafter):
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
         self._agreed = 0  # right predictions in a row of the followed match
-        self._drafted: list[tuple[int, float]] = []  # the last prediction
+        self._drafted: list[int] = []  # the last prediction
 
     def begin(self, sequence: SequenceState) -> None:
         """Index the prompt."""
         self._extend(sequence.tokens)
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """Add the predicted tokens as one path."""
-        node = 0
-        for token, chance in self._predict():
+        """Add the predicted tokens as one path, as far as they may be worth a row."""
+        text, end = self._text, len(self._text)
+        alike, length = self._matches()
+        if not alike:
+            if self._follow < 0:
+                return
+            alike, length = [self._follow], self._agreed + _BEHIND
+        best, node, path_chance = alike[0], 0, 1.0
+        for i in range(MOST):
+            place = best + i % (end - best)  # past the text's end it continues from the match: a loop
+            token = text[place]
+            reach = [other for other in alike if other + i < end]
+            alike = [other for other in reach if text[other + i] == token]
+            votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
+            near = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
+            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, near)
+            chance = self._chance(x)
+            path_chance *= chance
+            self._drafted.append(token)
+            if path_chance < candidates.least:
+                break
             node = candidates.add(node, token, chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Count what was right of the last prediction, up to its first wrong token, and index the new tokens."""
-        for token, (drafted, _) in zip(outcome.tokens, self._drafted, strict=False):
+        """Count what was right of the last prediction, up to a wrong token, and index the new tokens."""
+        for token, drafted in zip(outcome.tokens, self._drafted, strict=False):
             hit = token == drafted
             self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
             if not hit:
@@ -102,28 +120,6 @@ class PromptLookup(Drafter):
             known.append(len(text))
             if len(known) > _KEPT_PLACES:
                 del known[0]
-
-    def _predict(self) -> list[tuple[int, float]]:
-        """The predicted tokens, each with its chance given that those before are right; [] without a
-        match."""
-        self._drafted = []
-        text, end = self._text, len(self._text)
-        alike, length = self._matches()
-        if not alike:
-            if self._follow < 0:
-                return []
-            alike, length = [self._follow], self._agreed + _BEHIND
-        best = alike[0]
-        for i in range(MOST):
-            place = best + i % (end - best)  # past the text's end it continues from the match: a loop
-            token = text[place]
-            reach = [other for other in alike if other + i < end]
-            alike = [other for other in reach if text[other + i] == token]
-            votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
-            near = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
-            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, near)
-            self._drafted.append((token, self._chance(x)))
-        return self._drafted
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its length."""
