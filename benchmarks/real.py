@@ -203,7 +203,7 @@ class Side:
 
 def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
     """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` texts."""
-    _, new, more = TASKS[name]
+    asked, new, more = TASKS[name]
     params = replace(ANSWERS, seed=1, **more)
     ids = prompt_of(llm, name)
     state = llm.prefill(ids)
@@ -211,7 +211,8 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
     theirs: list[float] = []
     for turn in range(rounds):
         params = replace(params, seed=1 + turn)
-        streams = (state.stream(new, way, sampling=params, ignore_eos=more is NOVEL) for way in (PLAIN, AUTO))
+        goes_on = isinstance(asked, int)
+        streams = (state.stream(new, way, sampling=params, ignore_eos=goes_on) for way in (PLAIN, AUTO))
         plain, auto = map(Side, map(iter, streams))
         order = [plain, auto] if turn % 2 else [auto, plain]
         for length in range(TURN, new + TURN, TURN):

@@ -70,7 +70,7 @@ class PromptLookup(Drafter):
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add the predicted tokens as one path, as far as they may be worth a row."""
-        text, end = self._text, len(self._text)
+        text, end, self._drafted = self._text, len(self._text), []
         alike, length = self._matches()
         if not alike:
             if self._follow < 0:
