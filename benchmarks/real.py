@@ -121,10 +121,26 @@ SCHEMA = {
     "required": ["cities"],
     "additionalProperties": False,
 }
+CHAT = "How do I keep sourdough bread from going stale, and why does it go stale at all?"
+TALK = (
+    "I want to bake bread at home. What do I need to begin, and what can wait?",
+    "What does gluten do in a dough, and when is there too much of it?",
+    "How do I make a sourdough starter, day by day?",
+    "My starter smells of nail polish remover. What is wrong, and how do I save it?",
+    "Explain how hot the oven should be, and why steam matters in the first minutes.",
+    "Why do bakers weigh everything, and how do I convert my cups?",
+    "Compare wheat, rye and spelt for a beginner.",
+    "How do I plan a bake around a working day?",
+    "What went wrong when the crumb is dense at the bottom and has large holes at the top?",
+    "How do I sharpen and use a blade to score a loaf?",
+    CHAT,
+)
 NOVEL = {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}
-#: task → (what is asked, or tokens of a text to go on from; new tokens; what differs from `ANSWERS`)
+#: task → (what is asked, a conversation's questions, or tokens of a text to go on from; new tokens; what
+#: differs from `ANSWERS`)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "chat": ("How do I keep sourdough bread from going stale, and why does it go stale at all?", 400, {}),
+    "chat": (CHAT, 400, {}),
+    "chat, after a conversation": (TALK, 400, {}),
     "essay": ("Write an essay of about 900 words on why cities plant trees along their streets.", 800, {}),
     "code": ("Write a Python module with a priority queue on a binary heap, and tests for it.", 700, {}),
     "edit": (
@@ -177,7 +193,15 @@ def prompt_of(llm: LLM, name: str) -> list[int]:
     asked, *_ = TASKS[name]
     if isinstance(asked, int):
         return prompts.made("joined", llm.encode, asked, 0)
-    return llm.encode([{"role": "user", "content": asked}] if has_template(llm.tokenizer) else asked)
+    if not has_template(llm.tokenizer):
+        return llm.encode(asked if isinstance(asked, str) else asked[-1])
+    *earlier, last = [asked] if isinstance(asked, str) else asked
+    said: list[dict[str, str]] = []
+    for question in earlier:  # and what the model itself answers
+        said.append({"role": "user", "content": question})
+        answer = llm.generate(said, 500, sampling=replace(ANSWERS, seed=1))
+        said.append({"role": "assistant", "content": answer.text})
+    return llm.encode([*said, {"role": "user", "content": last}])
 
 
 @dataclass
@@ -282,17 +306,17 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--peer", help="a Python interpreter that has llama_cpp")
     parser.add_argument("--only", nargs="*", help="tasks, or lengths of contexts")
-    parser.add_argument("--heads", default="auto", help="draft heads in place of the EAGLE-3 drafter")
+    parser.add_argument("--eagle", default="auto", help="an EAGLE-3 drafter's file; none: nothing trained")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     args = parser.parse_args()
     file = fetched(args.model) if args.model in FETCHED else Path(args.model)
-    llm = LLM(str(file)) if args.heads == "auto" else LLM(str(file), heads=args.heads, eagle="none")
+    llm = LLM(str(file), heads="auto" if args.eagle == "auto" else "none", eagle=args.eagle)
     peer = Peer(args.peer, file, torch.get_num_threads()) if args.peer else None
     for name in args.only or [*TASKS, *map(str, CONTEXTS)]:
         what: Any = context(llm, int(name), peer, args.rounds) if name.isdigit() else None
         row = {"model": file.stem, "dtype": llm.dtype, **(what or task(llm, name, peer, args.rounds))}
-        row |= {"heads": args.heads, "machine": machine("cpu"), "commit": commit()}
+        row |= {"eagle": Path(args.eagle).name, "machine": machine("cpu"), "commit": commit()}
         row |= {"peer": peer.version} if peer else {}
         print(json.dumps(row), flush=True)
         if args.out:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import stat
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import prompts, real
+from benchmarks import real
 from scripts import summaries
+from tests.chats import chat_tokenizer
+from tests.conftest import tiny_model
 from tokenswift import LLM
 from tokenswift.types import RunError
 
@@ -28,19 +30,19 @@ for line in sys.stdin:
 def peer(tmp_path: Path) -> Iterator[real.Peer]:
     program = tmp_path / "python"
     program.write_text(PEER.format(python=sys.executable))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
     made = real.Peer(str(program), tmp_path / "model.gguf", 1)
     yield made
     made.close()
 
 
-def test_rows_and_their_tables(
-    tiny_folder: Callable[..., Path], peer: real.Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest rows."""
-    llm = LLM(tiny_folder("qwen2"), dtype="float32")
-    (tmp_path / "harbour.txt").write_text("The lamp was lit before the fog came in.")
-    monkeypatch.setattr(prompts, "SHIPPED", tmp_path)
+def test_rows_and_their_tables(peer: real.Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest rows. In a
+    conversation the model itself answers."""
+    llm = LLM.from_model(tiny_model("qwen2", max_position_embeddings=1024), chat_tokenizer())
+    monkeypatch.setitem(real.TASKS, "talk", (("Hello", "And?"), 8, {}))
+    text = llm.tokenizer.decode(real.prompt_of(llm, "talk"))
+    assert re.fullmatch(r"<s>user: Hello\nassistant: .+\nuser: And\?\nassistant:", text, re.DOTALL)
     monkeypatch.setitem(real.TASKS, "novel", (60, 40, {}))
     row = real.task(llm, "novel", peer, 2)
     assert row["identical"] and 0 < row["tokens"] <= 80 and len(row["ratios"]) == 2

@@ -148,19 +148,17 @@ def test_a_cache_is_loaded_only_where_much_is_to_come(left: int | None, tried: b
 
 
 @pytest.mark.parametrize(("right", "least", "most"), [(0.05, 0.0, 0.02), (0.8, 0.9, 1.0)])
-def test_heads_are_used_where_they_pay_and_tried_rarely_where_not(
-    right: float, least: float, most: float
-) -> None:
+def test_heads_are_used_where_they_pay_and_else_rarely(right: float, least: float, most: float) -> None:
     decoder = Decoder(heads=right)
     decoder.write(2000, 0.02)
-    late = decoder.modes[100:]
-    assert least <= late.count("heads") / len(late) <= most
+    assert least <= decoder.modes[100:].count("heads") / len(decoder.modes[100:]) <= most
     assert decoder.modes[:4] == [PLAIN] * 3 + ["heads"]
 
 
 @pytest.mark.parametrize("wrong", [0.8, 1.25])
 def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
-    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128 mend both."""
+    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128 mend both.
+    Fewer rows than are known by now to be cheap are not held to be dear."""
     decoder = Decoder()
     decoder.write(600, 0.8)
     costs = decoder.control.costs
@@ -169,17 +167,21 @@ def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
     decoder.write(6000, 0.8)
     assert costs.unit == pytest.approx(30, rel=0.06)
     assert costs.verify(4) == pytest.approx(flat(4), rel=0.06)
+    costs.ratios[1] = 9.0
+    costs.observe(4, 30 * flat(4))
+    assert 1 <= costs.verify(2) <= costs.verify(4)
 
 
 @pytest.mark.parametrize("dear", [True, False])
 def test_rests_double_until_something_is_drafted(dear: bool) -> None:
-    control, rests = Control(Costs(), {}), list[int]()
-    for rows in [1] * 30 + [2] + [1] * 12:
+    """Steps that only time a plain pass, the first ones, and a trial of heads do not count."""
+    control, rests = Control(Costs(), {"heads": replace(HEADS, tokens=0.0)}), list[int]()
+    for mode, rows in [(PLAIN, 1)] * 30 + [(PLAIN, 2)] + [("heads", 2)] * 9 + [(PLAIN, 1)] * 12:
         control.mode(500)
-        control.drafted(Drafted(PLAIN, 1.0, rows))
+        control.drafted(Drafted(mode, 1.0, rows))
         control.record_step(1, rows, 30.0, 3.0 if dear else 0.03)
         rests.append(control.rest())
-    assert [rest for rest in rests if rest] == ([16, 32, 64, 128, 128, 128, 16, 32] if dear else [])
+    assert [rest for rest in rests if rest] == ([16, 32, 64, 128, 128, 16, 32] if dear else [])
 
 
 def test_figures_are_pinned() -> None:
@@ -201,10 +203,10 @@ def test_figures_are_pinned() -> None:
         found += known.chances("other", Ranked([8, 9][: len(values)], values, [0.5, 0.3]), 0)[0]
     found += [mode.tokens, mode.rows, mode.draft, mode.bias, mode.pass_cost, control.expected_rate("heads")]
     found += [costs.unit, costs.verify(5), costs.verify(40), said["gain"]]
-    pinned = [3.041808, 0.043811, 0.04895076, 0.3942, 0.35, 0.9374508, 0.02943959, 0.0131096, 0.6041652]
-    pinned += [0.3073141, 0.1483087, 1.40892, 2.948243, 0.2024925, 0.8003292, 0.1468523, 0.985193, 31.29686]
-    pinned += [1.179968, 3.901189, 1.036649]
+    pinned = [2.973216, 0.04690143, 0.04895654, 0.3942, 0.35, 0.9374508, 0.02943959, 0.0131096, 0.6041652]
+    pinned += [0.3073141, 0.1483087, 1.424455, 2.908744, 0.2025293, 0.7795906, 0.1468696, 0.9972742, 31.66068]
+    pinned += [1.193134, 4.029045, 1.037952]
     assert found == pytest.approx(pinned, rel=1e-6)
-    assert said["modes"]["plain"] == {"steps": 636, "tokens": 981, "nodes": 987}
+    assert said["modes"]["plain"] == {"steps": 636, "tokens": 983, "nodes": 986}
     costs.observe(300, 30.0)  # more rows than any that have a cost of their own
-    assert said["summary"].endswith("text in 79%; heads in 21% of the steps, 2.0 nodes a step")
+    assert said["summary"].endswith("text in 79%; heads in 21% of the steps, 1.9 nodes a step")

@@ -209,8 +209,9 @@ class Costs:
             return
         share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
         if at:
-            known = self.ratios[at] or self.verify(KNOTS[at])
-            self.ratios[at] = max(1.0, known * math.exp(share * error))
+            ratio = max(1.0, (self.ratios[at] or self.verify(KNOTS[at])) * math.exp(share * error))
+            # fewer rows cost no more, or they are never tried again
+            self.ratios[: at + 1] = [*(min(fewer, ratio) for fewer in self.ratios[:at]), ratio]
         self.unit *= math.exp(_UNIT * (1 - share) * error)
 
 
@@ -412,8 +413,9 @@ class Control:
         """Take note of the step's tree."""
         if tree.rows == self.last.rows == 1:
             self._last_bare = self._step
-        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)  # a trial does not count
-        self._idle = 0 if drafts else self._idle + 1
+        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
+        # neither a trial counts nor a step that only times a plain pass
+        self._idle = 0 if drafts else self._idle + (tree.mode == PLAIN and not self.timing_plain)
         self._rest = _REST if drafts else self._rest
         self.last = tree
 
