@@ -8,7 +8,8 @@ followed them, up to 32 tokens. Besides the length of the match, these features 
   name in a table), and so is likely to differ again, and how many of the tokens before it were;
 - how often copies were right lately.
 
-A wrong token does not end a match: it is followed further, until a better one is found.
+A wrong token does not end a match: it is followed further, until a better one is found. A copy ends where the
+text would: what comes after a question or an answer is not drafted.
 
 *N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
 it, the most frequent first. An n-gram is counted once it is older than the penalty window: a younger one
@@ -88,7 +89,7 @@ class PromptLookup(Drafter):
             chance = self._chance(x)
             path_chance *= chance
             self._drafted.append(token)
-            if path_chance < candidates.least:
+            if path_chance < candidates.least or token in sequence.eos:
                 break
             node = candidates.add(node, token, chance)
 
