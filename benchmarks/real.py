@@ -193,9 +193,9 @@ def prompt_of(llm: LLM, name: str) -> list[int]:
     asked, *_ = TASKS[name]
     if isinstance(asked, int):
         return prompts.made("joined", llm.encode, asked, 0)
-    if not has_template(llm.tokenizer):
-        return llm.encode(asked if isinstance(asked, str) else asked[-1])
     *earlier, last = [asked] if isinstance(asked, str) else asked
+    if not has_template(llm.tokenizer):
+        return llm.encode(last)
     said: list[dict[str, str]] = []
     for question in earlier:  # and what the model itself answers
         said.append({"role": "user", "content": question})

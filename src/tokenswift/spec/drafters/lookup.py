@@ -113,8 +113,6 @@ class PromptLookup(Drafter):
             if self._follow >= 0:
                 self._follow += 1
                 self._agreed = self._agreed + 1 if hit else 0
-            if len(text) < LEAST:
-                continue
             known = places.setdefault(tuple(text[-LEAST:]), [])
             if known and self._agreed < LEAST:
                 self._follow, self._agreed = known[-1], LEAST
@@ -124,11 +122,8 @@ class PromptLookup(Drafter):
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its length."""
-        text, end = self._text, len(self._text)
-        found = []
-        for place in self._places.get(tuple(text[-LEAST:]), ()):
-            if place == end:
-                continue
+        text, found = self._text, []
+        for place in self._places.get(tuple(text[-LEAST:]), ())[:-1]:  # the last one is the text's end
             agreed = LEAST
             while agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]:
                 agreed += 1
