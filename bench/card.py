@@ -1,13 +1,14 @@
-"""The first half hour on a card begins here: ten minutes of facts, by passes of an 8B model of drawn weights.
+"""The first half hour on a card begins here: ten minutes of facts, by passes of an 8B model of
+drawn weights.
 
 python -m bench.card --results FOLDER [--seconds 600] [--device cuda] [--layers 32] [--width 4096]
 
-Do rows keep their bits under padding, and at which row counts? Is a recorded pass an eager one, byte by
-byte, and a row in a tree the row alone? How many bytes a second do products and attention read? What does
-a pass of 16 rows cost over one of 1 row? A line is written to FOLDER/card.jsonl as soon as it is there;
-what fails has a line that says why, and the next measurement goes on. Without a card it ends with exit
-code 3; ``--device cpu`` tries the code itself in Triton's interpreter (TRITON_INTERPRET=1), with few
-layers.
+Do rows keep their bits under padding, and at which row counts? Is a recorded pass an eager one,
+byte by byte, and a row in a tree the row alone? How many bytes a second do products and attention
+read? What does a pass of 16 rows cost over one of 1 row? A line is written to FOLDER/card.jsonl as
+soon as it is there; what fails has a line that says why, and the next measurement goes on. Without
+a card it ends with exit code 3; ``--device cpu`` tries the code itself in Triton's interpreter
+(TRITON_INTERPRET=1), with few layers.
 """
 
 # ruff: noqa: B023  each measurement is over before the next begins
@@ -103,7 +104,8 @@ def library(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def microseconds(works: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Of one of several pieces of work of a kind, in one graph: as many as outgrow what a card caches."""
+    """Of one of several pieces of work of a kind, in one graph: as many as outgrow what a card
+    caches."""
     for work in works:
         work()
     if device.type == "cpu":
@@ -131,7 +133,11 @@ def versions(rows: Rows, device: torch.device) -> None:
     import triton
 
     with rows.one(what="versions") as found:
-        found |= {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+        found |= {
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": sys.version.split()[0],
+        }
         found["transformers"] = transformers.__version__
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
         found["commit"] = commit.stdout.strip() or None
@@ -164,7 +170,8 @@ def copying(rows: Rows, device: torch.device) -> float:
 
 
 def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Of each weight of an 8B model: the row counts at which rows keep their bits, and microseconds."""
+    """Of each weight of an 8B model: the row counts at which rows keep their bits, and
+    microseconds."""
     width, inner = args.width, args.width * 7 // 2
     shapes = [(width * 3 // 2, width), (width, width), (2 * inner, width), (width, inner)]
     for outputs, columns in (*shapes, (args.vocabulary, width)):
@@ -173,15 +180,23 @@ def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None
             size = 2 * outputs * columns
             copies = max(1, min(8, (200 << 20) // size))
             weights = [
-                torch.empty(outputs, columns, device=device, dtype=dtype).normal_() for _ in range(copies)
+                torch.empty(outputs, columns, device=device, dtype=dtype).normal_()
+                for _ in range(copies)
             ]
             found["keeps_bits_at"] = sizes_that_keep(library, weights[0])
             for count in SIZES:
                 states = torch.randn(count, columns, device=device).to(dtype)
-                taken = microseconds([partial(library, states, weight) for weight in weights], device)
-                found |= {f"us_{count}": taken, f"gb_s_{count}": round(size / taken / 1e3) if taken else None}
+                taken = microseconds(
+                    [partial(library, states, weight) for weight in weights], device
+                )
+                found |= {
+                    f"us_{count}": taken,
+                    f"gb_s_{count}": round(size / taken / 1e3) if taken else None,
+                }
             alone = padded(library, states[:1], weights[0])
-            found["one_row_in_16_and_64"] = torch.equal(alone, padded(library, states[:64], weights[0])[:1])
+            found["one_row_in_16_and_64"] = torch.equal(
+                alone, padded(library, states[:64], weights[0])[:1]
+            )
 
 
 def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int) -> None:
@@ -193,15 +208,22 @@ def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: i
     for count in ROWS:
         with rows.one(what="attention", context=context, rows=count) as found:
             numbers = torch.arange(count)
-            batch = backend.batch([Segment(numbers, numbers, cache, list(range(-1, count - 1)))], shape)
-            query = torch.randn(len(batch.tokens), shape.heads, shape.width, device=device).to(shape.keys)
+            batch = backend.batch(
+                [Segment(numbers, numbers, cache, list(range(-1, count - 1)))], shape
+            )
+            query = torch.randn(len(batch.tokens), shape.heads, shape.width, device=device).to(
+                shape.keys
+            )
             works = [lambda n=n: backend.ops.attend(batch, query, n, shape, 0) for n in range(4)]
             taken = microseconds(works, device)
             found |= {"us": taken, "gb_s": round(size / taken / 1e3) if taken else None}
 
 
-def passes(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int, speed: float) -> None:
-    """Passes over a context, logits included, against one reading of weights and cache; and their bits."""
+def passes(
+    rows: Rows, backend: CudaBackend, target: NativeTarget, context: int, speed: float
+) -> None:
+    """Passes over a context, logits included, against one reading of weights and cache; and their
+    bits."""
     one, runs = 0.0, RUNS if target.device.type == "cuda" else 1
     for count in ROWS:
         with rows.one(what="pass", context=context, rows=count) as found:
@@ -209,7 +231,11 @@ def passes(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int,
             ms = median(taken)
             one = one or ms
             least = 1e3 * (target.weight_bytes + context * target.kv_bytes) / speed
-            found |= {"ms": ms, "least_ms": round(min(taken), 4), "over_one_row": round(ms / one, 3)}
+            found |= {
+                "ms": ms,
+                "least_ms": round(min(taken), 4),
+                "over_one_row": round(ms / one, 3),
+            }
             found |= {"over_reading_once": round(ms / least, 3), "runs": runs}
     with rows.one(what="eager pass", context=context, rows=1) as found:
         backend.records = False
@@ -248,7 +274,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=128_256)
-    parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], default=CONTEXTS)
+    parser.add_argument(
+        "--contexts", type=lambda text: [int(n) for n in text.split(",")], default=CONTEXTS
+    )
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         print("no card is here", flush=True)

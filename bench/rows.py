@@ -1,11 +1,13 @@
-"""What a pass of a few rows costs, by the kernels of this checkout and of another one, in one process.
+"""What a pass of a few rows costs, by the kernels of this checkout and of another one, in one
+process.
 
-    python bench/rows.py MODEL.gguf --against OTHER/src/tokenswift/kernels/cpu --sets avx2 avx512-vnni
+    python bench/rows.py MODEL.gguf --against OTHER/src/tokenswift/kernels/cpu --sets avx2
+    avx512-vnni
 
-The libraries read the same panels and take turns; other bits end it. The last line is JSON: for each set of
-instructions, library and number of rows the median and the least time of a pass in ms, layers and LM head
-behind 256 tokens; and what a C loop (memory.c) reads in GB/s, before and after, beside the bytes of the
-weights.
+The libraries read the same panels and take turns; other bits end it. The last line is JSON: for
+each set of instructions, library and number of rows the median and the least time of a pass in ms,
+layers and LM head behind 256 tokens; and what a C loop (memory.c) reads in GB/s, before and after,
+beside the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def compiled(sources: Path, name: str, folder: Path) -> str:
     """The library of some sources for an instruction set."""
     out = folder / f"{name}-{len(list(folder.iterdir()))}.so"
     flags = [*library.FLAGS, *library.own_sets()[name].flags]
-    subprocess.run(["gcc", *flags, "-shared", "cpu.c", "-o", str(out), "-lm"], cwd=sources, check=True)
+    subprocess.run(
+        ["gcc", *flags, "-shared", "cpu.c", "-o", str(out), "-lm"], cwd=sources, check=True
+    )
     return str(out)
 
 
@@ -53,7 +57,9 @@ def memory_speed(folder: Path) -> float:
     """GB/s that two threads read."""
     made = folder / "memory"
     source = Path(__file__).with_name("memory.c")
-    subprocess.run(["gcc", "-O3", "-march=native", "-pthread", str(source), "-o", str(made)], check=True)
+    subprocess.run(
+        ["gcc", "-O3", "-march=native", "-pthread", str(source), "-o", str(made)], check=True
+    )
     return float(subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout)
 
 
@@ -68,7 +74,9 @@ def timed(target: Any, cache: Any, count: int) -> tuple[float, torch.Tensor]:
 
 def main() -> None:
     """Measures, and prints a table and JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--against", type=Path, help="the C sources of another commit")
     parser.add_argument("--sets", nargs="+", default=library.fitting(library.processor())[-1:])
@@ -97,11 +105,14 @@ def main() -> None:
                         spent, bits[kind] = timed(target, cache, count)
                         times[kind] += [spent] if turn else []
                 if not all(torch.equal(each, bits["new"]) for each in bits.values()):
-                    parser.error(f"{name}: the bits differ; valid: kernels that know all formats of the file")
+                    parser.error(
+                        f"{name}: the bits differ; valid: kernels that know all formats of the file"
+                    )
                 for kind, each in times.items():
                     line = {"set": name, "kernels": kind, "rows": count}
                     found.append(
-                        line | {"median_ms": round(median(each), 1), "least_ms": round(min(each), 1)}
+                        line
+                        | {"median_ms": round(median(each), 1), "least_ms": round(min(each), 1)}
                     )
                     print(*found[-1].values(), flush=True)
         speeds.append(memory_speed(Path(folder)))

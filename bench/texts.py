@@ -2,8 +2,9 @@
 
     python bench/texts.py MODEL.gguf --against OTHER/src
 
-Each turn is a process of its own with that source folder; tokens a second are those between the 10th and the
-110th token of plain decoding, so reading the prompts is not in them. The last line is JSON.
+Each turn is a process of its own with that source folder; tokens a second are those between the
+10th and the 110th token of plain decoding, so reading the prompts is not in them. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ print(100 * n / (many - few))
 
 def main() -> None:
     """Measures, and prints JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--against", type=Path, required=True, help="src of another commit")
     parser.add_argument("--rounds", type=int, default=3)
@@ -50,13 +53,18 @@ def main() -> None:
         for side, (source, texts) in sides.items():
             command = [sys.executable, "-c", SIDE, given.model, str(texts)]
             env = os.environ | {"PYTHONPATH": str(source)}
-            said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+            said = subprocess.run(
+                command, env=env, capture_output=True, text=True, check=True
+            ).stdout
             rates[side].append(float(said))
             print(side, round(rates[side][-1], 1), flush=True)
     found = {side: round(median(each), 1) for side, each in rates.items()}
     print(
         json.dumps(
-            {"tokens_a_second": found, "eight_over_old_one": round(found["eight"] / found["old one"], 2)}
+            {
+                "tokens_a_second": found,
+                "eight_over_old_one": round(found["eight"] / found["old one"], 2),
+            }
         )
     )
 

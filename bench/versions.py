@@ -2,10 +2,11 @@
 
     python -m bench.versions COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
 
-Each round runs either version in a process of its own, the one first that came second before: plain decoding
-and adaptive drafting of the default model, in float32 and in bfloat16. The older version's sources are taken
-from git and run with the packages of this environment; it keeps a copy of the default model and its kernels
-in a folder that is removed afterwards. Prints a line of JSON for each mode; ``--out`` appends them to a file.
+Each round runs either version in a process of its own, the one first that came second before: plain
+decoding and adaptive drafting of the default model, in float32 and in bfloat16. The older version's
+sources are taken from git and run with the packages of this environment; it keeps a copy of the
+default model and its kernels in a folder that is removed afterwards. Prints a line of JSON for each
+mode; ``--out`` appends them to a file.
 """
 
 from __future__ import annotations

@@ -33,29 +33,46 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks",
         allow_abbrev=False,
-        description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
-        "(speed, drafts, engine): measure rows, then make a report of them with the published figures below.",
+        description="The paper's tables and figures on your own model and machine, and "
+        "benchmarks of our own "
+        "(speed, drafts, engine): measure rows, then make a report of them with the published "
+        "figures below.",
     )
     parts = parser.add_subparsers(dest="command", required=True)
     parts.add_parser("list", help="names, titles and groups of what can be measured").set_defaults(
         run=run_list
     )
-    running = parts.add_parser("run", help="measure the rows that are not there yet, a process each")
+    running = parts.add_parser(
+        "run", help="measure the rows that are not there yet, a process each"
+    )
     running.set_defaults(run=run_rows)
     add = running.add_argument
     add("specs", nargs="*", metavar="SPEC", help="names or groups that list shows; default: paper")
-    add("--preset", default="smoke", help="sizes: smoke, cpu (up to an hour a table) or gpu (the paper's)")
+    add(
+        "--preset",
+        default="smoke",
+        help="sizes: smoke, cpu (up to an hour a table) or gpu (the paper's)",
+    )
     add("--model", help="alias, folder, file or hub id; default: the preset's")
     add("--dtype", help="auto, float32, bfloat16, float16 or int8; default: the preset's")
     add("--device", help="auto, cpu or cuda")
     add("--heads", help="draft heads: a file, auto, none, or ours by kind; default: the variant's")
     add("--threads", type=int, help="CPU threads; default: torch's own")
-    add("--prompts", help="a folder of .txt files, pg19 (from the hub) or shipped; default: the preset's")
     add(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="such as points=100,200 or budget=256"
+        "--prompts",
+        help="a folder of .txt files, pg19 (from the hub) or shipped; default: the preset's",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="such as points=100,200 or budget=256",
     )
     add("--variant", action="append", default=[], help="only this one of what a table compares")
-    add("--dry-run", action="store_true", help="say which rows would be measured and what they lack")
+    add(
+        "--dry-run", action="store_true", help="say which rows would be measured and what they lack"
+    )
     reporting = parts.add_parser("report", help="tables and pictures of the rows")
     reporting.set_defaults(run=run_report)
     add = reporting.add_argument
@@ -64,7 +81,9 @@ def build_parser() -> Parser:
     add("--title", default="Results", help="what stands at its top")
     add("--no-plots", action="store_true", help="tables alone (no matplotlib needed)")
     for part in (running, reporting):
-        part.add_argument("--results", type=Path, default=Path("bench-results"), help="folder of rows")
+        part.add_argument(
+            "--results", type=Path, default=Path("bench-results"), help="folder of rows"
+        )
     return parser
 
 
@@ -138,7 +157,9 @@ def run_rows(args: argparse.Namespace) -> None:
         args.model = str(fetched(args.model))
     jobs, folder = jobs_of(args), args.results.expanduser()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"results is {str(folder)!r}: it is not a folder; valid: a new or a results folder")
+        raise InputError(
+            f"results is {str(folder)!r}: it is not a folder; valid: a new or a results folder"
+        )
     if args.dry_run:
         there = {row["key"] for row in read_rows(folder)}
         for job in jobs:
@@ -168,7 +189,9 @@ def run_report(args: argparse.Namespace) -> None:
     said = report.notes(folder)
     plot = plots.plot if not args.no_plots else lambda spec, group: b""
     found = report.parts(specs.chosen(args.specs), read_rows(folder), said, plot)
-    print(report.write(found, (args.out or folder).expanduser(), args.title, said.get("summary", "")))
+    print(
+        report.write(found, (args.out or folder).expanduser(), args.title, said.get("summary", ""))
+    )
 
 
 def check_packages(*names: str) -> None:

@@ -1,4 +1,5 @@
-"""What measurements share: a model with a row's settings, sides that take turns, and times of calls."""
+"""What measurements share: a model with a row's settings, sides that take turns, and times of
+calls."""
 
 from __future__ import annotations
 
@@ -53,14 +54,21 @@ class Trial:
         """The row's prompt, or another length or number of its source."""
         config, vocabulary = self.config, self.llm.target.vocab_size
         which: int = config["text"] if index is None else index
-        return prompt(config["prompts"], self.llm.encode, which, length or config["prefill"], vocabulary)
+        return prompt(
+            config["prompts"], self.llm.encode, which, length or config["prefill"], vocabulary
+        )
 
-    def generate(self, state: Prefilled, strategy: str, options: dict[str, Any] | None = None) -> Generation:
+    def generate(
+        self, state: Prefilled, strategy: str, options: dict[str, Any] | None = None
+    ) -> Generation:
         """Go on from a state by a strategy."""
         return state.generate(self.new, strategy, options or {}, self.params, ignore_eos=True)
 
-    def row(self, figures: dict[str, float], begun: Prompt | None = None, **more: Any) -> dict[str, Any]:
-        """What a row says: the prompt, figures (rounded to four digits) at the number of new tokens."""
+    def row(
+        self, figures: dict[str, float], begun: Prompt | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """What a row says: the prompt, figures (rounded to four digits) at the number of new
+        tokens."""
         said = {"prompt": begun.about} if begun else {}
         at = {str(self.new): {name: round(value, 4) for name, value in figures.items()}}
         return {**said, "runs": self.rounds, **more, "figures": at}
@@ -72,7 +80,8 @@ def options_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_turns(sides: dict[str, Side], rounds: int) -> pd.DataFrame:
-    """What each side (a column) says in each round (a line), forth and back; a first round is not counted."""
+    """What each side (a column) says in each round (a line), forth and back; a first round is not
+    counted."""
     found, order = [], list(sides)
     for _ in range(rounds + 1):
         found.append({name: sides[name]() for name in order})
@@ -87,8 +96,8 @@ def spread(name: Hashable, values: Iterable[float]) -> dict[str, float]:
 
 
 def times(work: Callable[[], object], runs: int = 5, least: float = 0.0) -> list[float]:
-    """Milliseconds of each call after a first one, work on an accelerator included: at least ``runs``, until
-    ``least`` seconds are over."""
+    """Milliseconds of each call after a first one, work on an accelerator included: at least
+    ``runs``, until ``least`` seconds are over."""
     found: list[float] = []
     end = perf_counter() + least
     while len(found) <= runs or perf_counter() < end:
@@ -129,4 +138,6 @@ def pass_times(target: Any, context: int, rows: int, runs: int) -> list[float]:
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(context, context + rows, device=target.device)
     parents = None if rows == 1 else list(range(-1, rows - 1))
-    return times(lambda: target.logits(target.forward(tokens, positions, cache, parents).hidden), runs)
+    return times(
+        lambda: target.logits(target.forward(tokens, positions, cache, parents).hidden), runs
+    )

@@ -1,8 +1,8 @@
 """Decoding by a strategy beside plain decoding, from the same state, in turns of some tokens.
 
-Both run in one process and take turns through the whole text, first one ahead, then the other, so that
-whatever slows the machine down slows both. Times are those that steps know of themselves; nothing else is
-counted.
+Both run in one process and take turns through the whole text, first one ahead, then the other, so
+that whatever slows the machine down slows both. Times are those that steps know of themselves;
+nothing else is counted.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def decode(trial: Trial, keep: bool = False) -> dict[str, Any]:
 
 
 def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
-    """Add to the last point's figures those of the whole run alone; what adaptive drafting says of it."""
+    """Add to the last point's figures those of the whole run alone; what adaptive drafting says of
+    it."""
     if not isinstance(variant.steps, Stream):
         return None
     done, total = variant.steps.result, sum(variant.phases.values())
@@ -183,4 +184,6 @@ def _stretches(llm: LLM, tokens: list[int]) -> list[list[Any]]:
     """The text in stretches, [text, whether it repeats an earlier one]."""
     marked = repeats(tokens)
     edges = [0, *(i for i in range(1, len(tokens)) if marked[i] != marked[i - 1]), len(tokens)]
-    return [[llm.tokenizer.decode(tokens[start:end]), marked[start]] for start, end in pairwise(edges)]
+    return [
+        [llm.tokenizer.decode(tokens[start:end]), marked[start]] for start, end in pairwise(edges)
+    ]

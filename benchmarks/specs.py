@@ -2,20 +2,26 @@
 
 ::
 
-    title, kind, claim, differs   what it shows; how its rows are measured (`row.KINDS`); the paper's claim;
+    title, kind, claim, differs   what it shows; how its rows are measured (`row.KINDS`); the
+    paper's claim;
                                   how this measurement differs from the paper's
-    rows_of, where                instead of variants: show rows of other specs, those with these values
-    methods                       ways to run TokenSwift, by their names in methods.toml: variants before its
+    rows_of, where                instead of variants: show rows of other specs, those with these
+        values
+    methods                       ways to run TokenSwift, by their names in methods.toml: variants
+    before its
                                   own, with the settings there under those here
-    [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy options;
+    [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy
+    options;
                                   several values of one setting make rows for each
     [[variants]]                  name, and settings of its own: what is compared
     [presets.smoke], .cpu, .gpu   settings over both; only = names of variants;
                                   [presets.P.variants.NAME] for one
-    group                         "paper", or a name under which specs of our own are asked for together
-    [table]                       by: settings that tell lines apart; figures: names of settings.toml; or, in
+    group                         "paper", or a name under which specs of our own are asked for
+    together [table]                       by: settings that tell lines apart; figures: names of
+        settings.toml; or, in
                                   specs of our own, columns, sort and best: see `tables`
-    [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart;
+    [plot]                        x: a setting or "point"; y: figures; series: settings that tell
+    lines apart;
                                   where: as above
     [published]                   columns and rows of the paper's numbers; note
 """
@@ -64,7 +70,10 @@ class Spec:
     @property
     def variants(self) -> list[Mapping[str, Any]]:
         """What it compares, by name: methods, then variants of its own."""
-        return [*({"name": name} for name in self.data.get("methods", ())), *self.data.get("variants", ())]
+        return [
+            *({"name": name} for name in self.data.get("methods", ())),
+            *self.data.get("variants", ()),
+        ]
 
     @property
     def with_eagle(self) -> list[str]:
@@ -100,7 +109,9 @@ class Spec:
     def label(self) -> str:
         """Its name in the paper: "Table 3"."""
         kind = "Table" if self.name.startswith("table") else "Figure"
-        digits = self.name.removeprefix("table").removeprefix("figure").lstrip("-").replace("-", " and ")
+        digits = (
+            self.name.removeprefix("table").removeprefix("figure").lstrip("-").replace("-", " and ")
+        )
         if not self.name.startswith(("table", "figure")):
             return self.name
         return f"{kind}{'s' if ' and ' in digits else ''} {digits}"
@@ -110,7 +121,8 @@ class Spec:
 
         Args:
             preset: one of :data:`PRESETS`.
-            given: settings that go over everything but the ``prompts`` of a variant that has its own.
+            given: settings that go over everything but the ``prompts`` of a variant that has its
+                own.
         Raises:
             InputError: naming the setting and what is valid.
         """
@@ -129,24 +141,35 @@ class Spec:
             check_keys(over, f"spec {self.name}")
             if "prompts" in mine:  # a kind of text that is what the line is about
                 over["prompts"] = mine["prompts"]
-            if self.with_eagle and name not in self.with_eagle:  # the drafter is for those lines alone
+            if (
+                self.with_eagle and name not in self.with_eagle
+            ):  # the drafter is for those lines alone
                 over.pop("eagle", None)
             made += self._rows_of(name, {**method, **over}, preset)
         return made
 
-    def _rows_of(self, variant: str, settings: Mapping[str, Any], preset: str) -> list[dict[str, Any]]:
+    def _rows_of(
+        self, variant: str, settings: Mapping[str, Any], preset: str
+    ) -> list[dict[str, Any]]:
         strategy = settings.get("strategy", DEFAULTS["strategy"])
-        others = {name for names in TAKEN.values() for name in names}.difference(TAKEN.get(strategy, ()))
+        others = {name for names in TAKEN.values() for name in names}.difference(
+            TAKEN.get(strategy, ())
+        )
         used = {k: v for k, v in settings.items() if k not in others}
         if used.get("reach") == "text":
             used["points"] = [[point] for point in used.get("points", DEFAULTS["points"])]
-        several = [*axes(used), *([("points", used["points"])] if used.get("reach") == "text" else [])]
+        several = [
+            *axes(used),
+            *([("points", used["points"])] if used.get("reach") == "text" else []),
+        ]
         made = []
         for values in product(*(values for _, values in several)):
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
             named = preset == "gpu" and self.kind in ("decode", "text")
             one = of_model(one.get("model", DEFAULTS["model"]), strategy, one, named)
-            counts = [one.get(k, DEFAULTS[k]) if self.kind in KINDS[:2] else 1 for k in ("texts", "seeds")]
+            counts = [
+                one.get(k, DEFAULTS[k]) if self.kind in KINDS[:2] else 1 for k in ("texts", "seeds")
+            ]
             for count in counts:
                 check_integer("texts and seeds", count, 1)
             for text, seed in product(*map(range, counts)):
@@ -155,7 +178,8 @@ class Spec:
 
 
 def names() -> list[str]:
-    """The specs that come with the library: the paper's tables, its figures, then our own by name."""
+    """The specs that come with the library: the paper's tables, its figures, then our own by
+    name."""
     return sorted((file.stem for file in FOLDER.glob("*.toml")), key=_order)
 
 
@@ -181,7 +205,9 @@ def load(name: str) -> Spec:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"spec {name} cannot be read ({error}); valid: a TOML file") from error
     if "title" not in data:
-        raise InputError(f"spec {name} has no title; valid: as `python -m benchmarks list` shows them")
+        raise InputError(
+            f"spec {name} has no title; valid: as `python -m benchmarks list` shows them"
+        )
     spec = Spec(path.stem, data)
     check_choice(f"kind of spec {name}", spec.kind, KINDS)
     for method in data.get("methods", ()):

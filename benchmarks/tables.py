@@ -1,11 +1,12 @@
 """From rows to the lines of a table.
 
-A line is what rows of one configuration say that differ by prompt and seed alone. Tables of the paper have a
-line for each configuration and length, with the median, least and most of each figure. In tables of our own
-the spec names each column: a line for each set of conditions, of its newest measurement. A cell is a template
-over what a row says: settings, figures of its last point (``{speedup:.2f}``) or of any point
-(``{pass_ms@4:.1f}``), ``{prompt[name]}``, ``{heads[kind]}``; figures are medians, with ``{least}`` and
-``{most}`` of the speed-up.
+A line is what rows of one configuration say that differ by prompt and seed alone. Tables of the
+paper have a line for each configuration and length, with the median, least and most of each figure.
+In tables of our own the spec names each column: a line for each set of conditions, of its newest
+measurement. A cell is a template over what a row says: settings, figures of its last point
+    (``{speedup:.2f}``) or of any point
+(``{pass_ms@4:.1f}``), ``{prompt[name]}``, ``{heads[kind]}``; figures are medians, with ``{least}``
+and ``{most}`` of the speed-up.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ class Table:
     def markdown(self) -> str:
         """As Markdown."""
         rows = [self.head, ["---"] * len(self.head), *self.body] if self.head else []
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows]
-        return "".join(lines) + "\n" * bool(rows and self.below) + (f"{self.below}\n" if self.below else "")
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows
+        ]
+        return (
+            "".join(lines)
+            + "\n" * bool(rows and self.below)
+            + (f"{self.below}\n" if self.below else "")
+        )
 
 
 @dataclass(slots=True)
@@ -81,7 +88,8 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
     mine = [row for row in mine if all(value_of(row["config"], k) in v for k, v in where.items())]
     if not spec.of_paper:
         found = [
-            _newest(spec, part) for part in alike(mine, lambda row: [value(row, key) for key in spec.by])
+            _newest(spec, part)
+            for part in alike(mine, lambda row: [value(row, key) for key in spec.by])
         ]
         lines = [view(part) for part in found]
         lines.sort(key=lambda line: [line[key] for key in spec.data["table"].get("sort", ())])
@@ -95,18 +103,24 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
     for part in alike(mine, conditions):
         same = [found for found in alike(part, _options) if found[0].get("figures")]
         made.append(
-            Group(about(part), part, [view(one, point) for one in same for point in one[0]["figures"]])
+            Group(
+                about(part), part, [view(one, point) for one in same for point in one[0]["figures"]]
+            )
         )
     return made
 
 
 def _newest(spec: Spec, rows: list[Row]) -> list[Row]:
-    """The newest measurement's rows; where the table names a figure as ``best``, of the newest commit's the
-    options that did best by it."""
+    """The newest measurement's rows; where the table names a figure as ``best``, of the newest
+    commit's the options that did best by it."""
     last = max(rows, key=lambda row: row["date"])
     tries = alike([row for row in rows if row["commit"] == last["commit"]], _options)
     best = spec.data["table"].get("best")
-    return max(tries, key=lambda part: view(part)[best]) if best else next(p for p in tries if last in p)
+    return (
+        max(tries, key=lambda part: view(part)[best])
+        if best
+        else next(p for p in tries if last in p)
+    )
 
 
 def view(rows: list[Row], point: str | None = None) -> Line:
@@ -114,10 +128,17 @@ def view(rows: list[Row], point: str | None = None) -> Line:
     last, flat = rows[-1], list[dict[str, float]]()
     for row in rows:
         points = row.get("figures", {})
-        flat.append({f"{name}@{at}": n for at, found in points.items() for name, n in found.items()})
+        flat.append(
+            {f"{name}@{at}": n for at, found in points.items() for name, n in found.items()}
+        )
         flat[-1] |= points[point or [*points][-1]] if points else {}
     found: Any = pd.DataFrame(flat)
-    made: Line = {**last["config"]["sampling"], **last["config"]["options"], **last["config"], **last}
+    made: Line = {
+        **last["config"]["sampling"],
+        **last["config"]["options"],
+        **last["config"],
+        **last,
+    }
     made |= {"spread": {name: (found[name].min(), found[name].max()) for name in found}}
     made["least"], made["most"] = made["spread"].get("speedup", (0, 0))
     made |= found.median().to_dict()
@@ -139,8 +160,12 @@ def of_group(spec: Spec, group: Group) -> Table:
         return Table([*heads, *ENDS], [_cells(spec, line) for line in lines])
     columns = spec.data["table"]["columns"]
     body = [[_cell(template, line) for _, template in columns] for line in lines]
-    machines, commits = ([*dict.fromkeys(str(line[key]) for line in lines)] for key in ("machine", "commit"))
-    below = f"{model_words(group.rows)} on {' and '.join(machines)}; commit {' and '.join(commits)}."
+    machines, commits = (
+        [*dict.fromkeys(str(line[key]) for line in lines)] for key in ("machine", "commit")
+    )
+    below = (
+        f"{model_words(group.rows)} on {' and '.join(machines)}; commit {' and '.join(commits)}."
+    )
     return Table([name for name, _ in columns], body, below)
 
 
@@ -170,7 +195,9 @@ def published(spec: Spec) -> Table | None:
     if theirs is None:
         return None
     heads = [NAMES[key][0] if key in NAMES else head_of(key) for key in theirs["columns"]]
-    return Table(heads, [[*map(shown, row)] for row in theirs["rows"]], f"Published: {theirs['note']}.")
+    return Table(
+        heads, [[*map(shown, row)] for row in theirs["rows"]], f"Published: {theirs['note']}."
+    )
 
 
 def table(spec: Spec, rows: Sequence[Row]) -> Table:

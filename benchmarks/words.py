@@ -43,7 +43,11 @@ def about(rows: Sequence[Row]) -> str:
 
     parts = {f"preset {several('preset')}": True, model_words(rows): True}
     parts |= {several(name): True for name in ("dtype", "machine")}
-    for words, name in (("sampler", "sampler"), ("prompts", "prompts"), ("lengths reached", "reached")):
+    for words, name in (
+        ("sampler", "sampler"),
+        ("prompts", "prompts"),
+        ("lengths reached", "reached"),
+    ):
         parts[f"{words} {several(name)}"] = rows[0]["kind"] in ("decode", "text")
     parts[f"RoPE scaling {several('rope_scaling')}"] = several("rope_scaling") not in ("", "none")
     parts[f"commit {several('commit')}"] = True
@@ -57,7 +61,8 @@ def model_words(rows: Sequence[Row]) -> str:
 
 
 def drafter_words(row: Row) -> str:
-    """The heads, the EAGLE-3 drafter or the draft model that a row used; "none" where it had none."""
+    """The heads, the EAGLE-3 drafter or the draft model that a row used; "none" where it had
+    none."""
     heads, small, eagle = row.get("heads"), row.get("draft_model"), row.get("eagle")
     if small or row["config"].get("strategy") == "triforce":
         return f"draft model {small['name'] if small else DRAFT}"

@@ -2,11 +2,11 @@
 
     python scripts/agreement.py MODEL WORK DRAFTER [DRAFTER ...]
 
-DRAFTER is a file of kind eagle or conditioned, trained with --held-out 0.06. WORK is the work folder of
-`tokenswift train --model MODEL --data self`, whose held-out answers are looked at, without their prompts.
-Both sides choose at temperature 0.7 with the same noise, weighed as in drafting, the model from its whole
-vocabulary. One line of JSON for each drafter: by kind, the share of places where one drafted token, two and
-three in a row are the model's.
+DRAFTER is a file of kind eagle or conditioned, trained with --held-out 0.06. WORK is the work
+folder of `tokenswift train --model MODEL --data self`, whose held-out answers are looked at,
+without their prompts. Both sides choose at temperature 0.7 with the same noise, weighed as in
+drafting, the model from its whole vocabulary. One line of JSON for each drafter: by kind, the share
+of places where one drafted token, two and three in a row are the model's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def student_of(llm: LLM, file: str) -> tuple[Student, torch.Tensor]:
     """A file's drafter or conditioned heads, and the tokens that they name."""
     if file.endswith(".heads.safetensors"):
         heads, _, _ = read_heads(file)
-        named = torch.arange(llm.target.vocab_size) if heads.frequent is None else heads.frequent.long()
+        named = (
+            torch.arange(llm.target.vocab_size) if heads.frequent is None else heads.frequent.long()
+        )
         return HeadsStudent(heads), named
     found = load_eagle(file, llm.target.config)
     if found.d2t is None:
@@ -55,7 +57,9 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
     base = FrozenBase(llm, named, torch.bfloat16)
     head = unstored(llm.source.weight(HEAD), torch.bfloat16)
     kinds = list(
-        tomllib.loads(resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8"))
+        tomllib.loads(
+            resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
+        )
     )
     mark = llm.encode([{"role": "user", "content": "?"}])[-MARK:]
     right = {kind: torch.zeros(DEPTHS + 1) for kind in [*kinds, "all"]}
@@ -78,7 +82,9 @@ def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]
         for kind in (kinds[number % len(kinds)], "all"):  # questions come of each kind in turns
             right[kind] += torch.tensor(came)
     return {
-        kind: [round(float(n / total[0]), 3) for n in total[1:]] for kind, total in right.items() if total[0]
+        kind: [round(float(n / total[0]), 3) for n in total[1:]]
+        for kind, total in right.items()
+        if total[0]
     }
 
 

@@ -1,12 +1,13 @@
 """The whole package on arm64, emulated: ``make test-arm64``.
 
-Debian's Python for arm64 and the dependencies' wheels are fetched into a folder, the wheel for arm64 is built
-and installed there, with the kernels of ``make wheels`` where that has been run, and ``qemu-user`` runs the
-default model in int8: its tokens have to be those of ``tests/data/frozen.json``, which x86-64 writes. Needs
-Debian with qemu-user-static, gcc-aarch64-linux-gnu and apt; some minutes, and 1.5 GB of disk.
+Debian's Python for arm64 and the dependencies' wheels are fetched into a folder, the wheel for
+arm64 is built and installed there, with the kernels of ``make wheels`` where that has been run, and
+``qemu-user`` runs the default model in int8: its tokens have to be those of
+``tests/data/frozen.json``, which x86-64 writes. Needs Debian with qemu-user-static,
+gcc-aarch64-linux-gnu and apt; some minutes, and 1.5 GB of disk.
 
-The torch of this environment is the last one for arm64 on PyPI that brings no CUDA (2.5 GB); the tokens are
-those of the compiled kernels.
+The torch of this environment is the last one for arm64 on PyPI that brings no CUDA (2.5 GB); the
+tokens are those of the compiled kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ def fetch_system(folder: Path) -> Path:
     }
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     run("apt-get", *options, "-q", "update")
-    run("apt-get", *options, "-qy", "--no-install-recommends", "--download-only", "install", *PACKAGES)
+    run(
+        "apt-get",
+        *options,
+        "-qy",
+        "--no-install-recommends",
+        "--download-only",
+        "install",
+        *PACKAGES,
+    )
     part = folder / "root.part"
     shutil.rmtree(part, ignore_errors=True)
     for package in sorted((apt / "cache/archives").glob("*.deb")):
@@ -64,7 +73,8 @@ def fetch_system(folder: Path) -> Path:
 
 
 def install(folder: Path, root: Path) -> Path:
-    """An environment whose Python is a script that calls the emulator, so that Python can start itself."""
+    """An environment whose Python is a script that calls the emulator, so that Python can start
+    itself."""
     program = next((root / "usr/bin").glob("python3.*[0-9]"))
     version = program.name.removeprefix("python")
     packages = folder / f"venv/lib/python{version}/site-packages"
@@ -75,23 +85,44 @@ def install(folder: Path, root: Path) -> Path:
     python.chmod(0o755)
     (folder / "venv/pyvenv.cfg").write_text(f"home = {program.parent}\nversion = {version}\n")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages, "--upgrade"]
-    tags = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)))
-    pip += ["--python-version", version, "--only-binary=:all:", *(f"--platform={tag}" for tag in tags)]
+    tags = (
+        "manylinux2014_aarch64",
+        *(f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)),
+    )
+    pip += [
+        "--python-version",
+        version,
+        "--only-binary=:all:",
+        *(f"--platform={tag}" for tag in tags),
+    ]
     if not packages.exists():
         about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        wanted = [each for each in about["project"]["dependencies"] if not each.startswith(LEFT_OUT)]
+        wanted = [
+            each for each in about["project"]["dependencies"] if not each.startswith(LEFT_OUT)
+        ]
         run(*pip, "--constraint", "constraints.txt", *wanted, *ITS_OWN)
         run(*pip, "--no-deps", TORCH)
     wheels = folder / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, "."]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        wheels,
+        ".",
+    ]
     run(*build, TOKENSWIFT_WHEEL=KERNELS, TOKENSWIFT_WHEEL_KERNELS=str(kernels_in(folder)))
     run(*pip, "--no-deps", *wheels.glob("*.whl"))
     return python
 
 
 def kernels_in(folder: Path) -> Path:
-    """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this folder."""
+    """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this
+    folder."""
     made = runpy.run_path(str(ROOT / "scripts/kernels.py"))
     of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
     for there in (of_wheels, own):
@@ -126,13 +157,19 @@ def check() -> None:
     frozen = runpy.run_path(str(ROOT / "tests/lossless/frozen.py"))
     expected = json.loads(frozen["FILE"].read_text(encoding="utf-8"))["int8"]
     llm = LLM(MODEL, dtype="int8", device="cpu")
-    print(platform.machine(), getattr(backend_for("cpu"), "build", "no compiled kernels"), flush=True)
-    prompt = llm.encode((frozen["PROMPTS"] / "harbour.txt").read_text(encoding="utf-8"))[: frozen["LENGTH"]]
+    print(
+        platform.machine(), getattr(backend_for("cpu"), "build", "no compiled kernels"), flush=True
+    )
+    prompt = llm.encode((frozen["PROMPTS"] / "harbour.txt").read_text(encoding="utf-8"))[
+        : frozen["LENGTH"]
+    ]
     for name in RUNS:
         options, params = frozen["STRATEGIES"][name], frozen["SAMPLERS"]["paper"]
         out = llm.generate(prompt, frozen["NEW"], name, options, params, ignore_eos=True)
         same = frozen["digest"](out) == expected[f"{name} paper int8 harbour"]
-        print(f"{name}: {len(out.token_ids)} tokens, {'as frozen' if same else 'OTHERS'}", flush=True)
+        print(
+            f"{name}: {len(out.token_ids)} tokens, {'as frozen' if same else 'OTHERS'}", flush=True
+        )
         if not same:
             sys.exit(1)
 

@@ -2,9 +2,10 @@
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
-The model writes ``--tokens`` tokens after passages of the texts (files of a folder) by plain decoding; the
-heads rank candidates at every place, three levels deep. OUT is a copy of HEADS with the fitted weights.
-Prints how often the first candidates are right, by level, and predicted against observed chances by decile.
+The model writes ``--tokens`` tokens after passages of the texts (files of a folder) by plain
+decoding; the heads rank candidates at every place, three levels deep. OUT is a copy of HEADS with
+the fitted weights. Prints how often the first candidates are right, by level, and predicted against
+observed chances by decile.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
     if llm.resources.heads is None:
         raise SystemExit("error: there are no heads")
     sampler = llm.target.sampler(SamplingParams(seed=seed))
-    done = llm.generate(ids, new, "autoregressive", sampling=SamplingParams(seed=seed), ignore_eos=True)
+    done = llm.generate(
+        ids, new, "autoregressive", sampling=SamplingParams(seed=seed), ignore_eos=True
+    )
     text = [*ids, *done.token_ids]
     levels, found = HeadDrafter(llm.target, llm.resources.heads, True), []
     begun: Any = SimpleNamespace(tokens=ids)
@@ -44,10 +47,14 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
         base = states = before.hidden
         for level in range(LEVELS):
             at = root + 1 + level
-            states = levels.heads.advance(level, states, base, llm.target.embed(torch.tensor([text[at - 1]])))
+            states = levels.heads.advance(
+                level, states, base, llm.target.embed(torch.tensor([text[at - 1]]))
+            )
             logits = levels.vocabulary.project(levels.heads.normed(level, states))
             known, path = text[: root + 1], text[root + 1 : at]
-            rows = LogitRows(logits, known, [path], [at], [WIDTH], noise=1.0, subset=levels.vocabulary.subset)
+            rows = LogitRows(
+                logits, known, [path], [at], [WIDTH], noise=1.0, subset=levels.vocabulary.subset
+            )
             (ranked,) = sampler.candidates(rows)
             found.append((level, ranked, text[at]))
     return found
@@ -69,12 +76,16 @@ def fit(rows: list[tuple[float, ...]], hits: list[bool]) -> torch.Tensor:
     search.step(loss)
     chances = torch.sigmoid(x @ weights.detach())
     for part in chances.argsort().chunk(10):
-        print(f"  predicted {chances[part].mean():.3f} observed {y[part].mean():.3f} of {len(part)}")
+        print(
+            f"  predicted {chances[part].mean():.3f} observed {y[part].mean():.3f} of {len(part)}"
+        )
     return weights.detach()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("heads", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("out", type=Path)

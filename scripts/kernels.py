@@ -1,4 +1,5 @@
-"""Compiles the CPU kernels of a platform into a folder, a library for each instruction set, for its wheel.
+"""Compiles the CPU kernels of a platform into a folder, a library for each instruction set, for its
+wheel.
 
 ``setup.py`` runs this file by itself, and so may anybody::
 
@@ -19,15 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))  # where the package is not installed
+sys.path.append(
+    str(Path(__file__).resolve().parents[1] / "src")
+)  # where the package is not installed
 
 from tokenswift.kernels.cpu import library  # noqa: E402
 
 
 class Platform(NamedTuple):
-    """What a wheel is built for: architecture, target of ``zig cc``, tag of the wheel, the compiler if it
-    is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has, and the
-    linker's own flags."""
+    """What a wheel is built for: architecture, target of ``zig cc``, tag of the wheel, the compiler
+    if it is not ``zig cc``, which links in any case: against an early glibc, whatever this machine
+    has, and the linker's own flags."""
 
     architecture: str
     target: str
@@ -42,7 +45,10 @@ PLATFORMS = {
         "arm64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64", "aarch64-linux-gnu-gcc"
     ),
     "macos-arm64": Platform(  # a library's own name there is else where it was linked
-        "arm64", "aarch64-macos.14.0", "macosx_14_0_arm64", link=("-Wl,-install_name,@rpath/kernels.so",)
+        "arm64",
+        "aarch64-macos.14.0",
+        "macosx_14_0_arm64",
+        link=("-Wl,-install_name,@rpath/kernels.so",),
     ),
 }
 
@@ -118,7 +124,8 @@ def make(
 
     Args:
         built_for: a key of :data:`PLATFORMS`.
-        compiler, linker: commands; by default the platform's, and ``zig cc`` or the compiler that is given.
+        compiler, linker: commands; by default the platform's, and ``zig cc`` or the compiler that
+            is given.
         sets: names of instruction sets; by default all that the architecture has.
     Raises:
         BuildError: the compiler or the linker refuses, or names that nobody knows.
@@ -152,11 +159,15 @@ def _run(command: list[str]) -> None:
 
 def main() -> None:
     """Make the libraries of a platform, from the command line."""
-    parser = argparse.ArgumentParser(description="Compile the CPU kernels of a platform into a folder.")
+    parser = argparse.ArgumentParser(
+        description="Compile the CPU kernels of a platform into a folder."
+    )
     parser.add_argument("platform", choices=list(PLATFORMS))
     parser.add_argument("out", type=Path)
     parser.add_argument("--compiler", type=shlex.split, help="by default GCC on Linux, else zig cc")
-    parser.add_argument("--linker", type=shlex.split, help="by default the compiler if given, else zig cc")
+    parser.add_argument(
+        "--linker", type=shlex.split, help="by default the compiler if given, else zig cc"
+    )
     parser.add_argument("--sets", nargs="+", help="by default all of the architecture")
     given = parser.parse_args()
     try:

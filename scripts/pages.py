@@ -1,5 +1,5 @@
-"""Write the pages of the site that are not kept: docs/index.md, which is README, and docs/cli.md, every
-command's help. ``make docs`` calls this."""
+"""Write the pages of the site that are not kept: docs/index.md, which is README, and docs/cli.md,
+every command's help. ``make docs`` calls this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tokenswift.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-INTRODUCTION = "Exit codes, and whatever else holds for all commands: [The command line](commands.md)."
+INTRODUCTION = (
+    "Exit codes, and whatever else holds for all commands: [The command line](commands.md)."
+)
 WIDTH = "86"  # columns, which the site shows whole
 
 
@@ -28,8 +30,11 @@ def output_of(*argv: str) -> str:
 
 
 def start() -> str:
-    """README as a page of the site: links lead to pages beside it; files that the site lacks are named."""
-    text = re.sub(r"\bdocs/(?=[\w-]+\.(?:md|svg))", "", (ROOT / "README.md").read_text(encoding="utf-8"))
+    """README as a page of the site: links lead to pages beside it; files that the site lacks are
+    named."""
+    text = re.sub(
+        r"\bdocs/(?=[\w-]+\.(?:md|svg))", "", (ROOT / "README.md").read_text(encoding="utf-8")
+    )
     return re.sub(r"\[([^]]+)\]\((?:LICENSE|CHANGELOG\.md)\)", r"\1", text)
 
 

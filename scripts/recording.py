@@ -3,11 +3,13 @@
     python scripts/recording.py record docs/demo.cast tokenswift demo
     python scripts/recording.py render docs/demo.cast docs/demo.svg
 
-The recording is an asciicast (version 2): what the command wrote, and when. The SVG shows the last screen for
+The recording is an asciicast (version 2): what the command wrote, and when. The SVG shows the last
+    screen for
 `POSTER` seconds, then plays the recording once, as fast as it was, except that waits longer than
-`LONGEST_WAIT` are cut to that, and stays at the last screen. So renderers that take the first picture,
-renderers without animation and readers who want no motion all see how it ended: the last screen stands in
-attributes, and only animations show anything else. The window's title is the command's.
+`LONGEST_WAIT` are cut to that, and stays at the last screen. So renderers that take the first
+picture, renderers without animation and readers who want no motion all see how it ended: the last
+screen stands in attributes, and only animations show anything else. The window's title is the
+command's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ CODES = re.compile(r"\x1b\]\d;(.*?)(?:\x07|\x1b\\)|\x1b\[([\d;?]*)([A-Za-z])|(\r
 
 
 def record(file: Path, command: list[str]) -> int:
-    """Run a command in a terminal of our size; write what it says, and when, to ``file``; its exit code."""
+    """Run a command in a terminal of our size; write what it says, and when, to ``file``; its exit
+    code."""
     start, lines = time.monotonic(), []
     child, terminal = pty.fork()
     if child == 0:
@@ -56,7 +59,9 @@ def record(file: Path, command: list[str]) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
     head = {"version": 2, "width": COLUMNS, "height": ROWS, "command": " ".join(command)}
-    file.write_text("".join(json.dumps(x, ensure_ascii=False) + "\n" for x in (head, *lines)), "utf-8")
+    file.write_text(
+        "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in (head, *lines)), "utf-8"
+    )
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -78,9 +83,13 @@ class Screen:
                 self.title = code[1]
             elif code[3] == "K":
                 self.lines[-1] = "" if code[2] == "2" else self.lines[-1][: self.column]
-            elif code[3] == "A" and len(self.lines) > 1:  # a line up, of which there is nothing below
+            elif (
+                code[3] == "A" and len(self.lines) > 1
+            ):  # a line up, of which there is nothing below
                 self.lines.pop()
-            elif code[3] == "t" and (code[2] or "").startswith("23"):  # the title that was there before
+            elif code[3] == "t" and (code[2] or "").startswith(
+                "23"
+            ):  # the title that was there before
                 self.title = ""
             elif code[4] == "\r":
                 self.column = 0
@@ -137,7 +146,8 @@ def element(value: str, start: float, until: float | None, x: float, y: float, k
     indent = len(text) - len(text.lstrip())
     text = text.lstrip()
     return (
-        f'<text class="{kind}" x="{x + width * indent:.1f}" y="{y}" textLength="{width * len(text):.1f}" '
+        f'<text class="{kind}" x="{x + width * indent:.1f}" y="{y}" '
+        f'textLength="{width * len(text):.1f}" '
         f'style="animation:{when} step-end"{hidden}>{escape(text)}</text>\n'
     )
 
@@ -163,10 +173,14 @@ def render(file: Path, out: Path) -> None:
     for number in range(len(lines)):
         values = [(second, found[number]) for second, found, _ in shots if number < len(found)]
         for value, start, until in spans(values, last + 1):
-            body.append(element(value, start, until, 0, FIRST + LINE * (number + 1), kind_of(value)))
+            body.append(
+                element(value, start, until, 0, FIRST + LINE * (number + 1), kind_of(value))
+            )
     titles = [
         element(value, start, until, 76, 22, "title")
-        for value, start, until in spans([(second, title[:84]) for second, _, title in shots], last + 1)
+        for value, start, until in spans(
+            [(second, title[:84]) for second, _, title in shots], last + 1
+        )
     ]
     total = last + FRAME
     stops = []

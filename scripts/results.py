@@ -30,10 +30,10 @@ RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
 
 {summary}
 
-The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine, commit, seeds
-and raw times. `python -m benchmarks report --results bench/results/paper --out build/paper` makes every table
-of them, with the paper's figures below. A cell is the mean (least–most) over all rows of a way of
-drafting, each at its full length.
+The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine,
+commit, seeds and raw times. `python -m benchmarks report --results bench/results/paper --out
+build/paper` makes every table of them, with the paper's figures below. A cell is the mean
+(least–most) over all rows of a way of drafting, each at its full length.
 
 {table}
 ## What each says
@@ -60,9 +60,13 @@ def made(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
     notes = report.notes(folder)
     found = report.parts(specs.chosen(()), read_rows(folder), notes, plot)
     said = "".join(map(said_of, found))
-    page = RESULTS_PAGE.format(summary=notes.get("summary", ""), table=paper(found).markdown(), said=said)
+    page = RESULTS_PAGE.format(
+        summary=notes.get("summary", ""), table=paper(found).markdown(), said=said
+    )
     files = {DOCS / "results.md": page.encode()}
-    files |= {DOCS / "results" / name: data for part in found for name, data in part.pictures if data}
+    files |= {
+        DOCS / "results" / name: data for part in found for name, data in part.pictures if data
+    }
     rows = read_rows(RESULTS)
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -79,7 +83,8 @@ def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:
 
 
 def main() -> int:
-    """Rewrite or check; of pictures it is checked that they are there (their bytes depend on matplotlib)."""
+    """Rewrite or check; of pictures it is checked that they are there (their bytes depend on
+    matplotlib)."""
     checks = "--check" in sys.argv
     files = made(undrawn if checks else plots.plot)
     if checks:

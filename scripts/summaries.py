@@ -19,8 +19,8 @@ COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --o
 
 
 def real(machine: str) -> Table:
-    """A real model beside llama.cpp on the same file, on a kind of machine: automatic and plain decoding of
-    each task."""
+    """A real model beside llama.cpp on the same file, on a kind of machine: automatic and plain
+    decoding of each task."""
     lines = [row for row in _real(machine) if "task" in row]
     body = [
         [
@@ -28,7 +28,8 @@ def real(machine: str) -> Table:
             f"{line['llama']:.1f}",
             f"{line['plain']:.1f}",
             f"**{line['auto']:.1f}**",
-            f"**{line['auto_over_plain']:.2f}** ({min(line['ratios']):.2f}–{max(line['ratios']):.2f})",
+            f"**{line['auto_over_plain']:.2f}** "
+            f"({min(line['ratios']):.2f}–{max(line['ratios']):.2f})",
             f"**{line['auto_over_llama']:.2f}**",
             f"{line['tokens_a_step']:.2f}",
             _drafters(line["sources"]),
@@ -59,7 +60,9 @@ def contexts(machine: str) -> Table:
         for line in lines
     ]
     head = ["context, tokens", "llama.cpp, tokens/s", "plain, tokens/s", "over llama.cpp"]
-    return Table([*head, "prompt, llama.cpp", "prompt, tokenswift", "over llama.cpp"], body, _from(lines))
+    return Table(
+        [*head, "prompt, llama.cpp", "prompt, tokenswift", "over llama.cpp"], body, _from(lines)
+    )
 
 
 def _real(machine: str) -> list[Row]:
@@ -74,7 +77,10 @@ def _drafters(sources: dict[str, int]) -> str:
     drafted = {name: count for name, count in sources.items() if name != "target"}
     total = sum(drafted.values()) or 1
     parts = sorted(drafted.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {count / total:.0%}" for name, count in parts if count / total > 0.005) or "–"
+    return (
+        ", ".join(f"{name} {count / total:.0%}" for name, count in parts if count / total > 0.005)
+        or "–"
+    )
 
 
 def _from(lines: list[Row]) -> str:
@@ -86,15 +92,17 @@ def _from(lines: list[Row]) -> str:
         return " and ".join(dict.fromkeys(str(line[key]) for line in lines))
 
     return (
-        f"{several('model')} ({several('dtype')}) on {several('machine')}; medians of rounds in turns, in "
-        f"brackets the least and the most. llama.cpp of llama-cpp-python {several('peer')}: `llama_decode` "
+        f"{several('model')} ({several('dtype')}) on {several('machine')}; medians of rounds in "
+        f"turns, in "
+        f"brackets the least and the most. llama.cpp of llama-cpp-python {several('peer')}: "
+        f"`llama_decode` "
         f"alone, without sampling; tokenswift with sampling, commit {several('commit')}."
     )
 
 
 def paper(parts: list[Part]) -> Table:
-    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed
-    of adaptive drafting over plain decoding."""
+    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and
+    the speed of adaptive drafting over plain decoding."""
     lines = []
     for part in parts:
         rows, data = part.rows, part.spec.data

@@ -3,9 +3,9 @@
     sh scripts/walk.sh                  all of them, from a fresh clone that is installed with pip
     python scripts/walk.py [PAGE …]     with the tokenswift on PATH, in a new folder
 
-A block is a fence of kind ``sh`` or ``python``. A comment in the line before it says what is special:
-``<!-- slow: REASON -->`` or ``<!-- not run: REASON -->``. Lengths are cut (:func:`shorten`): a page may ask
-for 100,000 tokens.
+A block is a fence of kind ``sh`` or ``python``. A comment in the line before it says what is
+special: ``<!-- slow: REASON -->`` or ``<!-- not run: REASON -->``. Lengths are cut
+(:func:`shorten`): a page may ask for 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Block:
     @property
     def plain(self) -> bool:
         """Whether every line is one call of tokenswift, without pipes and the like."""
-        return all(c.startswith("tokenswift ") and not re.search(r"[|<>&;$]", c) for c in self.commands)
+        return all(
+            c.startswith("tokenswift ") and not re.search(r"[|<>&;$]", c) for c in self.commands
+        )
 
 
 def pages() -> list[str]:
@@ -83,7 +85,8 @@ def blocks(page: str) -> list[Block]:
 
 
 def shorten(text: str, most: int) -> str:
-    """A command or program with at most about ``most`` tokens to write; longer requests stay longer."""
+    """A command or program with at most about ``most`` tokens to write; longer requests stay
+    longer."""
 
     def length(found: re.Match[str]) -> str:
         asked = int(found[2])
@@ -92,7 +95,9 @@ def shorten(text: str, most: int) -> str:
     text = LENGTH.sub(length, text)
     call = re.match(r"tokenswift ([\w-]+)", text)
     options = SHORT.get(call[1], "") if call else ""
-    return f"{call[0]} {options.format(most=most)}{text[call.end() :]}" if call and options else text
+    return (
+        f"{call[0]} {options.format(most=most)}{text[call.end() :]}" if call and options else text
+    )
 
 
 def furnish(folder: Path, model: Path) -> None:
@@ -104,7 +109,9 @@ def furnish(folder: Path, model: Path) -> None:
     text = (ROOT / "src" / "tokenswift" / "data" / "demo_prompt.txt").read_text(encoding="utf-8")
     (folder / "novels").mkdir()
     for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):
-        (folder / name).write_text(text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8")
+        (folder / name).write_text(
+            text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8"
+        )
     from tokenswift.loader.find import gguf_in
     from tokenswift.loader.load import load
 
@@ -116,8 +123,11 @@ def furnish(folder: Path, model: Path) -> None:
     loaded.tokenizer.save_pretrained(folder / "my-llama")
 
 
-def run(block: Block, folder: Path, before: list[str], most: int) -> subprocess.CompletedProcess[str]:
-    """Run a block as a reader would: by a shell, or by Python after the page's earlier Python blocks."""
+def run(
+    block: Block, folder: Path, before: list[str], most: int
+) -> subprocess.CompletedProcess[str]:
+    """Run a block as a reader would: by a shell, or by Python after the page's earlier Python
+    blocks."""
     if block.kind == "sh":
         script = "\n".join(
             " | ".join(shorten(part, most) for part in line.split(" | ")) for line in block.commands
@@ -143,7 +153,9 @@ def main() -> int:
         if shutil.which(name) is None:
             print(f"error: {name} is not on PATH")
             return 2
-    subprocess.run(["tokenswift", "generate", "--continue", "One", "--max-new-tokens", "1"], check=True)
+    subprocess.run(
+        ["tokenswift", "generate", "--continue", "One", "--max-new-tokens", "1"], check=True
+    )
     from tokenswift.loader.find import cache_dir
 
     failed = ran = 0

@@ -1,9 +1,11 @@
-"""Builds the sdist and a wheel of each platform, and tries those that this machine can run: ``make wheels``.
+"""Builds the sdist and a wheel of each platform, and tries those that this machine can run: ``make
+wheels``.
 
-Each wheel is built from the sdist, with kernels that stay in build/kernels while their sources do. Linux
-wheels are checked by auditwheel against the glibc of their tag, the library for macOS by what a Mac's loader
-would read of it. A wheel is tried in a new environment, with nothing but it and what it asks for, and no
-compiler in reach: the default model writes 20 tokens, and ``tokenswift audit`` has to find nothing.
+Each wheel is built from the sdist, with kernels that stay in build/kernels while their sources do.
+Linux wheels are checked by auditwheel against the glibc of their tag, the library for macOS by what
+a Mac's loader would read of it. A wheel is tried in a new environment, with nothing but it and what
+it asks for, and no compiler in reach: the default model writes 20 tokens, and ``tokenswift audit``
+    has to find nothing.
 """
 
 # macholib comes with the extra "wheels":
@@ -52,7 +54,9 @@ def run(*command: str | Path, **environment: str) -> str:
         check=False,
     )
     if ran.returncode:
-        sys.exit(f"error: {command[0]} {command[1]} … ended with {ran.returncode}\n{ran.stdout[-2000:]}")
+        sys.exit(
+            f"error: {command[0]} {command[1]} … ended with {ran.returncode}\n{ran.stdout[-2000:]}"
+        )
     return ran.stdout
 
 
@@ -65,7 +69,8 @@ def sdist(out: Path) -> Path:
 
 
 def check_compilers(platforms: Iterable[str]) -> None:
-    """End the program where a platform's compiler is not there, with the package of Debian that has it."""
+    """End the program where a platform's compiler is not there, with the package of Debian that has
+    it."""
     for platform in platforms:
         compiler = kernels.PLATFORMS[platform].compiler
         if compiler and shutil.which(compiler) is None and not built(platform):
@@ -99,10 +104,13 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
         )
         made = next(Path(work).glob("*.whl"))
         if tag.startswith("manylinux"):
-            least = re.search(r"manylinux_2_(\d+)_", run(sys.executable, "-m", "auditwheel", "show", made))
+            least = re.search(
+                r"manylinux_2_(\d+)_", run(sys.executable, "-m", "auditwheel", "show", made)
+            )
             if least is None or int(least[1]) > int(tag.split("_")[2]):
                 sys.exit(
-                    f"error: {made.name} needs {least[0] if least else 'a newer glibc, or other libraries'}"
+                    f"error: {made.name} needs "
+                    f"{least[0] if least else 'a newer glibc, or other libraries'}"
                 )
         found = Path(shutil.copy(made, out))
     if not found.name.endswith(f"-py3-none-{tag}.whl"):
@@ -139,7 +147,9 @@ def fault_for_mac(path: Path) -> str | None:
         found.setdefault(int(load.cmd), []).append((command, content))
     if mach_o.LC_CODE_SIGNATURE not in found:
         return "it is not signed, which Apple silicon asks of all code"
-    least = [(int(each.platform), int(each.minos)) for each, _ in found.get(mach_o.LC_BUILD_VERSION, [])]
+    least = [
+        (int(each.platform), int(each.minos)) for each, _ in found.get(mach_o.LC_BUILD_VERSION, [])
+    ]
     major = int(kernels.PLATFORMS["macos-arm64"].tag.split("_")[1])
     if least != [(mach_o.PLATFORM_MACOS, major << 16)]:
         return f"platform and least version are {least}; they should be macOS and {major}.0"
@@ -148,10 +158,17 @@ def fault_for_mac(path: Path) -> str | None:
     named = [content.rstrip(b"\0").decode() for _, content in found[mach_o.LC_ID_DYLIB]]
     if named != ["@rpath/kernels.so"]:
         return f"it calls itself {named[0]}"
-    kept = {mach_o.LC_LOAD_DYLIB, mach_o.LC_LOAD_WEAK_DYLIB, mach_o.LC_REEXPORT_DYLIB, mach_o.LC_RPATH}
+    kept = {
+        mach_o.LC_LOAD_DYLIB,
+        mach_o.LC_LOAD_WEAK_DYLIB,
+        mach_o.LC_REEXPORT_DYLIB,
+        mach_o.LC_RPATH,
+    }
     linked = [content.rstrip(b"\0").decode() for kind in kept for _, content in found.get(kind, [])]
     if linked != ["/usr/lib/libSystem.B.dylib"]:
-        return f"it asks for {', '.join(linked) or 'no library'}; it should ask for the system's alone"
+        return (
+            f"it asks for {', '.join(linked) or 'no library'}; it should ask for the system's alone"
+        )
     external = [
         (name.decode(), each.n_sect)
         for each, name in SymbolTable(read, header).nlists
@@ -161,13 +178,16 @@ def fault_for_mac(path: Path) -> str | None:
     entries = {f"_{entry}" for entry in kernels.entries()}
     if given != entries:
         return f"it exports others than its entries: {', '.join(sorted(given ^ entries)[:4])}"
-    if lacking := [name for name, section in external if not section and any(map(name.count, LACKING))]:
+    if lacking := [
+        name for name, section in external if not section and any(map(name.count, LACKING))
+    ]:
         return f"it calls {lacking[0]}, which macOS does not have"
     return None
 
 
 def tried(made: Path, work: Path) -> str:
-    """What the installed command says of itself, after it has written and audited without a compiler."""
+    """What the installed command says of itself, after it has written and audited without a
+    compiler."""
     run(sys.executable, "-m", "venv", work / "venv")
     python = work / "venv/bin/python"
     run(
@@ -187,7 +207,16 @@ def tried(made: Path, work: Path) -> str:
     said = run(command, "--version", **alone)
     if "built in" not in said:
         sys.exit(f"error: {made.name} does not use its kernels: {said}")
-    run(command, "generate", "--continue", "The lamp", "--max-new-tokens", "20", "--ignore-eos", **alone)
+    run(
+        command,
+        "generate",
+        "--continue",
+        "The lamp",
+        "--max-new-tokens",
+        "20",
+        "--ignore-eos",
+        **alone,
+    )
     run(command, "audit", "The lamp", "--max-new-tokens", "8", **alone)
     if list((work / "cache").glob("kernels/*.so")):
         sys.exit(f"error: {made.name} compiled kernels")

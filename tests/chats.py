@@ -23,7 +23,8 @@ TEMPLATE = (
 
 
 def chat_tokenizer(adds_bos: bool = True) -> Any:
-    """The byte tokenizer with :data:`TEMPLATE`; with ``adds_bos`` every text gets a ``<s>`` (id 256)."""
+    """The byte tokenizer with :data:`TEMPLATE`; with ``adds_bos`` every text gets a ``<s>`` (id
+    256)."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
     if adds_bos:
@@ -33,23 +34,27 @@ def chat_tokenizer(adds_bos: bool = True) -> Any:
     return tokenizer
 
 
-#: as Hermes' and Qwen's: calls in tags, results of the role "tool"; it ends in "!" where a result came last
+#: as Hermes' and Qwen's: calls in tags, results of the role "tool"; it ends in "!" where a result
+#: came last
 HERMES_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson + '\\n' }}{% endfor %}"
     "{% for message in messages %}{{ message.role + ': ' + message.content }}"
     "{% for call in message.tool_calls or [] %}"
-    "{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}{% endfor %}{{ '\\n' "
+    "}}{% endfor %}"
     "assistant{{ '!' if messages[-1].role == 'tool' else ':' }}"
 )
 #: as Qwen 3's: thoughts of earlier turns are left out, and ``enable_thinking`` false asks for none
 THINKING = (
     "{% for m in messages %}{% set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
     "{{ m.role + ':' }}{% if m.reasoning_content and loop.last %}"
-    "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}{{ said + '\\n' }}{% endfor %}"
+    "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}{{ said + '\\n' "
+    "}}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% if enable_thinking is false %}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
 )
-#: a token of the vocabulary → the one that `calling_model` writes after it, unless a grammar forbids that
+#: a token of the vocabulary → the one that `calling_model` writes after it, unless a grammar
+#: forbids that
 NEXT = {":": "<tool_call>", "!": "o", "o": "k", "k": "</s>", ">": "</s>"}
 
 
@@ -65,15 +70,19 @@ def calling_tokenizer(template: str = HERMES_TEMPLATE, mark: str = "<tool_call>"
     made["model"]["vocab"][mark] = made["model"]["vocab"].pop("<x>")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(made)),
-        bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-    )  # fmt: skip
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
     tokenizer.chat_template = template
     return tokenizer
 
 
-def calling_model(positions: int = 2048, tokenizer: Any = None, after: dict[str, str] = NEXT) -> Any:
-    """A model that calls a tool when it is asked, and says "ok" to its result: what it writes follows from
-    the last token alone (``after``)."""
+def calling_model(
+    positions: int = 2048, tokenizer: Any = None, after: dict[str, str] = NEXT
+) -> Any:
+    """A model that calls a tool when it is asked, and says "ok" to its result: what it writes
+    follows from the last token alone (``after``)."""
     model = byte_model(max_position_embeddings=positions, tie_word_embeddings=False)
     vocab = (tokenizer or calling_tokenizer()).get_vocab()
     with torch.no_grad():
@@ -97,16 +106,26 @@ def thinking_model() -> Any:
 
 #: how Qwen's tokenizer cuts texts, and some of its merges
 CUT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-MERGES = [("{", '"'), ('"', ":"), ("<", "/"), ("t", "o"), ("o", "l"), ("to", "ol"), ("_", "c"), ("Ċ", "Ċ")]
+MERGES = [
+    ("{", '"'),
+    ('"', ":"),
+    ("<", "/"),
+    ("t", "o"),
+    ("o", "l"),
+    ("to", "ol"),
+    ("_", "c"),
+    ("Ċ", "Ċ"),
+]
 MARKS = ("<tool_call>", "</tool_call>")
 
 
 def marked_tokenizer(special: bool) -> Any:
-    """A byte-level tokenizer in which the marks of calls are added tokens: not special as in Qwen 2.5, whose
-    other added tokens are, or special."""
+    """A byte-level tokenizer in which the marks of calls are added tokens: not special as in Qwen
+    2.5, whose other added tokens are, or special."""
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in MERGES:
         vocabulary[left + right] = len(vocabulary)

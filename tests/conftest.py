@@ -35,8 +35,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that: tests
-    that interrupt a command would wait for ever."""
+    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that:
+    tests that interrupt a command would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -47,7 +47,8 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``tiny_folder(family, **config changes)`` → a checkpoint folder, made once; do not write into it."""
+    """``tiny_folder(family, **config changes)`` → a checkpoint folder, made once; do not write into
+    it."""
     made: dict[str, Path] = {}
 
     def make(family: str = "llama", **changes: Any) -> Path:

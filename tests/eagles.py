@@ -18,7 +18,10 @@ from tokenswift.spec import eagle as files
 from tokenswift.spec.eagle import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-NAMES = {name: f"{name}.weight" for name in ("fc", "norm", "lm_head", "fc_norm.0", "fc_norm.1", "fc_norm.2")}
+NAMES = {
+    name: f"{name}.weight"
+    for name in ("fc", "norm", "lm_head", "fc_norm.0", "fc_norm.1", "fc_norm.2")
+}
 NAMES |= {"embed": "embed_tokens.weight", "features_norm": "input_norm.weight"}
 INNER = {
     "input_norm": "input_layernorm",
@@ -31,7 +34,12 @@ INNER |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 
 def target(**changes: Any) -> Any:
     """The config of a target with 8 layers."""
-    said = {"hidden_size": 32, "vocab_size": 90, "num_hidden_layers": 8, "rope_parameters": dict(ROPE)}
+    said = {
+        "hidden_size": 32,
+        "vocab_size": 90,
+        "num_hidden_layers": 8,
+        "rope_parameters": dict(ROPE),
+    }
     return SimpleNamespace(**(said | {"model_type": "llama"} | changes))
 
 
@@ -66,14 +74,19 @@ def tensors(of: EagleConfig, seed: int = 1, std: float = 0.2) -> dict[str, Tenso
     made = torch.Generator().manual_seed(seed)
     shapes = of.shapes()
     return {
-        name: torch.randn(shape, generator=made) * std + ("norm" in name) for name, shape in shapes.items()
+        name: torch.randn(shape, generator=made) * std + ("norm" in name)
+        for name, shape in shapes.items()
     }
 
 
 def weights(of: EagleConfig, seed: int = 1, shared: bool = False, std: float = 0.2) -> EagleWeights:
     """A drafter in memory; ``shared``: without embedding and LM head of its own."""
     found = tensors(of, seed, std)
-    found = {name: value for name, value in found.items() if not (shared and name in ("embed", "lm_head"))}
+    found = {
+        name: value
+        for name, value in found.items()
+        if not (shared and name in ("embed", "lm_head"))
+    }
     return EagleWeights(of, found, None if of.draft_vocab == of.vocab else ids(of), "random")
 
 
@@ -106,15 +119,21 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     layer = "layers.0" if speculators else "midlayer"
     named = {
-        f"{layer}.{INNER[name]}.weight" if name in INNER else NAMES.get(name, name): value.contiguous()
+        f"{layer}.{INNER[name]}.weight"
+        if name in INNER
+        else NAMES.get(name, name): value.contiguous()
         for name, value in found.items()
     }
     save_file(named | dict(maps or {}), folder / "model.safetensors")
     flags = ("norm_before_residual", "norm_output")
-    more: dict[str, Any] = {"draft_vocab_size": of.draft_vocab} | {name: getattr(of, name) for name in flags}
+    more: dict[str, Any] = {"draft_vocab_size": of.draft_vocab} | {
+        name: getattr(of, name) for name in flags
+    }
     more |= {name: name in of.parts for name in ("norm_before_fc", "fc_norm")}
     if speculators:
-        kinds = {"layer_types": ["sliding_attention"], "sliding_window": of.window} if of.window else {}
+        kinds = (
+            {"layer_types": ["sliding_attention"], "sliding_window": of.window} if of.window else {}
+        )
         kind = {"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"]}
         made = {**kind, "transformer_layer_config": numbers(of) | kinds, **more}
     else:

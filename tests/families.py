@@ -10,7 +10,8 @@ FAST = ("llama", "mistral-sliding")
 
 
 def family(name: str, *more: object) -> object:
-    """A case of a family and other arguments; of the full matrices alone where it is not in :data:`FAST`."""
+    """A case of a family and other arguments; of the full matrices alone where it is not in
+    :data:`FAST`."""
     marks = () if name in FAST else (pytest.mark.slow,)
     return pytest.param(name, *more, marks=marks, id="-".join([name, *map(str, more)]))
 

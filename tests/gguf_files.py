@@ -83,7 +83,9 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
         "attention.key_length": width,
         "rope.dimension_count": width,
         "rope.freq_base": float(rope["rope_theta"]),
-        **{theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))},
+        **{
+            theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))
+        },
     }
     return {f"{architecture}.{name}": value for name, value in said.items()}
 
@@ -111,8 +113,8 @@ def factors(config: Any) -> np.ndarray | None:
 
 
 def blocks_of(weight: torch.Tensor, kind: QuantType, seed: int = 0) -> np.ndarray:
-    """Blocks of a format: of the weight's values, or random ones of about their size where the `gguf` package
-    cannot write the format."""
+    """Blocks of a format: of the weight's values, or random ones of about their size where the
+    `gguf` package cannot write the format."""
     try:
         return gguf.quantize(weight.numpy(), kind)
     except NotImplementedError:
@@ -162,7 +164,10 @@ def write(
     if (found := factors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", found)
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        weight, called = parameter.detach().float().clone(), names.get_name(name, (".weight", ".bias"))
+        weight, called = (
+            parameter.detach().float().clone(),
+            names.get_name(name, (".weight", ".bias")),
+        )
         turned = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
         heads = next((n for part, n in turned.items() if part in called), 0)
         heads = heads if architecture in ("llama", "smollm3", "granite") else 0

@@ -1,9 +1,11 @@
-"""Shapes are checked while tests run: every tensor that crosses a function of the package with an annotated
-shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPES=0`` leaves it out, to time tests.
+"""Shapes are checked while tests run: every tensor that crosses a function of the package with an
+annotated shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPES=0`` leaves it out,
+to time tests.
 
-Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's. Functions
-without an annotated shape stay as they are. Of the others each test checks the first calls and a few of those
-that follow: checking all of them takes as long as the tests themselves.
+Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's.
+    Functions
+without an annotated shape stay as they are. Of the others each test checks the first calls and a
+few of those that follow: checking all of them takes as long as the tests themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning wi
 def install() -> None:
     """Watch the package, which nobody may have imported yet."""
     if os.environ.get("TOKENSWIFT_SHAPES") != "0":
-        jaxtyping.jaxtyped = lambda **_: _watched  # what the hook puts above every function and class
+        jaxtyping.jaxtyped = lambda **_: (
+            _watched
+        )  # what the hook puts above every function and class
         jaxtyping.install_import_hook("tokenswift", None)
 
 
@@ -61,7 +65,8 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _often(function: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
-    """The checked function for the first calls of a test and a few later ones, else the function itself."""
+    """The checked function for the first calls of a test and a few later ones, else the function
+    itself."""
     test, calls = 0, 0
 
     @wraps(function)

@@ -9,9 +9,11 @@ from typing import Any
 from scipy.stats import chi2
 
 
-def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> float:
-    """p-value of the outcomes under the distribution; 0 where it excludes one of them. Cells are pooled,
-    rarest first, until each has an expected count of at least ``least``."""
+def chi_square(
+    outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0
+) -> float:
+    """p-value of the outcomes under the distribution; 0 where it excludes one of them. Cells are
+    pooled, rarest first, until each has an expected count of at least ``least``."""
     counts = Counter(outcomes)
     if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
         return 0.0

@@ -22,7 +22,9 @@ def test_huge_integers(value: int) -> None:
         for field in fields(kind):
             scales = field.name in ("temperature", "repetition_penalty")  # of which 2^63 is one
             if str(field.type).startswith(("int", "float")) and not (scales and value == 2**63):
-                with pytest.raises(InputError, match=rf"^{field.name} is .{{1,90}}; valid: [^\n]+$"):
+                with pytest.raises(
+                    InputError, match=rf"^{field.name} is .{{1,90}}; valid: [^\n]+$"
+                ):
                     kind(**{field.name: value})
 
 
@@ -46,7 +48,8 @@ def test_errors_carry_the_field() -> None:
 
 @pytest.mark.parametrize("extreme", [1e-30, 1e30])
 @pytest.mark.parametrize(
-    "rest", [{}, {"top_p": 0.5}, {"eta_cutoff": 0.1}, {"min_p": 5e-324}, {"repetition_penalty": 1e30}]
+    "rest",
+    [{}, {"top_p": 0.5}, {"eta_cutoff": 0.1}, {"min_p": 5e-324}, {"repetition_penalty": 1e30}],
 )
 def test_the_extremes_that_are_taken_work(extreme: float, rest: dict[str, Any]) -> None:
     sampler = Sampler(SamplingParams(temperature=extreme, **rest), 50)

@@ -1,4 +1,5 @@
-"""Files are replaced whole, and only regular ones; a model that cannot fit is refused before it is read."""
+"""Files are replaced whole, and only regular ones; a model that cannot fit is refused before it is
+read."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_a_new_file_is_readable_by_whom_the_user_says(tmp_path: Path) -> None:
 
 def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
     for kind in ("file", "regular file"):
-        with pytest.raises(InputError, match="^--out .*/a/b/c cannot be written .No such file or directory"):
+        with pytest.raises(
+            InputError, match="^--out .*/a/b/c cannot be written .No such file or directory"
+        ):
             check_writable("--out", tmp_path / "a/b/c", kind)
     assert check_writable("--work", tmp_path / "a/b", "folder") == tmp_path / "a/b"
     (tmp_path / "file").write_text("")
@@ -72,12 +75,15 @@ def test_a_model_larger_than_the_memory_is_refused(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, dtype: str, factor: float
 ) -> None:
     folder = tiny_folder()
-    needed = int(4 * factor * sum(part.numel() for part in load_file(folder / "model.safetensors").values()))
+    needed = int(
+        4 * factor * sum(part.numel() for part in load_file(folder / "model.safetensors").values())
+    )
     monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed - 1, 10**9))
     with pytest.raises(InputError) as caught:
         load(folder, dtype=dtype, device="cpu")
     line = (
-        f"model {folder} needs {needed:,} bytes of memory for its weights, {needed - 1:,} bytes are available"
+        f"model {folder} needs {needed:,} bytes of memory for its weights, {needed - 1:,} "
+        f"bytes are available"
     )
     assert str(caught.value).startswith(line)
     monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed, 10**9))

@@ -1,4 +1,5 @@
-"""macOS, which nothing here runs: its functions replaced, and the library for it compiled and read."""
+"""macOS, which nothing here runs: its functions replaced, and the library for it compiled and
+read."""
 
 from __future__ import annotations
 

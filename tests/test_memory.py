@@ -44,14 +44,31 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     ("strategy", "options", "new", "named", "least"),
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("auto", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
+        (
+            "auto",
+            {"budget": 10**12, "draft": "partial"},
+            4,
+            "budget is 1000000000000;",
+            10**12 * KV,
+        ),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("triforce", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
-        ("triforce", {"draft_budget": 10**12}, 4, "draft_budget is 1000000000000;", 10**12 * KV * 7 // 8),
+        (
+            "triforce",
+            {"draft_budget": 10**12},
+            4,
+            "draft_budget is 1000000000000;",
+            10**12 * KV * 7 // 8,
+        ),
     ],
 )
 def test_refused_with_the_bytes(
-    strategy: str, options: dict[str, Any], new: int, named: str, least: int, nothing_allocated: None
+    strategy: str,
+    options: dict[str, Any],
+    new: int,
+    named: str,
+    least: int,
+    nothing_allocated: None,
 ) -> None:
     draft = tiny_model("llama", seed=1)
     if strategy == "triforce":
@@ -61,7 +78,9 @@ def test_refused_with_the_bytes(
             run(PROMPT, new, strategy, options)
         line = str(caught.value)
         assert line.startswith(named), line
-        found = re.search(r"needs ([\d,]+) bytes of memory, ([\d,]+) bytes are available; valid: ", line)
+        found = re.search(
+            r"needs ([\d,]+) bytes of memory, ([\d,]+) bytes are available; valid: ", line
+        )
         assert found, line
         needed, available = (int(number.replace(",", "")) for number in found.groups())
         assert needed >= least and needed > available > 0
@@ -86,7 +105,9 @@ def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> 
     llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
     assert sum(allocated) == exact - nodes * VOCAB * 4
     monkeypatch.setattr(memory, "host_memory", lambda: Memory(exact - 1, exact))
-    with pytest.raises(InputError, match=f"needs {exact:,} bytes of memory, {exact - 1:,} bytes are"):
+    with pytest.raises(
+        InputError, match=f"needs {exact:,} bytes of memory, {exact - 1:,} bytes are"
+    ):
         llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
 
 

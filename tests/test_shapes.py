@@ -13,13 +13,19 @@ from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.choice import repetition_penalty
 from tokenswift.tree import ancestor_mask, check_tree
 
-pytestmark = pytest.mark.skipif(os.environ.get("TOKENSWIFT_SHAPES") == "0", reason="shapes are not checked")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TOKENSWIFT_SHAPES") == "0", reason="shapes are not checked"
+)
 
 
 def test_another_shape_or_type_is_refused() -> None:
     logits = torch.zeros(2, 5)
     assert repetition_penalty(logits, torch.zeros(2, 3, dtype=torch.long), 1.2).shape == (2, 5)
-    bad: tuple[Any, ...] = (torch.zeros(2, 3), torch.zeros(3, 3, dtype=torch.long), torch.zeros(2).long())
+    bad: tuple[Any, ...] = (
+        torch.zeros(2, 3),
+        torch.zeros(3, 3, dtype=torch.long),
+        torch.zeros(2).long(),
+    )
     for ids in bad:
         with pytest.raises(BeartypeCallHintViolation):
             repetition_penalty(logits, ids, 1.2)

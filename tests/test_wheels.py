@@ -11,11 +11,17 @@ import pytest
 from scripts import wheels
 
 
-def test_a_compiler_that_is_not_there_is_named_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_is_not_there_is_named_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(wheels, "ROOT", tmp_path)
     monkeypatch.setattr(wheels, "sdist", lambda out: pytest.fail("built"))
-    monkeypatch.setattr(shutil, "which", lambda name: None if "aarch64" in name else f"/usr/bin/{name}")
+    monkeypatch.setattr(
+        shutil, "which", lambda name: None if "aarch64" in name else f"/usr/bin/{name}"
+    )
     monkeypatch.setattr(sys, "argv", ["wheels", "--out", str(tmp_path / "dist")])
-    with pytest.raises(SystemExit, match="linux-aarch64 needs aarch64-linux-gnu-gcc.*gcc-aarch64-linux-gnu"):
+    with pytest.raises(
+        SystemExit, match="linux-aarch64 needs aarch64-linux-gnu-gcc.*gcc-aarch64-linux-gnu"
+    ):
         wheels.main()
     assert not (tmp_path / "dist").exists()

@@ -1,4 +1,5 @@
-"""Tiny random models (float32, fixed seeds) of every family: the one place where tests make them."""
+"""Tiny random models (float32, fixed seeds) of every family: the one place where tests make
+them."""
 
 from __future__ import annotations
 
@@ -47,10 +48,20 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
-_QWEN_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_QWEN_SLIDING: dict[str, Any] = {
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
 
-#: families of the native decoder with Llama's block, some in several forms: model type and config changes
+#: families of the native decoder with Llama's block, some in several forms: model type and config
+#: changes
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama3-rope": ("llama", {"rope_parameters": _LLAMA3}),
@@ -98,7 +109,8 @@ BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 def build(
     kind: str, sizes: dict[str, Any], seed: int = 0, attention: str | None = None, **changes: Any
 ) -> Any:
-    """A causal LM of a transformers model type with random weights, float32 whatever its config says.
+    """A causal LM of a transformers model type with random weights, float32 whatever its config
+    says.
 
     Args:
         sizes, changes: fields of its config; changes come last.

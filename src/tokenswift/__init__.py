@@ -1,4 +1,5 @@
-"""tokenswift: ultra-long text from open language models by speculative decoding, provably the same output.
+"""tokenswift: ultra-long text from open language models by speculative decoding, provably the same
+output.
 
 Every name is loaded on its first use: an import of this package alone takes no time.
 """
@@ -13,12 +14,13 @@ import sys as _sys
 from tokenswift.version import __version__ as __version__
 
 if "torch" not in _sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _os.environ.keys():
-    # torch's threads spin for milliseconds when they have nothing to do, on cores that ours or another
-    # program could use; its OpenMP runtime reads this once, when torch is loaded
+    # torch's threads spin for milliseconds when they have nothing to do, on cores that ours or
+    # another program could use; its OpenMP runtime reads this once, when torch is loaded
     _os.environ["GOMP_SPINCOUNT"] = "1000"
 
-# The collections of an interpreter that ends can read what msgspec's types have freed, and end the process by
-# a signal after all is done (msgspec issue 717). Nothing that is alive then needs to be collected.
+# The collections of an interpreter that ends can read what msgspec's types have freed, and end the
+# process by a signal after all is done (msgspec issue 717). Nothing that is alive then needs to be
+# collected.
 _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import

@@ -1,4 +1,5 @@
-"""The commands ``tokenswift`` and ``python -m tokenswift``: light, so that Ctrl-C is heard from the start."""
+"""The commands ``tokenswift`` and ``python -m tokenswift``: light, so that Ctrl-C is heard from the
+start."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; the exit code. Ctrl-C while modules are imported is one line and 130 too."""
-    gc.set_threshold(50_000)  # imports and vocabularies make objects by the hundred thousand, which stay
+    """Run the command line; the exit code. Ctrl-C while modules are imported is one line and 130
+    too."""
+    gc.set_threshold(
+        50_000
+    )  # imports and vocabularies make objects by the hundred thousand, which stay
     try:
         from tokenswift.cli.main import main as run
 

@@ -1,5 +1,5 @@
-"""Proof of exactness that a user can run: tokens of every strategy against plain decoding's, logits of passes
-over one row and over trees against transformers' own pass in float32."""
+"""Proof of exactness that a user can run: tokens of every strategy against plain decoding's, logits
+of passes over one row and over trees against transformers' own pass in float32."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ BEFORE = 60  # characters of text shown before a difference
 ONE_ROW: tuple[int, ...] = ()
 TREE = (1, 3, 3, 3)  # of the passes that are looked at: siblings at each depth after the root
 PLACES = 48  # new tokens whose logits are compared, at most
-#: How far the furthest logit of half of the positions may be from the reference's, as a share of the standard
-#: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
+#: How far the furthest logit of half of the positions may be from the reference's, as a share of
+#: the standard deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted
+#: errors from .9 on.
 BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
 WORST = 4.0  # times that, at any position
 
 
-# ---- logits ---------------------------------------------------------------------------------------
+# ---- logits
+# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ class LogitError:
 
     Attributes:
         positions: that were compared, over the whole vocabulary.
-        error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit for bit.
-        one_row, tree: the furthest logit from transformers' own pass in float32 over the whole text: of any
-            position, and of half of them; infinite where one is NaN.
+        error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit
+            for bit.
+        one_row, tree: the furthest logit from transformers' own pass in float32 over the whole
+            text: of any position, and of half of them; infinite where one is NaN.
         allowed: what these may be, for the model's dtype.
     """
 
@@ -65,20 +68,26 @@ class LogitError:
     def sound(self) -> bool:
         """Both kinds of pass compute what transformers' pass computes, in this dtype."""
         return all(
-            max(pair) <= most for *pair, most in zip(self.one_row, self.tree, self.allowed, strict=True)
+            max(pair) <= most
+            for *pair, most in zip(self.one_row, self.tree, self.allowed, strict=True)
         )
 
     def __str__(self) -> str:
-        far = ["{:.1e} (median {:.1e})".format(*pair) for pair in (self.one_row, self.tree, self.allowed)]
+        far = [
+            "{:.1e} (median {:.1e})".format(*pair)
+            for pair in (self.one_row, self.tree, self.allowed)
+        ]
         return (
-            f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by {far[1]}, "
+            f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by "
+            f"{far[1]}, "
             f"each other by {self.error:.1e}; valid: at most {far[2]}"
         )
 
 
 @torch.inference_mode()
 def reference_logits(llm: LLM, text: Sequence[int], count: int) -> Tensor:
-    """(count, V): logits at the last places of a text by transformers' own code, in float32, in one pass."""
+    """(count, V): logits at the last places of a text by transformers' own code, in float32, in one
+    pass."""
     model = llm.model
     if llm.source.scaling is not None:
         model = shared_copy(model, rotary_of(model, llm.source.scaling))
@@ -139,13 +148,15 @@ def forced_passes(
 
 
 def _far(one: Tensor, other: Tensor) -> float:
-    """Greatest absolute difference of a logit, tokens that are left out aside; infinite where it is NaN."""
+    """Greatest absolute difference of a logit, tokens that are left out aside; infinite where it is
+    NaN."""
     other = other.to(one.device)
     chosen = (one != -torch.inf) & (other != -torch.inf)
     return float((one.float() - other.float())[chosen].abs().nan_to_num(torch.inf).max())
 
 
-# ---- what was found -------------------------------------------------------------------------------
+# ---- what was found
+# -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +166,10 @@ class Comparison:
     Attributes:
         prompt: its number, from 1.
         tokens: new tokens compared, up to the first difference.
-        difference: where the first token differs, the text before it, and both tokens with the scores that
-            plain decoding gives them; None for equal texts.
-        drafted: tokens drafted and checked; a strategy that drafted none in any text counts as not run.
+        difference: where the first token differs, the text before it, and both tokens with the
+            scores that plain decoding gives them; None for equal texts.
+        drafted: tokens drafted and checked; a strategy that drafted none in any text counts as not
+            run.
     """
 
     strategy: str
@@ -187,8 +199,8 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def leave_unused(self) -> None:
-        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
-        it counts as not run."""
+        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say
+        nothing of it: it counts as not run."""
         idle = {c.strategy for c in self.comparisons} - {BASELINE, *self.skipped}
         idle -= {c.strategy for c in self.comparisons if c.drafted}
         self.skipped |= dict.fromkeys(sorted(idle), "it drafted nothing on these texts")
@@ -197,7 +209,8 @@ class Report:
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty when the audit passed."""
         found = [
-            f"{c.strategy} differs from plain decoding (prompt {c.prompt}, {c.sampling}, seed {c.seed}, "
+            f"{c.strategy} differs from plain decoding (prompt {c.prompt}, {c.sampling}, seed "
+            f"{c.seed}, "
             f"{c.difference})"
             for c in self.comparisons
             if c.difference is not None
@@ -226,18 +239,23 @@ class Report:
         for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
             group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
             equal, drafted = sum(c.tokens for c in group), sum(c.drafted for c in group)
-            texts = f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, {drafted:,} drafted"
+            texts = (
+                f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, "
+                f"{drafted:,} drafted"
+            )
             lines.append(f"  {', '.join(key)}: {texts}")
         lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
         lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]
         return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
 
 
-# ---- the audit ------------------------------------------------------------------------------------
+# ---- the audit
+# ------------------------------------------------------------------------------------
 
 
 def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options by strategy, of one or "all". Without options partial caches are smaller than the text."""
+    """Options by strategy, of one or "all". Without options partial caches are smaller than the
+    text."""
     names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
     given = {name: {k: options[k] for k in options if k in names_of(name)} for name in names}
     return given if options else {name: SMALL.get(name, {}) for name in names}
@@ -246,24 +264,32 @@ def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]
 def shipped_prompts() -> list[str]:
     """A story, a list of instructions, and a piece of program."""
     data = resources.files("tokenswift").joinpath("data")
-    texts = [data.joinpath(name).read_text("utf-8") for name in ("demo_prompt.txt", "audit_prompts.txt")]
+    texts = [
+        data.joinpath(name).read_text("utf-8") for name in ("demo_prompt.txt", "audit_prompts.txt")
+    ]
     return [part.strip() for text in texts for part in text.split("\n---\n")]
 
 
 def difference(
     llm: LLM, ids: list[int], plain: list[int], others: list[int], params: SamplingParams
 ) -> tuple[int, str | None]:
-    """How many tokens after a prompt are plain decoding's, and what is next where they are not all: a score
-    is plain decoding's, processed and with the noise, minus infinity where a filter took the token."""
-    place = next((i for i, pair in enumerate(zip(plain, others, strict=True)) if len({*pair}) > 1), None)
+    """How many tokens after a prompt are plain decoding's, and what is next where they are not all:
+    a score is plain decoding's, processed and with the noise, minus infinity where a filter took
+    the token."""
+    place = next(
+        (i for i, pair in enumerate(zip(plain, others, strict=True)) if len({*pair}) > 1), None
+    )
     if place is None:
         return len(plain), None
     text = [*ids, *plain[:place]]
     _, logits = next(forced_passes(llm, text, [0], ONE_ROW))
     scores = llm.target.sampler(params).perturbed(logits[None], text, [[]])[0]
-    shown = llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
+    shown = (
+        llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
+    )
     own, other = (
-        f"{shown([one])!r} ({one}), score {float(scores[one]):.6g}" for one in (plain[place], others[place])
+        f"{shown([one])!r} ({one}), score {float(scores[one]):.6g}"
+        for one in (plain[place], others[place])
     )
     return place, f"new token {place}: {other} instead of {own}, after …{shown(text)[-BEFORE:]!r}"
 
@@ -290,7 +316,9 @@ def audit(
         InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
     report, texts = Report(llm.name, llm.dtype, llm.device), _fitting(llm, prompts, tokens, say)
-    for (number, ids), (name, params), n in product(enumerate(texts, 1), samplings.items(), range(seeds)):
+    for (number, ids), (name, params), n in product(
+        enumerate(texts, 1), samplings.items(), range(seeds)
+    ):
         if params.greedy and n:
             continue
         params = replace(params, seed=params.seed + n)
@@ -313,7 +341,9 @@ def audit(
                 continue
             found = difference(llm, ids, plain, got.token_ids, params)
             drafted = sum(step.drafted for step in steps)
-            report.comparisons.append(Comparison(strategy, number, name, params.seed, *found, drafted))
+            report.comparisons.append(
+                Comparison(strategy, number, name, params.seed, *found, drafted)
+            )
     report.leave_unused()
     return report
 
@@ -321,13 +351,16 @@ def audit(
 def _fitting(
     llm: LLM, prompts: Sequence[str | list[int]], tokens: int, say: Callable[[str], None]
 ) -> list[list[int]]:
-    """The prompts as token ids, each cut to what leaves room for the new tokens in the model's positions;
-    says whether some were."""
+    """The prompts as token ids, each cut to what leaves room for the new tokens in the model's
+    positions; says whether some were."""
     limit = llm.target.rotary.limit or LARGEST
     if limit <= tokens:
         valid = f"at most {limit - 1} (the model has {limit} positions)"
         raise InputError(f"max_new_tokens is {tokens}; valid: {valid}", "max_new_tokens")
     found = [llm.encode(one) for one in prompts]
     if max(map(len, found)) > limit - tokens:
-        say(f"prompts are cut to their first {limit - tokens} tokens (the model has {limit} positions)")
+        say(
+            f"prompts are cut to their first {limit - tokens} tokens (the model has {limit} "
+            f"positions)"
+        )
     return [ids[: limit - tokens] for ids in found]

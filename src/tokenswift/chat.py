@@ -1,14 +1,15 @@
 """Chats in which functions may be called, and models that think before they answer.
 
-A conversation is checked and put into the form of the model's template (:func:`conversation`). An answer is
-bound by a grammar to calls that are valid (:class:`Calls`), and read as it comes into a thought, text and
-calls (:class:`Parser`). Everything in messages and tools is a stranger's: a name becomes part of a grammar
-and of a prompt, a schema is compiled. So is an answer: what it holds is a call only where it names a tool.
+A conversation is checked and put into the form of the model's template (:func:`conversation`). An
+answer is bound by a grammar to calls that are valid (:class:`Calls`), and read as it comes into a
+thought, text and calls (:class:`Parser`). Everything in messages and tools is a stranger's: a name
+becomes part of a grammar and of a prompt, a schema is compiled. So is an answer: what it holds is a
+call only where it names a tool.
 
-All families of models write a call as ``{"name": NAME, KEY: {arguments}}``; they differ in the key, in what
-stands around it, and in whether text may come before. An answer that is such JSON and nothing else is calls
-in every family, also indented or fenced as code: coder models write so. Which family a model belongs to is
-seen from its chat template.
+All families of models write a call as ``{"name": NAME, KEY: {arguments}}``; they differ in the key,
+in what stands around it, and in whether text may come before. An answer that is such JSON and
+nothing else is calls in every family, also indented or fenced as code: coder models write so. Which
+family a model belongs to is seen from its chat template.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FORM = "{'type': 'function', 'function': {'name': …, 'parameters': {…}}}"
 NAMED = "{'type': 'function', 'function': {'name': …}} with the name of a tool"
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
 
-# ---- the tools of a chat --------------------------------------------------------------------------
+# ---- the tools of a chat
+# --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Tools:
 
     Attributes:
         known: by name, as chat templates take them.
-        choice: "auto" (as the model likes), "required" (one at least), or the name of the one to be called.
+        choice: "auto" (as the model likes), "required" (one at least), or the name of the one to be
+            called.
         parallel: several calls in an answer.
     """
 
@@ -65,8 +68,8 @@ class Tools:
         return [*self.known.values()]
 
     def bound(self, name: str) -> dict[str, Any]:
-        """The schema that arguments are held to, with no members that it does not list unless it says so, and
-        without keywords that llguidance does not know."""
+        """The schema that arguments are held to, with no members that it does not list unless it
+        says so, and without keywords that llguidance does not know."""
         copied = json.loads(json.dumps(self.known[name]["function"]["parameters"]))
         return closed({"type": "object", **copied, "x-guidance": {"lenient": True}})
 
@@ -75,8 +78,9 @@ def tools_of(tools: Any, choice: Any = None, parallel: Any = None) -> Tools | No
     """The tools of a chat.
 
     Args:
-        tools: a list of tools in either form of OpenAI's interface: ``{"type": "function", "function": {…}}``
-            of chats, ``{"type": "function", "name": …}`` of responses; None or []: none.
+        tools: a list of tools in either form of OpenAI's interface: ``{"type": "function",
+            "function": {…}}`` of chats, ``{"type": "function", "name": …}`` of responses; None or
+            []: none.
         choice: "none", "auto", "required", or the name of a tool in either form; None: "auto".
         parallel: whether an answer may hold several calls; None: it may.
     Returns:
@@ -141,7 +145,8 @@ def _choice(choice: Any, known: Mapping[str, Any]) -> str:
     return name
 
 
-# ---- what a template is given ---------------------------------------------------------------------
+# ---- what a template is given
+# ---------------------------------------------------------------------
 
 
 def conversation(
@@ -149,8 +154,8 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]] | None]:
     """Messages, and the tools beside them, as a model's template takes them.
 
-    Arguments of calls become objects, but for those that are none, such as one of ours that was cut by the
-    length, and results get the name of what was called.
+    Arguments of calls become objects, but for those that are none, such as one of ours that was cut
+    by the length, and results get the name of what was called.
 
     Args:
         messages: in the form of OpenAI's interface.
@@ -166,20 +171,33 @@ def conversation(
 
 
 def _message(message: Any, where: str, name: str, called: dict[str, str]) -> dict[str, Any]:
-    """A message for the template; ``called``: ids of calls with names, to which its own are added."""
+    """A message for the template; ``called``: ids of calls with names, to which its own are
+    added."""
     if not isinstance(message, Mapping):
         valid = "a message such as {'role': 'user', 'content': 'Hello'}"
         raise InputError(f"{where} is {shown(message)}; valid: {valid}", name)
-    made = {**message, **({"content": prompts.joined(message["content"])} if "content" in message else {})}
+    made = {
+        **message,
+        **({"content": prompts.joined(message["content"])} if "content" in message else {}),
+    }
     calls = made.pop("tool_calls", None)
     if calls:
         try:
-            known = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
-            if len(known) > MOST or made.get("role") != "assistant" or not all(map(_is_call, known)):
+            known = [
+                (call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in calls
+            ]
+            if (
+                len(known) > MOST
+                or made.get("role") != "assistant"
+                or not all(map(_is_call, known))
+            ):
                 raise ValueError
         except (TypeError, KeyError, ValueError) as error:
             valid = f"up to {MOST} calls of an assistant's message, such as {CALL}"
-            raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name) from error
+            raise InputError(
+                f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name
+            ) from error
         called |= {at: function for at, function, _ in known}
         forms = [_form(at, function, _object(arguments)) for at, function, arguments in known]
         made |= {"content": made.get("content") or "", "tool_calls": forms}
@@ -212,7 +230,8 @@ def _form(name: str, function: str, arguments: Any) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
 
 
-# ---- families -------------------------------------------------------------------------------------
+# ---- families
+# -------------------------------------------------------------------------------------
 
 TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
 
@@ -238,11 +257,12 @@ class Family:
     def grammar(self, tools: Tools, special: Sequence[str] = (), schema: str | None = None) -> str:
         """The grammar of an answer, in llguidance's form of Lark.
 
-        A forced answer is calls from the first token on; else an answer is free until a call begins as the
-        family writes it, and is held to the calls from there.
+        A forced answer is calls from the first token on; else an answer is free until a call begins
+        as the family writes it, and is held to the calls from there.
 
         Args:
-            special: the vocabulary's special tokens: a grammar names them, and text does not hold them.
+            special: the vocabulary's special tokens: a grammar names them, and text does not hold
+                them.
             schema: JSON schema of an answer that calls nothing; None: any text.
         """
         tag, rest = self.opening.strip(), self.opening[len(self.opening.rstrip()) :]
@@ -258,14 +278,18 @@ class Family:
             lines += [f"start: answer | {token} {begin} {call}", f"answer: {answer}"]
         else:
             heads = "|".join(re.escape("".join(self._head(name))) for name in tools.callable)
-            lines.append(f"start: TEXT | {token} {bare}{f' | opened {_quoted(rest)} {call}' if tag else ''}")
+            lines.append(
+                f"start: TEXT | {token} {bare}{f' | opened {_quoted(rest)} {call}' if tag else ''}"
+            )
             lines.append(rf"TEXT: /(.|\n)*/ & ~/({heads})(.|\n)*/")
             if tag:
                 lines.append(f"opened: trigger{f' | TEXT? {tag}' if tag in special else ''}")
                 lines.append(f"trigger[lazy]: TEXT {_quoted(tag)}")
         lines.append(f"one: {' | '.join(f'call_{i}' for i in range(len(tools.callable)))}")
         for i, name in enumerate(tools.callable):
-            head = self._head(name)  # beside a schema, whose words are tokens, a longer one would hide these
+            head = self._head(
+                name
+            )  # beside a schema, whose words are tokens, a longer one would hide these
             words = map(_quoted, head if schema is not None else ["".join(head)])
             lines.append(f"call_{i}: {' '.join(words)} {_json(tools.bound(name))}")
         return "\n".join(lines) + "\n"
@@ -290,11 +314,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-#: Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, after text or not
+#: Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, after text or
+#: not
 HERMES = Family(opening="<tool_call>\n", closing="\n</tool_call>")
 #: an answer that is ``{"name": …, "parameters": {…}}``, perhaps behind ``<|python_tag|>``
 LLAMA3 = Family(key="parameters", between="; ", begins="<|python_tag|>")
-#: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a line
+#: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a
+#: line
 PLAIN = Family()
 
 
@@ -305,16 +331,21 @@ def template_of(tokenizer: Any) -> str:
 
 
 def family_of(tokenizer: Any) -> Family:
-    """The family whose form of calls a model's template speaks of; a plain one where it speaks of none."""
+    """The family whose form of calls a model's template speaks of; a plain one where it speaks of
+    none."""
     template = template_of(tokenizer)
     if "tools" in template and HERMES.opening.strip() in template:
         return HERMES
-    return LLAMA3 if "tools" in template and ("ipython" in template or LLAMA3.begins in template) else PLAIN
+    return (
+        LLAMA3
+        if "tools" in template and ("ipython" in template or LLAMA3.begins in template)
+        else PLAIN
+    )
 
 
 def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
-    """Where the thought of an answer begins: "may" (the answer may begin with one), "begun" (the prompt has),
-    "" (there is none).
+    """Where the thought of an answer begins: "may" (the answer may begin with one), "begun" (the
+    prompt has), "" (there is none).
 
     Args:
         prompt: ids of a chat.
@@ -325,10 +356,12 @@ def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
     return "begun" if end.endswith(OPEN) else "" if end.endswith(CLOSE) else "may"
 
 
-# ---- an answer as it comes ------------------------------------------------------------------------
+# ---- an answer as it comes
+# ------------------------------------------------------------------------
 
 SPACE = " \t\r\n"
-LONGEST = 99  # characters of whitespace that may stand between two parts of a call: what is longer is text
+# characters of whitespace that may stand between two parts of a call: what is longer is text
+LONGEST = 99
 S = f"[{SPACE}]{{0,{LONGEST}}}+"
 OPENED, CLOSED, FENCE = (S + mark for mark in (OPEN, CLOSE, "```"))
 Waits = Generator[None, None, Any]  # each yield waits for more of the text
@@ -338,8 +371,8 @@ class Delta(NamedTuple):
     """A piece of an answer.
 
     Attributes:
-        kind: "thought"; "text"; "call" (one begins: its name), "arguments" (more of its arguments' JSON),
-            "end" (of it).
+        kind: "thought"; "text"; "call" (one begins: its name), "arguments" (more of its arguments'
+            JSON), "end" (of it).
         text: the piece.
         index: of the call, from 0 on.
     """
@@ -350,8 +383,8 @@ class Delta(NamedTuple):
 
 
 class Parser:
-    """Reads an answer as it comes: a thought, text and calls. Whatever the pieces are that it comes in, they
-    make the same text and calls.
+    """Reads an answer as it comes: a thought, text and calls. Whatever the pieces are that it comes
+    in, they make the same text and calls.
 
     ::
 
@@ -366,7 +399,11 @@ class Parser:
     """
 
     def __init__(
-        self, family: Family | None, names: Sequence[str] = (), parallel: bool = True, thought: str = ""
+        self,
+        family: Family | None,
+        names: Sequence[str] = (),
+        parallel: bool = True,
+        thought: str = "",
     ) -> None:
         self._held, self._ended = "", False  # not yet told: it may belong to a call
         self._found: list[Delta] = []
@@ -380,11 +417,14 @@ class Parser:
         return found
 
     def finish(self) -> list[Delta]:
-        """The end of the answer: what was held back is text, unless it stands in a call or behind one."""
+        """The end of the answer: what was held back is text, unless it stands in a call or behind
+        one."""
         self._ended = True
         return self.push("")
 
-    def _answer(self, family: Family | None, names: Sequence[str], parallel: bool, thought: str) -> Waits:
+    def _answer(
+        self, family: Family | None, names: Sequence[str], parallel: bool, thought: str
+    ) -> Waits:
         if thought:
             begun = thought == "begun" or (yield from self._take(OPENED))
             yield from self._strip(SPACE)
@@ -482,7 +522,8 @@ class Parser:
         self._held = rest
 
 
-# ---- what an answer holds -------------------------------------------------------------------------
+# ---- what an answer holds
+# -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,8 +552,8 @@ def call_id(answer: str, index: int) -> str:
 
 
 def gathered(deltas: Iterable[Delta], answer: str) -> tuple[str, tuple[ToolCall, ...], str]:
-    """The pieces of an answer, put together: its text beside calls, the calls, of which the last may be cut,
-    and the thought before.
+    """The pieces of an answer, put together: its text beside calls, the calls, of which the last
+    may be cut, and the thought before.
 
     Args:
         answer: what tells ids of its calls from those of other answers.
@@ -537,7 +578,8 @@ def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What an answer may hold beside text: calls of tools, in a family's form, and a thought before.
+    """What an answer may hold beside text: calls of tools, in a family's form, and a thought
+    before.
 
     Attributes:
         tools: what may be called; None: nothing.
@@ -568,8 +610,8 @@ class Calls:
         return gathered([*parser.push(text), *parser.finish()], answer)
 
     def bound(self, sampling: SamplingParams) -> SamplingParams:
-        """A sampling under which every call of an answer is valid, and the model may think before what it is
-        held to.
+        """A sampling under which every call of an answer is valid, and the model may think before
+        what it is held to.
 
         Raises:
             InputError: calls do not go with its grammar.
@@ -581,7 +623,9 @@ class Calls:
                 raise InputError(text, "tools")
             schema = None if given is None else given.text
             given = Grammar.lark(self.family.grammar(self.tools, self.special, schema))
-        return replace(sampling, grammar=None if given is None else replace(given, thought=self.thought))
+        return replace(
+            sampling, grammar=None if given is None else replace(given, thought=self.thought)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,6 +652,6 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result follows
-        it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
+        """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result
+        follows it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
         return message_of(self.text, self.tool_calls, self.reasoning)

@@ -1,7 +1,8 @@
 """Options as frozen dataclasses: every field checked, every error names the field and the value.
 
-How the next token is chosen, what counts as a loop, how a model is loaded, and what each method takes. The
-command line makes its options from these fields and from what their docstrings say. Light: no torch.
+How the next token is chosen, what counts as a loop, how a model is loaded, and what each method
+takes. The command line makes its options from these fields and from what their docstrings say.
+Light: no torch.
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ from tokenswift.types import (
     shown,
 )
 
-# ---- words that arguments take: editors complete them, and checks take the valid ones from them ----
+# ---- words that arguments take: editors complete them, and checks take the valid ones from them
+# ----
 
 #: how to draft; it never changes the tokens
-Strategy: TypeAlias = Literal["auto", "autoregressive", "tokenswift", "medusa", "triforce", "magicdec"]
+Strategy: TypeAlias = Literal[
+    "auto", "autoregressive", "tokenswift", "medusa", "triforce", "magicdec"
+]
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-#: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
+#: what weights are stored as in memory: as their files hold them, as floats, or in a quantized
+#: format
 Weights: TypeAlias = Literal["stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
 #: kernel backend: the kernels of the device where they work, those of one kind of device, or torch
 Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch"]
@@ -59,14 +64,19 @@ Kv: TypeAlias = Literal["snapkv", "streaming"]
 # ---- numbers and texts ----
 
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
-Biases: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]  # by token id; kept as sorted pairs
+Biases: TypeAlias = (
+    Mapping[int, float] | Sequence[tuple[int, float]]
+)  # by token id; kept as sorted pairs
 MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
 Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Whole = Meta(min_length=1, max_length=MOST_LETTERS)
 KeptTexts = Annotated[
-    tuple[Annotated[str, Whole] | Annotated[tuple[Token, ...], Whole], ...], Meta(max_length=MOST_TEXTS)
+    tuple[Annotated[str, Whole] | Annotated[tuple[Token, ...], Whole], ...],
+    Meta(max_length=MOST_TEXTS),
 ]
-KeptBiases = Annotated[dict[Token, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MOST_BIASES)]
+KeptBiases = Annotated[
+    dict[Token, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MOST_BIASES)
+]
 BREAKERS: Texts = ("\n", ":", '"', "*")  # llama.cpp's
 MAX_NODES = 4096  # of a tree, its root included
 MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
@@ -74,18 +84,24 @@ API_KEY = "TOKENSWIFT_API_KEY"
 
 
 def environment_key() -> str | None:
-    """The key that clients of a server have to show, by the environment; None where it is not set."""
+    """The key that clients of a server have to show, by the environment; None where it is not
+    set."""
     return os.environ.get(API_KEY) or None
 
 
-# ---- numbers and words of fields ---------------------------------------------------------------------------
+# ---- numbers and words of fields
+# ---------------------------------------------------------------------------
 
 CORES = os.cpu_count() or 1
 THREADS = max(16, 4 * CORES)  # at most
 Rule = tuple[str, str, Callable[[float], bool]]
 #: fields of classes of options that are numbers; what is valid, in words; whether a number is
 RULES: tuple[Rule, ...] = (
-    ("temperature", "0 (greedy decoding), or from 1e-30 to 1e30", lambda t: t == 0 or 1e-30 <= t <= 1e30),
+    (
+        "temperature",
+        "0 (greedy decoding), or from 1e-30 to 1e30",
+        lambda t: t == 0 or 1e-30 <= t <= 1e30,
+    ),
     ("top_k", "an integer of at least 1, or 0 for all tokens", lambda k: k >= 0),
     ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
     ("min_p eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
@@ -98,7 +114,11 @@ RULES: tuple[Rule, ...] = (
     ("seed", "an integer from 0 to 2^63 - 1", lambda n: n >= 0),
     ("threads", f"1 to {THREADS} (this machine has {CORES} cores)", lambda n: 1 <= n <= THREADS),
     ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
-    ("ngrams", f"an integer from 0 to {MAX_NODES // 4:,}", lambda n: 0 <= n <= MAX_NODES // 4),  # of 4 tokens
+    (
+        "ngrams",
+        f"an integer from 0 to {MAX_NODES // 4:,}",
+        lambda n: 0 <= n <= MAX_NODES // 4,
+    ),  # of 4 tokens
     ("min_tokens sinks refresh queue", "an integer of at least 0", lambda n: n >= 0),
     ("steps warmup loss_vocabulary", "an integer of at least 0", lambda n: n >= 0),
     ("tokens", "an integer of at least 256", lambda n: n >= 256),
@@ -108,7 +128,11 @@ RULES: tuple[Rule, ...] = (
     ("held_out", "from 0 to 0.5", lambda x: 0 <= x <= 0.5),
     ("lr beta2", "between 0 and 1", lambda x: 0 < x < 1),
     ("port", "an integer from 0 (any that is free) to 65535", lambda n: 0 <= n <= 65_535),
-    ("logprobs", "an integer from 0 to 20, or None", lambda n: 0 <= n <= 20),  # as OpenAI's interface
+    (
+        "logprobs",
+        "an integer from 0 to 20, or None",
+        lambda n: 0 <= n <= 20,
+    ),  # as OpenAI's interface
 )
 USUAL = ("an integer of at least 1", lambda n: n > 0)  # of the other numbers
 RULE_OF = {name: (valid, fits) for names, valid, fits in RULES for name in names.split()}
@@ -116,8 +140,8 @@ hints_of = cache(get_type_hints)
 
 
 def check_fields(options: object) -> None:
-    """Check the fields of a dataclass whose types list words, or are truth values or numbers (which become
-    Python's own). None passes where the type has it.
+    """Check the fields of a dataclass whose types list words, or are truth values or numbers (which
+    become Python's own). None passes where the type has it.
 
     Raises:
         InputError: naming the first that is wrong.
@@ -141,15 +165,16 @@ def check_fields(options: object) -> None:
 
 
 def refuse(when: bool, options: object, name: str, rest: str) -> None:
-    """Raise :class:`InputError` for a field, where ``when`` holds: its value and the rest of the line."""
+    """Raise :class:`InputError` for a field, where ``when`` holds: its value and the rest of the
+    line."""
     if when:
         raise InputError(f"{name} is {shown(getattr(options, name))}{rest}", name)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10); where no
-    sampling is given, `LLM.default_sampling` says what is taken.
+    """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table
+    10); where no sampling is given, `LLM.default_sampling` says what is taken.
 
     What is on takes effect in the order of `sampling.choice`.
 
@@ -159,25 +184,32 @@ class SamplingParams:
         top_p: keep the smallest set of tokens with this probability; in (0, 1], 1 keeps all
         min_p: drop tokens less likely than this share of the best; in [0, 1), 0 keeps all
         eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off
-        repetition_penalty: penalty of the newest tokens (see penalty_window), from 1 to 1e30; 1 is off
+        repetition_penalty: penalty of the newest tokens (see penalty_window), from 1 to 1e30; 1 is
+            off
         penalty_window: newest tokens that penalties look at, at least 1
         seed: 0 or more; the same seed gives the same text, whatever the strategy
-        greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else is given
-        presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the newest ones
-            (see penalty_window); 0 is off
-        frequency_penalty: from -2 to 2, the same for each time that the token occurs there; 0 is off
-        dry_multiplier: DRY: penalty of the token that would make a repeated sequence longer, from 0 (off) to
-            1e6: multiplier times base to the power of the repeated tokens beyond the allowed length
+        greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else
+            is given
+        presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the
+            newest ones (see penalty_window); 0 is off
+        frequency_penalty: from -2 to 2, the same for each time that the token occurs there; 0 is
+            off
+        dry_multiplier: DRY: penalty of the token that would make a repeated sequence longer, from 0
+            (off) to 1e6: multiplier times base to the power of the repeated tokens beyond the
+            allowed length
         dry_base: base of the DRY penalty, from 1 to 1e6
-        dry_allowed_length: tokens that may be repeated without a DRY penalty for the next one, 1 to 4,096
-        dry_range: newest tokens in which DRY looks for repetitions, those of the prompt included; -1: all
-        dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default: line
-            break, colon, quotation mark, asterisk (none for continued text)
+        dry_allowed_length: tokens that may be repeated without a DRY penalty for the next one, 1 to
+            4,096
+        dry_range: newest tokens in which DRY looks for repetitions, those of the prompt included;
+            -1: all
+        dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
+            line break, colon, quotation mark, asterisk (none for continued text)
         logit_bias: token ids and what is added to their logits, -100 to 100; default: none
         min_tokens: new tokens before an end-of-text token or a stop text may end the text
-        bad_words: texts, or lists of token ids, that are never written in these tokens; default: none
-        grammar: what the text has to be like, a `Grammar`: no token that it does not allow is chosen, and the
-            text ends where it does; None is any text
+        bad_words: texts, or lists of token ids, that are never written in these tokens; default:
+            none
+        grammar: what the text has to be like, a `Grammar`: no token that it does not allow is
+            chosen, and the text ends where it does; None is any text
     """
 
     temperature: float = 1.0
@@ -207,7 +239,9 @@ class SamplingParams:
             keep_field(self, name, check_texts(name, getattr(self, name)))
         keep_field(self, "logit_bias", check_biases(self.logit_bias))
         keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
-        if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
+        if (
+            self.temperature == 0
+        ):  # one way to say it: nothing divides by zero, and equal settings are equal
             keep_field(self, "greedy", True)
             keep_field(self, "temperature", 1.0)
 
@@ -238,7 +272,8 @@ def check_texts(name: str, value: object) -> tuple[str | tuple[int, ...], ...]:
         made = msgspec.convert((value,) if isinstance(value, str) else value, KeptTexts)
     except msgspec.ValidationError:
         raise InputError(
-            f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token ids, of up "
+            f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token "
+            f"ids, of up "
             f"to {MOST_LETTERS:,} letters or ids, none of them empty",
             name,
         ) from None
@@ -261,7 +296,8 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
         made = msgspec.convert(dict(pairs), KeptBiases, strict=False)
     except (msgspec.ValidationError, TypeError, ValueError):
         raise InputError(
-            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, with a bias from -100 to "
+            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, with a bias "
+            f"from -100 to "
             "100, such as {198: -5}",
             "logit_bias",
         ) from None
@@ -269,14 +305,24 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
 
 
 #: sampling without any filter or penalty, by the fields that are numbers
-NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "eta_cutoff": 0.0}
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+}
 NEUTRAL |= {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
 }
-PAPER = {**NEUTRAL, "min_p": 0.1, "repetition_penalty": 1.2}  # of `SamplingParams` all but seed and greedy
+PAPER = {
+    **NEUTRAL,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+}  # of `SamplingParams` all but seed and greedy
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -292,16 +338,17 @@ def preset(name: str) -> dict[str, Any]:
 #: fields that go by more of a text than the contextual penalty; named only where they are not off
 ADJUSTING = tuple(one.name for one in fields(SamplingParams))[9:]
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
-#: of texts that are continued, where no sampling is given: what kept its sense longest (docs/benchmarks.md)
+#: of texts that are continued, where no sampling is given: what kept its sense longest
+#: (docs/benchmarks.md)
 CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
-#: of answers, where no sampling is given and the model names none: a penalty would break what has to be
-#: repeated, such as JSON, code and names
+#: of answers, where no sampling is given and the model names none: a penalty would break what has
+#: to be repeated, such as JSON, code and names
 ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)
 
 
 def settings_of(params: SamplingParams) -> dict[str, Any]:
-    """What a sampling is named by in journals and records: its fields without those of `ADJUSTING` that are
-    off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
+    """What a sampling is named by in journals and records: its fields without those of `ADJUSTING`
+    that are off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
     off = SamplingParams()
     made = asdict(params)
     return {k: listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
@@ -332,8 +379,9 @@ class RopeScaling:
     """A wish for YaRN.
 
     Attributes:
-        factor: how many times the model's positions; None is the smallest power of two that makes room for
-            :data:`STATED_POSITIONS`. Never a function of one run's length: a longer run continues a shorter.
+        factor: how many times the model's positions; None is the smallest power of two that makes
+            room for :data:`STATED_POSITIONS`. Never a function of one run's length: a longer run
+            continues a shorter.
     """
 
     factor: float | None
@@ -354,18 +402,21 @@ def parse_rope_scaling(text: str | None) -> RopeScaling | None:
     factor = float(found[1][1:]) if found and found[1] else None
     if found is None or (factor is not None and factor < 1):
         raise InputError(
-            f"rope_scaling is {shown(text)}; valid: none, yarn, or yarn:FACTOR of at least 1, such as yarn:4",
+            f"rope_scaling is {shown(text)}; valid: none, yarn, or yarn:FACTOR of at least 1, "
+            f"such as yarn:4",
             "rope_scaling",
         )
     return RopeScaling(factor)
 
 
 def check_backend(backend: str, device: str) -> None:
-    """Raise :class:`InputError` for a backend that does not run on a device ("cpu", "cuda", "cuda:N")."""
+    """Raise :class:`InputError` for a backend that does not run on a device ("cpu", "cuda",
+    "cuda:N")."""
     kind = device.partition(":")[0]
     if backend not in ("auto", "torch", kind):
         raise InputError(
-            f"backend is {backend!r}, and the device is {device!r}; valid: auto, {kind}, torch", "backend"
+            f"backend is {backend!r}, and the device is {device!r}; valid: auto, {kind}, torch",
+            "backend",
         )
 
 
@@ -373,21 +424,22 @@ def check_backend(backend: str, device: str) -> None:
 class LoadConfig:
     """How a model is loaded, and what computes it: the arguments of `LLM`.
 
-    Objects of torch become names here, and everything that can be said without torch is checked; what
-    hardware there is, `loader.load.check_place` looks at.
+    Objects of torch become names here, and everything that can be said without torch is checked;
+    what hardware there is, `loader.load.check_place` looks at.
 
     Attributes:
-        dtype: compute dtype: float32, bfloat16, float16, int8 or auto; auto is the checkpoint's (of quantized
-            weights int8 on a CPU, bfloat16 on CUDA)
+        dtype: compute dtype: float32, bfloat16, float16, int8 or auto; auto is the checkpoint's (of
+            quantized weights int8 on a CPU, bfloat16 on CUDA)
         device: auto (CUDA where there is one), cpu or cuda
-        rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
-            model's) or none
+        rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four
+            times the model's) or none
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
-        weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
-            quantized at loading, which makes another model: q8_0, q4_0, q4_1
-        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
-            memory of bfloat16
-        backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
+        weights: number format of the weights in memory: stored (as in the files), float32,
+            bfloat16, or quantized at loading, which makes another model: q8_0, q4_0, q4_1
+        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8,
+            half the memory of bfloat16
+        backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda
+            or torch
 
     Raises:
         InputError: naming the field, its value and what is valid.
@@ -447,11 +499,13 @@ class MethodOptions:
         sinks: first tokens that partial caches always hold, 0 or more
         cache: KV cache of drafting: dynamic, partial (selected once) or full
         candidates: ranked coupled (with the target's own noise) or by probability
-        draft: what heads draft from: partial (a pass over the partial cache), hidden (no extra pass) or auto
+        draft: what heads draft from: partial (a pass over the partial cache), hidden (no extra
+            pass) or auto
         vocabulary: tokens that can be drafted: frequent (and the prompt's) or full
-        acceptance: acceptance rule: exact, or published (the paper's: NOT lossless, the text differs)
-        draft_model: causal LM with the target's tokenizer: alias, folder or hub id; default: none, or for
-            triforce and the default model the shipped one
+        acceptance: acceptance rule: exact, or published (the paper's: NOT lossless, the text
+            differs)
+        draft_model: causal LM with the target's tokenizer: alias, folder or hub id; default: none,
+            or for triforce and the default model the shipped one
         gamma: tokens of a drafted chain, 1 to 32
         kv: sparse cache: snapkv (pooled attention at prefill) or streaming
         inner_gamma: tokens the draft model drafts for the partial cache, 1 to 32
@@ -486,7 +540,8 @@ class AutoOptions(MethodOptions):
 
 @dataclass(frozen=True, slots=True)
 class TokenSwiftOptions(MethodOptions):
-    """Options of ``tokenswift``, the paper's method; the defaults are the paper's. See `MethodOptions`."""
+    """Options of ``tokenswift``, the paper's method; the defaults are the paper's. See
+    `MethodOptions`."""
 
     tree: tuple[int, ...] = (1, 3, 3, 3)
     ngrams: int = 20

@@ -1,7 +1,8 @@
 """Many texts on many machines, by Ray Data: `Generator` is an actor class for ``map_batches``.
 
-Ray schedules, starts dead actors anew and retries their rows; what is here writes each row's text into a
-run's folder, and goes on inside it where a dead actor left it. Every node needs this package, and the model.
+Ray schedules, starts dead actors anew and retries their rows; what is here writes each row's text
+into a run's folder, and goes on inside it where a dead actor left it. Every node needs this
+package, and the model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.runs.folder import Busy
 from tokenswift.types import InputError
 
-#: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after about 90
+#: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after
+#: about 90
 PATIENCE = 150.0
 #: columns that are added to a row
 COLUMNS = {"text": "string", "finish_reason": "string", "new_tokens": "int64", "error": "string"}
@@ -36,19 +38,20 @@ class Generator:
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(
                 size=8,
-                max_tasks_in_flight_per_actor=4,  # ``at_once``: none waits at an actor while another has room
-                max_concurrent_calls_per_actor=4,
+                max_tasks_in_flight_per_actor=4,  # ``at_once``: none waits at an actor while
+                another has room max_concurrent_calls_per_actor=4,
                 enable_true_multi_threading=True,
             ),
         )
 
-    A row has ``prompt`` (text, continued as it is) or ``messages`` (a chat, answered), an ``id`` that no
-    other row has, and settings of its own where it has such columns (``seed``, ``max_new_tokens``, …; a null
-    is none). Added to it are ``text``, ``finish_reason``, ``new_tokens`` and ``error`` (what made it fail,
-    else null).
+    A row has ``prompt`` (text, continued as it is) or ``messages`` (a chat, answered), an ``id``
+    that no other row has, and settings of its own where it has such columns (``seed``,
+    ``max_new_tokens``, …; a null is none). Added to it are ``text``, ``finish_reason``,
+    ``new_tokens`` and ``error`` (what made it fail, else null).
     The text is, token by token, that of ``LLM.generate``.
 
-    A folder is written by one actor at a time: another waits until it is let go of, as the system does when
+    A folder is written by one actor at a time: another waits until it is let go of, as the system
+        does when
     a process dies.
 
     Args:
@@ -56,7 +59,8 @@ class Generator:
         model: as for ``LLM``.
         loading: other arguments of ``LLM``.
         at_once: concurrent sequences.
-        sampling: `SamplingParams`; None, and fields of it among the settings, as for ``LLM.generate``.
+        sampling: `SamplingParams`; None, and fields of it among the settings, as for
+            ``LLM.generate``.
         settings: other arguments of ``LLM.generate``, for every row.
     Raises:
         InputError: naming what is wrong.
@@ -103,11 +107,17 @@ class Generator:
     def _begin(self, row: Mapping[str, Any]) -> Any:
         """The ticket of a row's text, or the exception that says what is wrong with the row."""
         try:
-            record = {key: value for key, value in row.items() if key in FIELDS and value is not None}
+            record = {
+                key: value for key, value in row.items() if key in FIELDS and value is not None
+            }
             if "id" not in record:
-                raise InputError("a row has no id; valid: a column id, with a value of its own in each row")
+                raise InputError(
+                    "a row has no id; valid: a column id, with a value of its own in each row"
+                )
             one = asked(record, "")
-            return self._submit(one.request(self._settings, self._usual(one.prompt), self._out / one.name))
+            return self._submit(
+                one.request(self._settings, self._usual(one.prompt), self._out / one.name)
+            )
         except Exception as error:  # of this row: the others go on
             return error
 

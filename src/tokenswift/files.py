@@ -1,5 +1,5 @@
-"""Files: small ones read within bounds, JSON of checkpoints among them (they come from anybody), and a file
-written whole or not at all."""
+"""Files: small ones read within bounds, JSON of checkpoints among them (they come from anybody),
+and a file written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 
 from tokenswift.types import InputError, depth_and_size, shown
 
-#: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights' index
+#: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights'
+#: index
 MOST_CONFIG, MOST_TOKENIZER, MOST_INDEX = 1 << 24, 1 << 26, 1 << 26
 #: objects and lists in each other, and fields of the outermost
 MOST_DEPTH, MOST_FIELDS = 64, 4096
@@ -30,7 +31,9 @@ def read_small(path: Path, most: int = 1 << 20) -> bytes:
     Raises:
         OSError: it is not there, cannot be read, is no regular file, or is larger.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+    handle = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a pipe would wait for its writer
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
@@ -43,7 +46,8 @@ def read_small(path: Path, most: int = 1 << 20) -> bytes:
 def sync(handle: int) -> None:
     """Wait until what was written to a file, or the names in a folder, outlast a power cut.
 
-    On a Mac fsync stops at the disk's own memory; where the file system knows of more, it is asked for that.
+    On a Mac fsync stops at the disk's own memory; where the file system knows of more, it is asked
+    for that.
 
     Raises:
         OSError: as the system says.
@@ -59,10 +63,10 @@ def sync(handle: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to; it takes ``path``'s place when the block ends well.
 
-    A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the file is as of
-    any new one (safetensors' own are their user's alone). A link stays: what it leads to is replaced. The
-    part has a name of its own: two processes that write the same file do not meet, and no link that lies
-    there is used.
+    A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the
+    file is as of any new one (safetensors' own are their user's alone). A link stays: what it leads
+    to is replaced. The part has a name of its own: two processes that write the same file do not
+    meet, and no link that lies there is used.
 
     Raises:
         OSError: the folder cannot be made, or the file not renamed, or ``path`` is no regular file.
@@ -92,7 +96,8 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
         most: bytes.
         where: whose the file is, for messages.
     Raises:
-        InputError: it is no regular file, is larger, or is anything else than a JSON object in UTF-8.
+        InputError: it is no regular file, is larger, or is anything else than a JSON object in
+            UTF-8.
     """
     try:
         said = json.loads(read_small(path, most).decode())
@@ -131,7 +136,8 @@ def weight_map(index: Path, where: str) -> dict[str, str]:
     for name in said.values():
         if not isinstance(name, str) or valid.fullmatch(name) is None:
             raise InputError(
-                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files of the folder"
+                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files "
+                f"of the folder"
             )
     return said
 

@@ -1,5 +1,6 @@
-"""What a text has to be like: a JSON schema, a regular expression, a choice, or a grammar. Light: nothing is
-compiled here (`sampling.masks` does), and a value can be kept in a journal and compared."""
+"""What a text has to be like: a JSON schema, a regular expression, a choice, or a grammar. Light:
+nothing is compiled here (`sampling.masks` does), and a value can be kept in a journal and
+compared."""
 
 from __future__ import annotations
 
@@ -13,11 +14,21 @@ from tokenswift.types import InputError, check_choice, check_text, depth_and_siz
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
-#: more than any schema that is worth its masks has: characters, objects and lists in each other, values
+#: more than any schema that is worth its masks has: characters, objects and lists in each other,
+#: values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
-MOST = f"{MOST_CHARACTERS:,} characters, {MOST_ITEMS:,} values, {MOST_DEPTH} levels of objects and lists"
-FORMATS = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}}'
-RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(TITLES)}'
+MOST = (
+    f"{MOST_CHARACTERS:,} characters, {MOST_ITEMS:,} values, {MOST_DEPTH} levels of objects "
+    f"and lists"
+)
+FORMATS = (
+    '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": '
+    '{"schema": {…}}}'
+)
+RECORDS = (
+    f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: '
+    f"{', '.join(TITLES)}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,8 @@ class Grammar:
     Attributes:
         kind: json_schema, regex or lark
         text: the schema as JSON, or the expression or grammar itself
-        thought: what may come before: "may" (a thought between `OPEN` and `CLOSE`), "begun" (the rest of one)
+        thought: what may come before: "may" (a thought between `OPEN` and `CLOSE`), "begun" (the
+            rest of one)
 
     Raises:
         InputError: another kind, no text, or one that is too long, too deep or has too many parts.
@@ -41,20 +53,26 @@ class Grammar:
         check_choice("grammar.kind", self.kind, tuple(TITLES))
         check_choice("grammar.thought", self.thought, ("", "may", "begun"))
         if not isinstance(self.text, str) or not self.text:
-            raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
+            raise InputError(
+                f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar"
+            )
         large = len(self.text) > MOST_CHARACTERS
         check_text("grammar", self.text)
         if self.kind == "json_schema" and not large:
             depth, count = depth_and_size(_read(self.text), MOST_DEPTH)
             large = depth > MOST_DEPTH or count > MOST_ITEMS
         if large:
-            raise InputError(f"the {TITLES[self.kind]} is too large; valid: up to {MOST}", "grammar")
+            raise InputError(
+                f"the {TITLES[self.kind]} is too large; valid: up to {MOST}", "grammar"
+            )
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
-        """JSON that a schema describes, an object of Python or JSON text; members stand in its order."""
+        """JSON that a schema describes, an object of Python or JSON text; members stand in its
+        order."""
         return cls(
-            "json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+            "json_schema",
+            schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False),
         )
 
     @classmethod
@@ -64,8 +82,8 @@ class Grammar:
 
     @classmethod
     def regex(cls, text: str) -> Grammar:
-        """Text that a regular expression matches as a whole, in the syntax of Rust's crate ``regex``, without
-        look-around."""
+        """Text that a regular expression matches as a whole, in the syntax of Rust's crate
+        ``regex``, without look-around."""
         return cls("regex", text)
 
     @classmethod
@@ -77,7 +95,9 @@ class Grammar:
         """
         known = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else []
         if not known or not all(isinstance(text, str) and text for text in known):
-            raise InputError(f"the choice is {shown(texts)}; valid: texts, none of them empty", "grammar")
+            raise InputError(
+                f"the choice is {shown(texts)}; valid: texts, none of them empty", "grammar"
+            )
         return cls("regex", "|".join(map(re.escape, known)))
 
     @classmethod
@@ -87,7 +107,9 @@ class Grammar:
 
     def record(self) -> dict[str, str]:
         """The JSON object that :meth:`of` makes it from."""
-        return {"kind": self.kind, "text": self.text} | ({"thought": self.thought} if self.thought else {})
+        return {"kind": self.kind, "text": self.text} | (
+            {"thought": self.thought} if self.thought else {}
+        )
 
     @classmethod
     def of(cls, value: object) -> Grammar | None:
@@ -104,8 +126,8 @@ class Grammar:
 
     @classmethod
     def of_format(cls, value: Any, name: str = "response_format") -> Grammar | None:
-        """What a ``response_format`` asks for, in the form of OpenAI's chats or of its responses (where the
-        schema stands beside the type), or a class of pydantic; None: any text.
+        """What a ``response_format`` asks for, in the form of OpenAI's chats or of its responses
+        (where the schema stands beside the type), or a class of pydantic; None: any text.
 
         Raises:
             InputError: it is anything else.
@@ -129,15 +151,17 @@ class Grammar:
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
 
 
-#: keywords that describe members of an object, those that hold schemas by name, and those that hold none
+#: keywords that describe members of an object, those that hold schemas by name, and those that hold
+#: none
 _SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _VALUES = {"const", "enum", "default", "examples"}
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema, changed in place, whose objects have no members that it does not list, unless it says
-    so. One that describes members of some object in several places, as by ``allOf``, is left as it is."""
+    """A JSON schema, changed in place, whose objects have no members that it does not list, unless
+    it says so. One that describes members of some object in several places, as by ``allOf``, is
+    left as it is."""
     found = list(_objects(schema))
     if any("allOf" in one or len(one.keys() & _SEVERAL) > 1 for one in found):
         return schema
@@ -151,7 +175,8 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _objects(value: Any, by_name: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a schema, those of its values left out; ``by_name``: it holds schemas by name."""
+    """The JSON objects of a schema, those of its values left out; ``by_name``: it holds schemas by
+    name."""
     if isinstance(value, dict):
         if not by_name:
             yield value
@@ -167,7 +192,9 @@ def _read(text: str) -> Any:
     try:
         made = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the JSON schema is {shown(text)}; valid: JSON ({error})", "grammar") from error
+        raise InputError(
+            f"the JSON schema is {shown(text)}; valid: JSON ({error})", "grammar"
+        ) from error
     if not isinstance(made, dict):
         raise InputError(f"the JSON schema is {shown(made)}; valid: a JSON object", "grammar")
     return made

@@ -1,12 +1,12 @@
 """KV caches, and the inputs and outputs of a model pass.
 
-:class:`FullCache` holds every committed token. It is allocated once; a pass writes its rows behind the
-committed ones, and ``commit`` moves the accepted rows into place.
+:class:`FullCache` holds every committed token. It is allocated once; a pass writes its rows behind
+the committed ones, and ``commit`` moves the accepted rows into place.
 
-:class:`SparseCache`, the paper's partial cache, holds a fixed number of selected tokens, for draft passes
-alone: a verify pass never reads it. A policy gives every cached position an importance, (K, T) float32 for
-each layer, and :func:`choose` selects by it. Recent tokens that a policy always keeps get the greatest
-importance.
+:class:`SparseCache`, the paper's partial cache, holds a fixed number of selected tokens, for draft
+passes alone: a verify pass never reads it. A policy gives every cached position an importance, (K,
+T) float32 for each layer, and :func:`choose` selects by it. Recent tokens that a policy always
+keeps get the greatest importance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from torch import Tensor
 
 #: attention is computed in chunks of this many positions
 CHUNK = 256
-#: entries before its window that a tail keeps at least, so that a text can be continued from before its end
+#: entries before its window that a tail keeps at least, so that a text can be continued from before
+#: its end
 BACK = 1024
 _LEAST = 1 << 22  # bytes from which large pages are asked for
 _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
@@ -63,8 +64,8 @@ class Segment:
         tokens: (m,) token ids, on the host or the model's device.
         positions: (m,) their positions, on the host.
         cache: the sequence's cache; the rows' keys and values go to its scratch rows.
-        parents: for each row the row before it (-1 for the root). A row sees the whole cache, its ancestors
-            and itself. None: a chain.
+        parents: for each row the row before it (-1 for the root). A row sees the whole cache, its
+            ancestors and itself. None: a chain.
     """
 
     tokens: Int[Tensor, " m"]
@@ -74,14 +75,17 @@ class Segment:
 
 
 class KVCache:
-    """Keys and values of committed tokens, with scratch rows for a pass; also a cache for transformers' code.
+    """Keys and values of committed tokens, with scratch rows for a pass; also a cache for
+    transformers' code.
 
     Attributes:
-        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; with int8
-            (layers, K, pages, bytes of a page), see `kernels.cpu.backend`.
-        ordered: whether entry i is position i (the full cache), so that sliding windows can be applied.
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; with
+            int8 (layers, K, pages, bytes of a page), see `kernels.cpu.backend`.
+        ordered: whether entry i is position i (the full cache), so that sliding windows can be
+            applied.
         work: scratch memory of the kernels, uint8, which they enlarge when they need more.
-        tail: the entries of layers with sliding windows, which are then not in ``data``; None: all are in it.
+        tail: the entries of layers with sliding windows, which are then not in ``data``; None: all
+            are in it.
     """
 
     data: Tensor
@@ -104,8 +108,8 @@ class KVCache:
         raise NotImplementedError
 
     def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
-        """Where a layer's entries are: the tensor, the layer's number in it, the number of entries before the
-        pass, and whether these are in order of position."""
+        """Where a layer's entries are: the tensor, the layer's number in it, the number of entries
+        before the pass, and whether these are in order of position."""
         if self.tail is None:
             return self.data, layer, self.length, self.ordered
         apart, number = self.tail.places[layer]
@@ -118,9 +122,15 @@ class KVCache:
         return self.length
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write a pass's keys and values (1, K, n, d) of one layer; return views of all, (1, K, L + n, d).
+        """Write a pass's keys and values (1, K, n, d) of one layer; return views of all, (1, K, L +
+        n, d).
 
         Raises:
             ValueError: there is no room.
@@ -138,8 +148,8 @@ class FeatureStore(Protocol):
     """Keeps features of committed tokens, for a drafter that reads them."""
 
     def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
-        """Take the features of the tokens at positions from ``at`` on. Each position comes once, in order;
-        those of a prefix that was copied from another cache are left out."""
+        """Take the features of the tokens at positions from ``at`` on. Each position comes once, in
+        order; those of a prefix that was copied from another cache are left out."""
         ...
 
 
@@ -172,7 +182,9 @@ class Entries:
         _, kv_heads, _, width = self.data.shape
         return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
 
-    def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
+    def copy(
+        self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
+    ) -> None:
         """Copy entries of all layers and heads into slots ``into``.
 
         Args:
@@ -187,7 +199,9 @@ class Entries:
         first = torch.arange(kv_heads, device=device)[:, None] * capacity  # rows before a head's
         for layer, places in enumerate(rows.view(self.layers, kv_heads, -1)):
             for part in (2 * layer, 2 * layer + 1):
-                entries = source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
+                entries = (
+                    source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
+                )
                 self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
 
     def copy_first(self, source: Any, length: int) -> None:
@@ -195,7 +209,8 @@ class Entries:
         self.data[:, :, :length] = source.data[:, :, :length]
 
     def drop(self, count: int) -> None:
-        """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the front."""
+        """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the
+        front."""
         at = count * self.data.shape[2] // self.capacity  # in pages, where they are
         for part in self.data:  # a copy of one at a time
             part[:, : part.shape[1] - at] = part[:, at:].clone()
@@ -214,12 +229,13 @@ class Tail:
 
     Args:
         entries: their memory.
-        windows: the window of each layer of the model, in tokens; None: it sees everything, and is not in
-            here.
+        windows: the window of each layer of the model, in tokens; None: it sees everything, and is
+            not in here.
         dropped: positions before the first entry.
 
     Attributes:
-        places: for each layer, whether it is in here, and its number among those that are, or are not.
+        places: for each layer, whether it is in here, and its number among those that are, or are
+            not.
         reach: the widest window.
     """
 
@@ -261,8 +277,8 @@ def tail_room(windows: Sequence[int | None], capacity: int) -> int:
 class FullCache(KVCache):
     """Keys and values of every committed token, and scratch rows for a pass.
 
-    A pass writes its n rows behind the committed ones. ``commit`` moves the accepted ones into place; the
-    next pass overwrites the others.
+    A pass writes its n rows behind the committed ones. ``commit`` moves the accepted ones into
+    place; the next pass overwrites the others.
 
     Args:
         entries: the memory, scratch rows included.
@@ -300,7 +316,9 @@ class FullCache(KVCache):
     def holds(self, length: int) -> bool:
         """Whether a sequence can be continued after the first ``length`` entries."""
         tail = self.tail
-        return length <= self._length and (tail is None or tail.dropped <= max(0, length + 1 - tail.reach))
+        return length <= self._length and (
+            tail is None or tail.dropped <= max(0, length + 1 - tail.reach)
+        )
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Commit rows ``nodes`` (ascending) of the last pass."""
@@ -340,12 +358,15 @@ class FullCache(KVCache):
         length = self._length if length is None else length
         if capacity < length or not self.holds(length):
             raise ValueError(
-                f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of which "
+                f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of "
+                f"which "
                 "layers with windows may hold the last ones alone"
             )
         made = self.entries.like(capacity)
         made.copy_first(self.entries, length)
-        return FullCache(made, length, None if self.tail is None else self.tail.fork(capacity, length))
+        return FullCache(
+            made, length, None if self.tail is None else self.tail.fork(capacity, length)
+        )
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer in floats, (K, T, d)."""
@@ -355,12 +376,14 @@ class FullCache(KVCache):
 class SparseCache(KVCache):
     """B slots per layer and KV head for selected tokens, and scratch rows for draft passes.
 
-    The first S slots hold sinks and are never replaced. A new committed token takes a free slot, or replaces
-    the next one in a ring over the other slots; as a selection is loaded in rising importance, the least
-    important tokens are replaced first. Keys keep the rotary position they were written with, so the order of
-    slots does not matter. Layers in the full cache's tail are read there.
+    The first S slots hold sinks and are never replaced. A new committed token takes a free slot, or
+    replaces the next one in a ring over the other slots; as a selection is loaded in rising
+    importance, the least important tokens are replaced first. Keys keep the rotary position they
+    were written with, so the order of slots does not matter. Layers in the full cache's tail are
+    read there.
 
-    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next one,
+    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the
+        next one,
     :meth:`rewind` drops them, :meth:`commit_drafted` moves them into slots.
 
     Args:
@@ -424,7 +447,8 @@ class SparseCache(KVCache):
         self.drafted = rows
 
     def commit_drafted(self, rows: int, start: int) -> None:
-        """Move the first ``rows`` draft rows into slots, as positions from ``start`` on; drop the others."""
+        """Move the first ``rows`` draft rows into slots, as positions from ``start`` on; drop the
+        others."""
         self.drafted = 0
         if rows:
             self._put(self, self.filled, rows, start)
@@ -435,7 +459,8 @@ class SparseCache(KVCache):
         """Replace all slots by a selection from the full cache.
 
         Args:
-            chosen: for each layer, n ≤ B positions of each KV head: sinks, then others in rising importance.
+            chosen: for each layer, n ≤ B positions of each KV head: sinks, then others in rising
+                importance.
         """
         chosen = [places.to(self.data.device) for places in chosen]
         self.filled = chosen[0].shape[1] if chosen else 0
@@ -452,8 +477,8 @@ class SparseCache(KVCache):
         self._put(full, start, end - start, start)
 
     def _put(self, source: FullCache | SparseCache, first: int, count: int, start: int) -> None:
-        """Copy ``count`` entries of ``source``, from ``first`` on, into slots, as positions from ``start``
-        on; of more than fit, the newest."""
+        """Copy ``count`` entries of ``source``, from ``first`` on, into slots, as positions from
+        ``start`` on; of more than fit, the newest."""
         ring = self.budget - self.sinks
         free = min(count, self.budget - self.filled)
         slots = list(range(self.filled, self.filled + free))
@@ -470,7 +495,8 @@ class SparseCache(KVCache):
         self.positions[:, :, into] = places + start
 
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
-        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
+        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al.
+        2024).
 
         Args:
             frequencies: the model's rotary frequencies, (d / 2,).
@@ -495,7 +521,8 @@ def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tenso
     return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-# ---- the selection ----------------------------------------------------------------------------------------
+# ---- the selection
+# ----------------------------------------------------------------------------------------
 
 
 def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
@@ -506,7 +533,8 @@ def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Ten
 
 
 def useful_budget(budget: int, windows: Sequence[int | None], sinks: int) -> int:
-    """The budget, cut to sinks and the widest window where every layer has a window: no layer sees more."""
+    """The budget, cut to sinks and the widest window where every layer has a window: no layer sees
+    more."""
     widths = [window for window in windows if window is not None]
     return budget if len(widths) < len(windows) or not widths else min(budget, sinks + max(widths))
 
@@ -524,20 +552,23 @@ def select(
     """Select positions for a :class:`SparseCache`, for each layer; all positions if they fit.
 
     Args:
-        policy: "important" (paper 3.3), "recent" (StreamingLLM's window), "snapkv" (SnapKV, Li et al.
-            2024: pooled attention of the newest queries) or "chunks" (TriForce, Sun et al. 2024: whole
+        policy: "important" (paper 3.3), "recent" (StreamingLLM's window), "snapkv" (SnapKV, Li et
+            al. 2024: pooled attention of the newest queries) or "chunks" (TriForce, Sun et al.
+                2024: whole
             chunks by the newest query's product with their mean key).
         queries: per layer, rotated queries of the pass that holds the newest cached token.
         row: the newest token's row in it; the rows before it are its predecessors.
-        windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of its
-            window, filled up with the newest positions before it, as the least important, since all layers
-            hold equally many.
+        windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of
+            its window, filled up with the newest positions before it, as the least important, since
+            all layers hold equally many.
         chunk: tokens of a chunk.
     """
     total = full.length
     budget = useful_budget(budget, windows, sinks)
     if total <= budget:
-        return [torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)] * full.layers
+        return [
+            torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)
+        ] * full.layers
     chosen = []
     for layer, query in enumerate(queries):
         keys = full.keys(layer)
@@ -546,7 +577,9 @@ def select(
         elif policy == "snapkv":
             importance = _snapkv(query[:, max(0, row + 1 - OBSERVED) : row + 1], keys)
         elif policy == "chunks":
-            importance = _chunks(_grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks)
+            importance = _chunks(
+                _grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks
+            )
         else:
             newest = _grouped(query, row, len(keys)).to(keys.dtype)
             importance = (keys @ newest[:, :, None]).squeeze(2).float()
@@ -567,7 +600,9 @@ def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Te
 def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
     """Raise the last ``count`` positions above all others, the newest highest."""
     top = importance.amax() if importance.shape[1] else importance.new_zeros(())
-    importance[:, importance.shape[1] - count :] = top + torch.arange(1, count + 1, device=importance.device)
+    importance[:, importance.shape[1] - count :] = top + torch.arange(
+        1, count + 1, device=importance.device
+    )
     return importance
 
 
@@ -598,7 +633,8 @@ def _chunks(
     return _recent_first(importance, total - end)
 
 
-# ---- memory -----------------------------------------------------------------------------------------------
+# ---- memory
+# -----------------------------------------------------------------------------------------------
 
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -615,8 +651,8 @@ def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "c
 
 
 class Arena:
-    """Memory in large pages for many tensors, such as the weights of a model's layers: a processor's prefetch
-    ends at a page's end. A slab is freed with the last tensor in it."""
+    """Memory in large pages for many tensors, such as the weights of a model's layers: a
+    processor's prefetch ends at a page's end. A slab is freed with the last tensor in it."""
 
     def __init__(self) -> None:
         self._slab, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0

@@ -1,4 +1,5 @@
-"""The memory of a run: what it will need, what is available, and a check before anything is allocated."""
+"""The memory of a run: what it will need, what is available, and a check before anything is
+allocated."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class Need:
     Attributes:
         name, value: the argument or option, for errors.
         nbytes: bytes.
-        sure: whether it is allocated in any case, and so must fit the free memory. What only longer texts
-            need must fit the device's whole memory.
+        sure: whether it is allocated in any case, and so must fit the free memory. What only longer
+            texts need must fit the device's whole memory.
     """
 
     name: str
@@ -49,12 +50,13 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
 
     Args:
         model: a `models.decoder.BaseTarget`.
-        strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full cache.
+        strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full
+            cache.
         prompt, max_new_tokens: numbers of tokens.
         spare: bytes that will be free when it runs, besides those that are free now.
     Raises:
-        InputError: it does not; one line with the largest part, the bytes needed and available, and what
-            would fit.
+        InputError: it does not; one line with the largest part, the bytes needed and available, and
+            what would fit.
     """
     memory = model.backend.memory()
     if memory is None:
@@ -79,9 +81,12 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
 
 
 def needs_of(model: Any, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
-    """What a run needs: the full cache, as two entries for prompt and new tokens; and the strategy's
-    needs."""
-    read, node = model.cache_bytes(prompt), model.cache_bytes(1) + 4 * model.vocab_size  # a float32 a logit
+    """What a run needs: the full cache, as two entries for prompt and new tokens; and the
+    strategy's needs."""
+    read, node = (
+        model.cache_bytes(prompt),
+        model.cache_bytes(1) + 4 * model.vocab_size,
+    )  # a float32 a logit
     return [
         Need("prompt", counted(prompt, "token"), read),
         Need("max_new_tokens", max_new_tokens, model.cache_bytes(prompt + max_new_tokens) - read),
@@ -102,13 +107,15 @@ def largest(model: Any, strategy: Any, prompt: int, free: int) -> int:
 def default_length(model: Any, answered: bool, prompt: int) -> int:
     """The default of ``max_new_tokens`` after a prompt of ``prompt`` tokens.
 
-    It is 200 for continued text. An answer may use all positions of the model that are left, as far as their
-    cache fits a sixteenth of the device's memory (at least 1,024 tokens).
+    It is 200 for continued text. An answer may use all positions of the model that are left, as far
+    as their cache fits a sixteenth of the device's memory (at least 1,024 tokens).
     """
     if not answered:
         return CONTINUED_LENGTH
     memory, limit = model.backend.memory(), model.rotary.limit
-    held = ANSWER if memory is None else max(ANSWER, memory.total // SHARE // max(1, model.kv_bytes))
+    held = (
+        ANSWER if memory is None else max(ANSWER, memory.total // SHARE // max(1, model.kv_bytes))
+    )
     return held if limit is None else max(1, min(held, limit - prompt))
 
 
@@ -133,14 +140,20 @@ def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:
     with suppress(OSError):
         path = re.search(r"^0::/(.*)", own.read_text(), re.MULTILINE)
         inside = Path(path[1] if path else "")
-        for folder in (cgroups / part for part in (inside, *inside.parents)):  # parents' limits hold too
+        for folder in (
+            cgroups / part for part in (inside, *inside.parents)
+        ):  # parents' limits hold too
             with suppress(OSError, ValueError):  # "max" where there is no limit
                 most = int((folder / "memory.max").read_text())
                 cached = re.search(
                     r"^inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
                 )
-                held = int((folder / "memory.current").read_text()) - int(cached[1] if cached else 0)
-                found.append(Memory(max(0, most - held), most))  # cached files are dropped when needed
+                held = int((folder / "memory.current").read_text()) - int(
+                    cached[1] if cached else 0
+                )
+                found.append(
+                    Memory(max(0, most - held), most)
+                )  # cached files are dropped when needed
     return Memory(min(m.free for m in found), min(m.total for m in found))
 
 

@@ -1,11 +1,13 @@
-"""Chat templates and grammars of strangers, run by a process under limits of processor time and memory.
+"""Chat templates and grammars of strangers, run by a process under limits of processor time and
+memory.
 
-This file is two programs. Imported, :class:`Process` starts a process and asks it; run as a script, it is
-that process. A template can ask for any amount of work in one expression (``"a" * 10 ** 10``); some grammars
-overflow llguidance's stack, and intersections of expressions (``&``, ``allOf`` with patterns, ``multipleOf``)
-can take it hours within one step of an automaton, which neither its limits nor anything else in a process
-stops. So what bounds them is the system: an address space, and a timer of processor time that ends the
-process. A request is a line of JSON, and so is its answer.
+This file is two programs. Imported, :class:`Process` starts a process and asks it; run as a script,
+it is that process. A template can ask for any amount of work in one expression (``"a" * 10 **
+10``); some grammars overflow llguidance's stack, and intersections of expressions (``&``, ``allOf``
+with patterns, ``multipleOf``) can take it hours within one step of an automaton, which neither its
+limits nor anything else in a process stops. So what bounds them is the system: an address space,
+and a timer of processor time that ends the process. A request is a line of JSON, and so is its
+answer.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Process:
         self.owner = 0  # the process that started it; a fork of that one starts its own
 
     def ask(self, task: str, seconds: float, memory: int, *given: Any) -> dict[str, Any]:
-        """What a task comes to: ``made``, ``error`` (in words), or ``limit``: what it did against one.
+        """What a task comes to: ``made``, ``error`` (in words), or ``limit``: what it did against
+        one.
 
         Args:
             task: "render" or "compile"; ``given``: its arguments, as JSON has them.
@@ -66,7 +69,9 @@ class Process:
                 how = f"ends the process that tries it (code {code})"
                 answer = {"limit": "takes too long" if code == -signal.SIGPROF else how}
             finally:
-                if answer.keys().isdisjoint({"made", "error"}):  # it goes; or somebody ends this process
+                if answer.keys().isdisjoint(
+                    {"made", "error"}
+                ):  # it goes; or somebody ends this process
                     self.close()
             return answer
 
@@ -106,7 +111,8 @@ templates = Process()
 atexit.register(templates.close)
 
 
-# ---- the process itself -----------------------------------------------------------------------------------
+# ---- the process itself
+# -----------------------------------------------------------------------------------
 
 
 #: marks what the model wrote; here it is a block like any other, with a scope of its own
@@ -122,15 +128,22 @@ def _compiled(template: str) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any
+    ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     made.filters["tojson"] = tojson
-    made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return made.from_string(GENERATION.sub(lambda tag: f"{tag[1]}{tag[2] or ''}with{tag[3]}", template))
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
+    return made.from_string(
+        GENERATION.sub(lambda tag: f"{tag[1]}{tag[2] or ''}with{tag[3]}", template)
+    )
 
 
 def _rendered(size: int, template: str, given: dict[str, Any]) -> str:
@@ -141,13 +154,19 @@ def _rendered(size: int, template: str, given: dict[str, Any]) -> str:
     return text
 
 
-def _compile(_: int, limits: dict[str, Any], special: list[str], vocab_size: int, text: str) -> None:
+def _compile(
+    _: int, limits: dict[str, Any], special: list[str], vocab_size: int, text: str
+) -> None:
     """Compile a grammar over bytes; see `sampling.masks`."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     class Bytes:
         eos_token_id, bos_token_id = 256, None
-        tokens = [*(bytes([one]) for one in range(256)), b"<end>", *(name.encode() for name in special)]
+        tokens = [
+            *(bytes([one]) for one in range(256)),
+            b"<end>",
+            *(name.encode() for name in special),
+        ]
         special_token_ids = [*range(256, 257 + len(special))]
 
         def __call__(self, text: bytes) -> list[int]:
@@ -180,8 +199,8 @@ def _answer(line: bytes) -> dict[str, Any]:
 
 
 def _limit_memory(most: int, hard: int) -> None:
-    """Bound the address space, but for macOS, which has no such bound and may refuse to set one: there what
-    bounds memory is the processor time that filling it takes."""
+    """Bound the address space, but for macOS, which has no such bound and may refuse to set one:
+    there what bounds memory is the processor time that filling it takes."""
     if sys.platform != "darwin":
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 

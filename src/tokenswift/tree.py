@@ -1,8 +1,9 @@
 """Drafted candidates in one trie, and the :class:`DraftTree` that is verified.
 
-Tree attention (paper section 3.2; Medusa, Cai et al. 2024): one pass verifies all candidates; each node sees
-the text and its own ancestors. All drafters add to the same trie, so no prefix is verified twice. A tree of
-fixed widths is verified whole; adaptive drafting selects the nodes that are worth a row of the pass.
+Tree attention (paper section 3.2; Medusa, Cai et al. 2024): one pass verifies all candidates; each
+node sees the text and its own ancestors. All drafters add to the same trie, so no prefix is
+verified twice. A tree of fixed widths is verified whole; adaptive drafting selects the nodes that
+are worth a row of the pass.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ _MAX_CHANCE = 0.98  # below 1, so that a child is always less likely than its pa
 
 
 class CandidateTree:
-    """Candidates below a root; equal prefixes share nodes. Node 0 is the root; parents precede children.
+    """Candidates below a root; equal prefixes share nodes. Node 0 is the root; parents precede
+    children.
 
     Args:
         root: token id of the root, the newest token of the text.
 
     Attributes:
         tokens, parents, depths, sources: for each node, as in :class:`DraftTree`.
-        chances: for each node, the chance that the target chooses its token given that it chose its parent's.
+        chances: for each node, the chance that the target chooses its token given that it chose its
+            parent's.
         branches: the last node of each n-gram branch.
     """
 
@@ -42,7 +45,8 @@ class CandidateTree:
     def add(self, parent: int, token: int, source: str = "head", chance: float = 1.0) -> int:
         """Return the node of ``token`` below ``parent``, made unless it exists.
 
-        Another proposal of a node raises its chance. A source other than "ngram" takes the node over.
+        Another proposal of a node raises its chance. A source other than "ngram" takes the node
+        over.
         """
         key = (parent, token)
         node = self._below.get(key)
@@ -90,18 +94,21 @@ class CandidateTree:
     def select(self, costs: Sequence[float], rate: float) -> tuple[list[int], float]:
         """The nodes that are worth a row, ascending, and their expected number of accepted tokens.
 
-        With nodes sorted by path chance, parents precede children, so every prefix of that order is a tree.
-        The prefix with the greatest ``sum of path chances - rate · cost`` is selected: by renewal theory, the
-        one that raises the long-run rate most.
+        With nodes sorted by path chance, parents precede children, so every prefix of that order is
+        a tree. The prefix with the greatest ``sum of path chances - rate · cost`` is selected: by
+        renewal theory, the one that raises the long-run rate most.
 
         Args:
-            costs: ``costs[n]`` is the time of a pass with n nodes below the root; its length bounds n.
+            costs: ``costs[n]`` is the time of a pass with n nodes below the root; its length bounds
+                n.
             rate: current tokens per unit of that time.
         """
         chances = [1.0]
         for parent, given in zip(self.parents[1:], self.chances[1:], strict=True):
             chances.append(chances[parent] * given)
-        order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)[: len(costs) - 1]
+        order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)[
+            : len(costs) - 1
+        ]
         best, most, total, expected = 0, -rate * costs[0], 0.0, 0.0
         for count, node in enumerate(order, 1):
             total += chances[node]
@@ -114,7 +121,8 @@ class CandidateTree:
         """The tree to verify; its γ is its depth.
 
         Args:
-            nodes: the nodes to keep below the root, ascending, each with its parent; None: all of them.
+            nodes: the nodes to keep below the root, ascending, each with its parent; None: all of
+                them.
         """
         below = range(1, len(self)) if nodes is None else nodes
         kept = [0, *below]
@@ -141,9 +149,10 @@ def children(tree: DraftTree) -> list[dict[int, int]]:
 def published_paths(tree: DraftTree) -> list[list[int]]:
     """The candidate paths of a tree in the published code's order, as nodes from the root on.
 
-    First the paths of the heads' tree: the deepest first, and at equal depth the lowest ranked first (nodes
-    of a level were added by rank). Then every n-gram branch in the order of drafting, even one that repeats
-    another path or a part of it. A tree of the root alone has one path, the root.
+    First the paths of the heads' tree: the deepest first, and at equal depth the lowest ranked
+        first (nodes
+    of a level were added by rank). Then every n-gram branch in the order of drafting, even one that
+    repeats another path or a part of it. A tree of the root alone has one path, the root.
     """
     heads = [node for node in range(1, len(tree)) if tree.sources[node] != "ngram"]
     inner = {tree.parents[node] for node in heads}
@@ -152,8 +161,11 @@ def published_paths(tree: DraftTree) -> list[list[int]]:
     return [[0, *tree.path(node)] for node in [*leaves, *tree.branches]] or [[0]]
 
 
-def ancestor_mask(parents: Sequence[int], device: torch.device | str = "cpu") -> Bool[Tensor, "n n"]:
-    """``mask[i, j]``: node i sees node j, itself or an ancestor (``parents[i]`` is -1 for a root)."""
+def ancestor_mask(
+    parents: Sequence[int], device: torch.device | str = "cpu"
+) -> Bool[Tensor, "n n"]:
+    """``mask[i, j]``: node i sees node j, itself or an ancestor (``parents[i]`` is -1 for a
+    root)."""
     rows: list[bytearray] = []
     for node, parent in enumerate(parents):
         row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))

@@ -1,5 +1,5 @@
-"""The nouns of the library, checks of single values (errors name the field, the value and what is valid), and
-the legend of shape letters.
+"""The nouns of the library, checks of single values (errors name the field, the value and what is
+valid), and the legend of shape letters.
 
 Shape letters used in signatures and comments everywhere:
 
@@ -32,7 +32,8 @@ class InputError(ValueError):
     """Bad input from the user. One line that names the value and what is valid; CLI exit code 2.
 
     Attributes:
-        field: the argument or field that is wrong, by its Python name; None where it is no single one.
+        field: the argument or field that is wrong, by its Python name; None where it is no single
+            one.
     """
 
     def __init__(self, message: str = "", field: str | None = None) -> None:
@@ -45,14 +46,16 @@ class Cancelled(Exception):
 
 
 class RunError(RuntimeError):
-    """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
+    """The run failed after it had started. One line: what failed and what was kept; CLI exit code
+    1."""
 
 
-#: called with the stage ("load" in tensors, "pack" in layers, "prompt" in tokens), the part done and
-#: the total, which the last call of a stage reaches
+#: called with the stage ("load" in tensors, "pack" in layers, "prompt" in tokens), the part done
+#: and the total, which the last call of a stage reaches
 OnProgress = Callable[[str, int, int], None]
 
-#: sources of tokens; journals store the first letter. "head" includes passes of the target that draft
+#: sources of tokens; journals store the first letter. "head" includes passes of the target that
+#: draft
 SOURCES = ("target", "head", "ngram", "chain", "grammar", "eagle", "recycle")
 
 
@@ -67,10 +70,12 @@ class DraftTree:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        sources: the source of each node, one of :data:`SOURCES`; "ngram" only if no other proposed it.
-        gamma: γ, the depth drafted in this step (0 for a root alone), the denominator of the acceptance rate.
-        branches: the last node of each n-gram branch, in the order of drafting; a branch may end inside the
-            tree or repeat another path (the published rule draws for it all the same).
+        sources: the source of each node, one of :data:`SOURCES`; "ngram" only if no other proposed
+            it.
+        gamma: γ, the depth drafted in this step (0 for a root alone), the denominator of the
+            acceptance rate.
+        branches: the last node of each n-gram branch, in the order of drafting; a branch may end
+            inside the tree or repeat another path (the published rule draws for it all the same).
     """
 
     tokens: tuple[int, ...]
@@ -107,8 +112,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely a new token was at its place, under the distribution that it was drawn from (after penalty,
-    temperature and filters; with ``greedy`` after the penalty alone).
+    """How likely a new token was at its place, under the distribution that it was drawn from (after
+    penalty, temperature and filters; with ``greedy`` after the penalty alone).
 
     Attributes:
         logprob: natural logarithm of its probability.
@@ -131,8 +136,8 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
-        sources: the source of each new token, one of :data:`SOURCES`; the last is the target's own ("target")
-            unless the text ended before it.
+        sources: the source of each new token, one of :data:`SOURCES`; the last is the target's own
+            ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         chars: number of characters of ``text`` that each new token completed; the end may add more.
         logprobs: of each new token, where they were asked for.
@@ -181,7 +186,8 @@ class Metrics:
         acceptance_rate: α, accepted draft tokens ÷ (γ × steps).
         ngram_acceptance_rate: β, the same for tokens accepted on n-gram branches.
         mean_acceptance_length: tokens per step, the target's own included.
-        node_acceptance_rate: accepted ÷ drafted tree nodes (what other engines call acceptance rate).
+        node_acceptance_rate: accepted ÷ drafted tree nodes (what other engines call acceptance
+            rate).
         tokens_per_second: new tokens ÷ seconds, prefill not counted.
         seconds: decoding time without the prefill.
         prefill_seconds: time of the prompt's prefill.
@@ -211,14 +217,15 @@ class Generation:
     Attributes:
         token_ids: new tokens only.
         text: their text (without the stop string that ended it).
-        finish_reason: "length", "eos", "stop" or "loop"; "cancelled" where a scheduler's ticket was.
+        finish_reason: "length", "eos", "stop" or "loop"; "cancelled" where a scheduler's ticket
+            was.
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.
         drafting: the report of adaptive drafting, see `Control.record`; None for other strategies.
         heads: ``kind`` and ``file`` of the draft heads; None without heads.
-        draft_source: what the strategy could draft from: "heads", "partial passes", "text", "draft model
-            NAME", several of them with commas, or "none".
+        draft_source: what the strategy could draft from: "heads", "partial passes", "text", "draft
+            model NAME", several of them with commas, or "none".
         token_sources: number of new tokens by source, see :data:`SOURCES`.
         logprobs: of each new token, where they were asked for; else [].
     """
@@ -270,12 +277,13 @@ class _Phase:
 class Meter:
     """Counts steps and adds up times of one generation.
 
-    Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β the same for
-    tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps, the target's own
-    included. A figure whose denominator is 0 is 0.
+    Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β
+        the same for
+    tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps, the target's
+    own included. A figure whose denominator is 0 is 0.
 
-    Times are wall-clock seconds. On an accelerator, a phase that waits for the device (the choice of tokens)
-    includes the work queued before it, so only the sum is exact.
+    Times are wall-clock seconds. On an accelerator, a phase that waits for the device (the choice
+    of tokens) includes the work queued before it, so only the sum is exact.
     """
 
     def __init__(self) -> None:
@@ -304,14 +312,16 @@ class Meter:
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
-        """Add the steps of an earlier part of the run, in the journal's form (`runs.journal.Tokens`), and its
-        seconds by phase."""
+        """Add the steps of an earlier part of the run, in the journal's form
+        (`runs.journal.Tokens`), and its seconds by phase."""
         for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
             self.add(Step((), drafted, accepted, ngram_accepted, gamma))
         for name, value in seconds.items():
             self.phase(name).seconds += value
 
-    def finish(self, tokens: Sequence[int], draft_passes: int = 0, loop: Loop | None = None) -> Metrics:
+    def finish(
+        self, tokens: Sequence[int], draft_passes: int = 0, loop: Loop | None = None
+    ) -> Metrics:
         """The figures of the run.
 
         Args:
@@ -332,7 +342,12 @@ class Meter:
             tokens_per_second=_ratio(len(tokens), seconds),
             seconds=seconds,
             prefill_seconds=prefill,
-            distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
+            distinct=(
+                distinct(tokens, 1),
+                distinct(tokens, 2),
+                distinct(tokens, 3),
+                distinct(tokens, 4),
+            ),
             phases=phases,
             loop=loop,
         )
@@ -354,7 +369,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def check_integer(name: str, value: object, least: int, valid: str = "", most: int = LARGEST) -> int:
+def check_integer(
+    name: str, value: object, least: int, valid: str = "", most: int = LARGEST
+) -> int:
     """The integer, numpy's and torch's as Python's own.
 
     Raises:
@@ -405,7 +422,8 @@ def check_callback(name: str, value: object) -> None:
 
 
 def integer_of(value: object) -> int | None:
-    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values too."""
+    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values
+    too."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -413,7 +431,8 @@ def integer_of(value: object) -> int | None:
 
 
 def finite(value: object) -> float:
-    """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
+    """The value as a float for range checks; NaN (which fails every check) when it is no such
+    number."""
     try:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # an integer beyond every float
@@ -431,15 +450,16 @@ def check_text(name: str, text: str) -> str:
     except UnicodeEncodeError as error:
         found = ascii(text[error.start])
         raise InputError(
-            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole characters",
+            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole "
+            f"characters",
             name,
         ) from error
     return text
 
 
 def depth_and_size(value: object, most: int) -> tuple[int, int]:
-    """How deep objects and lists of a JSON value lie in each other (counted to one more than ``most``), and
-    how many values it has down to there."""
+    """How deep objects and lists of a JSON value lie in each other (counted to one more than
+    ``most``), and how many values it has down to there."""
     level, depth, count = [value] if isinstance(value, dict | list) else [], 0, 1
     while level and depth <= most:
         inner = [one.values() if isinstance(one, dict) else one for one in level]

@@ -15,7 +15,14 @@ from tests.families import families
 from tests.families import family as family_case
 from tests.gguf_files import QuantType, small, write
 from tests.lossless import toy
-from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
+from tests.planted import (
+    cast,
+    entries_lost,
+    prefilled,
+    second_chunk_shifted,
+    second_part_shifted,
+    windowless,
+)
 from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM
 from tokenswift.audit import LogitError, logit_error
@@ -62,13 +69,18 @@ def test_an_error_that_both_kinds_of_pass_share_is_not_sound(
 
 
 @pytest.mark.parametrize("defect", ["shifted", "window", None])
-def test_the_toy_sees_chunks_and_windows(monkeypatch: pytest.MonkeyPatch, defect: str | None) -> None:
-    """Whatever the user's texts: the toy's prompt is longer than a chunk, its window smaller than that."""
+def test_the_toy_sees_chunks_and_windows(
+    monkeypatch: pytest.MonkeyPatch, defect: str | None
+) -> None:
+    """Whatever the user's texts: the toy's prompt is longer than a chunk, its window smaller than
+    that."""
     model = tiny_model("mistral-sliding", sliding_window=4096)
     assert toy.toy_model(model).config.sliding_window == toy.WINDOW
     if defect is not None:
         plant = {"window": windowless, "shifted": second_chunk_shifted}[defect]
-        monkeypatch.setattr(toy, "LLM", SimpleNamespace(from_model=lambda model, heads=None: plant(model)))
+        monkeypatch.setattr(
+            toy, "LLM", SimpleNamespace(from_model=lambda model, heads=None: plant(model))
+        )
     for dtype in (torch.float32, torch.bfloat16):
         assert toy.toy_error(model, dtype).sound == (defect is None)
 
@@ -105,9 +117,13 @@ def test_rows_of_a_padded_vocabulary_are_left_aside(monkeypatch: pytest.MonkeyPa
     assert error_of(llm).sound
 
 
-@pytest.mark.parametrize("how", [{"dtype": "int8"}, {"dtype": "float32", "kv_cache_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"dtype": "int8"}, {"dtype": "float32", "kv_cache_dtype": "int8"}], ids=str
+)
 def test_int8_has_a_bound_of_its_own(how: dict[str, Any], tmp_path: Path) -> None:
-    write(tmp_path / "small.gguf", small("llama", max_position_embeddings=512), {"": QuantType.Q8_0})
+    write(
+        tmp_path / "small.gguf", small("llama", max_position_embeddings=512), {"": QuantType.Q8_0}
+    )
     if LLM(tmp_path / "small.gguf").dtype != "int8":
         pytest.skip("no compiled kernels here")
     llm = LLM(tmp_path / "small.gguf", **how)

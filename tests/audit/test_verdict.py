@@ -53,7 +53,10 @@ def test_each_finding_fails_it(what: str) -> None:
     found, (spoil, words) = report(), WRONG[what]
     spoil(found)
     assert len(found.failures) == 1 and words in found.failures[0], found.failures
-    assert found.headline == "NOT EXACT" and f"Verdict: NOT EXACT; {found.failures[0]}." in found.text()
+    assert (
+        found.headline == "NOT EXACT"
+        and f"Verdict: NOT EXACT; {found.failures[0]}." in found.text()
+    )
     record = json.loads(json.dumps(found.record(), allow_nan=False))
     assert record["exact"] is False and record["verdict"] == "NOT EXACT"
     if what == "tree passes":  # JSON has no infinity
@@ -62,12 +65,22 @@ def test_each_finding_fails_it(what: str) -> None:
 
 def test_a_difference_is_shown_with_both_scores() -> None:
     llm = LLM.from_model(tiny_model("llama"))
-    plain = llm.generate([5, 6, 7], 8, "autoregressive", sampling=GREEDY["greedy"], ignore_eos=True).token_ids
+    plain = llm.generate(
+        [5, 6, 7], 8, "autoregressive", sampling=GREEDY["greedy"], ignore_eos=True
+    ).token_ids
     assert difference(llm, [5, 6, 7], plain, plain, GREEDY["greedy"]) == (8, None)
     other = (plain[3] + 1) % VOCAB
-    place, told = difference(llm, [5, 6, 7], plain, [*plain[:3], other, *plain[4:]], GREEDY["greedy"])
-    assert place == 3 and told is not None and told.startswith(f"new token 3: '{other}' ({other}), score ")
-    other_score, own_score = (float(part.split()[0].rstrip(",")) for part in told.split("score ")[1:])
+    place, told = difference(
+        llm, [5, 6, 7], plain, [*plain[:3], other, *plain[4:]], GREEDY["greedy"]
+    )
+    assert (
+        place == 3
+        and told is not None
+        and told.startswith(f"new token 3: '{other}' ({other}), score ")
+    )
+    other_score, own_score = (
+        float(part.split()[0].rstrip(",")) for part in told.split("score ")[1:]
+    )
     assert f"instead of '{plain[3]}' ({plain[3]})" in told and other_score < own_score
 
 

@@ -12,8 +12,8 @@ from tests.cli.conftest import Call, cli  # noqa: F401
 
 @pytest.fixture(scope="session")
 def rows() -> None:
-    """The process that rows are forked from, started where it can import what they need: started in a test's
-    folder it could not, and each row would import torch by itself."""
+    """The process that rows are forked from, started where it can import what they need: started in
+    a test's folder it could not, and each row would import torch by itself."""
     forkserver.set_forkserver_preload(["benchmarks.row", "tests.benchmarks.crashing"])
     forkserver.ensure_running()
 

@@ -1,4 +1,5 @@
-"""``python -m benchmarks``: what it lists, what it refuses before anything runs, and whole rounds."""
+"""``python -m benchmarks``: what it lists, what it refuses before anything runs, and whole
+rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ RUN = ("run", "table5")
         (("runn",), "argument command: invalid choice: 'runn'"),
         (("run", "table9"), "spec is 'table9'; valid: table1, table2"),
         ((*RUN, "--preset", "huge"), "preset is 'huge'; valid: smoke, cpu, gpu"),
-        ((*RUN, "--set", "strategy=fast"), "strategy is 'fast'; valid: auto, autoregressive, tokenswift"),
+        (
+            (*RUN, "--set", "strategy=fast"),
+            "strategy is 'fast'; valid: auto, autoregressive, tokenswift",
+        ),
         ((*RUN, "--set", "nonsense=1"), "set: 'nonsense' is not a setting; valid: model"),
         ((*RUN, "--variant", "Medusa"), "variant is 'Medusa'; valid: ours, fixed tree"),
         (("report",), "results is 'bench-results': no such folder"),

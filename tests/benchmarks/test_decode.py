@@ -11,7 +11,8 @@ from tokenswift.types import distinct
 
 
 def test_a_race_writes_the_tokens_of_generate() -> None:
-    """Two forks in turns: both texts are plain decoding's, and nothing of either is lost or counted twice."""
+    """Two forks in turns: both texts are plain decoding's, and nothing of either is lost or counted
+    twice."""
     llm = LLM.from_model(tiny_model(), tiny_tokenizer())
     params = SamplingParams(seed=4, min_p=0.02)
     prompt = list(range(60, 100))

@@ -22,7 +22,8 @@ import json, sys
 print(json.dumps("1.2.3 (AVX2)"), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
-    print(json.dumps({{"reading": 2.0 * len(asked["ids"]), "writing": 1.0 * len(asked["more"])}}), flush=True)
+    reading, writing = 2.0 * len(asked["ids"]), 1.0 * len(asked["more"])
+    print(json.dumps({{"reading": reading, "writing": writing}}), flush=True)
 """
 
 
@@ -36,9 +37,11 @@ def peer(tmp_path: Path) -> Iterator[real.Peer]:
     made.close()
 
 
-def test_rows_and_their_tables(peer: real.Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest rows. In a
-    conversation the model itself answers."""
+def test_rows_and_their_tables(
+    peer: real.Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways give the same tokens, ratios are those of the rates, and the docs show the newest
+    rows. In a conversation the model itself answers."""
     llm = LLM.from_model(tiny_model("qwen2", max_position_embeddings=1024), chat_tokenizer())
     monkeypatch.setitem(real.TASKS, "talk", (("Hello", "And?"), 8, {}))
     text = llm.tokenizer.decode(real.prompt_of(llm, "talk"))
@@ -48,13 +51,19 @@ def test_rows_and_their_tables(peer: real.Peer, tmp_path: Path, monkeypatch: pyt
     assert row["identical"] and 0 < row["tokens"] <= 80 and len(row["ratios"]) == 2
     assert row["llama"] == row["tokens"] / 2 and row["plain_over_llama"] > 0
     behind = real.context(llm, 48, peer, 2)
-    assert behind["context"] == 48 and behind["llama_reading"] == 96 and behind["llama_writing"] == real.NEW
+    assert (
+        behind["context"] == 48
+        and behind["llama_reading"] == 96
+        and behind["llama_writing"] == real.NEW
+    )
     rows = [{**row, "auto": 1.0}, row, behind, {**row, "auto": 2.0, "machine": "other"}]
     more = {"model": "m", "dtype": "int8", "machine": "cpu", "commit": "c", "peer": peer.version}
     (tmp_path / "real.jsonl").write_text("".join(json.dumps({**more, **r}) + "\n" for r in rows))
     monkeypatch.setattr(summaries, "REAL", tmp_path / "real.jsonl")
     tasks, contexts = summaries.real("cpu"), summaries.contexts("cpu")
-    assert [cells[0] for cells in tasks.body] == ["novel"] and tasks.body[0][3] == f"**{row['auto']:.1f}**"
+    assert [cells[0] for cells in tasks.body] == ["novel"] and tasks.body[0][
+        3
+    ] == f"**{row['auto']:.1f}**"
     assert [cells[0] for cells in contexts.body] == ["48"] and "1.2.3 (AVX2)" in contexts.below
 
 

@@ -13,26 +13,35 @@ from benchmarks.runner import ROWS, Job, read_rows
 from benchmarks.specs import Spec
 from tests.benchmarks import crashing
 
-DATA: dict[str, Any] = {"title": "A test", "variants": [{"name": "one"}, {"name": "two", "ngrams": 3}]}
+DATA: dict[str, Any] = {
+    "title": "A test",
+    "variants": [{"name": "one"}, {"name": "two", "ngrams": 3}],
+}
 
 
 def jobs(texts: int) -> list[Job]:
     spec = Spec("mine", DATA)
-    return [Job("mine", "decode", "smoke", config) for config in spec.rows("smoke", {"texts": texts})]
+    return [
+        Job("mine", "decode", "smoke", config) for config in spec.rows("smoke", {"texts": texts})
+    ]
 
 
 def test_a_crash_costs_one_row(
     rows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process that dies, one that cannot measure and one that fails; all others have their rows."""
+    """A process that dies, one that cannot measure and one that fails; all others have their
+    rows."""
     monkeypatch.setattr(runner, "measure", crashing.measure)
     done = runner.run(jobs(5), tmp_path)
     assert done == {"there": 0, "done": 4, "left out": 2, "failed": 4}
     found = read_rows(tmp_path)
     assert len({row["made"] for row in found}) == 4  # a process each
     assert [(row["config"]["variant"], row["config"]["text"]) for row in found] == [
-        ("one", 0), ("one", 4), ("two", 0), ("two", 4)
-    ]  # fmt: skip
+        ("one", 0),
+        ("one", 4),
+        ("two", 0),
+        ("two", 4),
+    ]
     told = capsys.readouterr().err.splitlines()
     assert told[2].startswith("[3/10] mine: one, text 3, seed 0: left out: no such thing, ")
     assert "failed: its process ended" in told[1] and "failed: ValueError: bad" in told[3]

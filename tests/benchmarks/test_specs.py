@@ -52,7 +52,8 @@ def rows(preset: str = "smoke", **given: Any) -> list[dict[str, Any]]:
 
 
 def test_what_is_said_later_goes_over_what_is_said_before() -> None:
-    """Settings, then the variant, the preset, the preset's variant and the command; a list makes rows."""
+    """Settings, then the variant, the preset, the preset's variant and the command; a list makes
+    rows."""
     one, *two = rows()
     assert one["options"] == {"tree": [1, 2], "budget": 99, "ngrams": 4} and one["prefill"] == 60
     assert [row["prefill"] for row in two] == [70, 70]

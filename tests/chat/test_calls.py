@@ -1,4 +1,5 @@
-"""Calls and thoughts in an answer: read the same from whatever pieces, and what grammars hold it to."""
+"""Calls and thoughts in an answer: read the same from whatever pieces, and what grammars hold it
+to."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chats import THINKING, calling_tokenizer, marked_tokenizer, thinking_model, thinking_tokenizer
+from tests.chats import (
+    THINKING,
+    calling_tokenizer,
+    marked_tokenizer,
+    thinking_model,
+    thinking_tokenizer,
+)
 from tokenswift import LLM, Grammar
 from tokenswift.chat import (
     HERMES,
@@ -33,13 +40,16 @@ FAMILIES = (HERMES, LLAMA3, PLAIN)
 NAMES = ["f", "fg"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 CALLS = st.lists(
     st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(max_size=5), VALUES, max_size=3)),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    min_size=1,
+    max_size=3,
+)
 
 
 def written(family: Family, calls: list[tuple[str, Any]]) -> str:
@@ -81,8 +91,29 @@ def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: lis
     assert first.calls == said.calls[:1]
 
 
-MARKS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "}"]
-MARKS += ["```", "`", "json", "<|python_tag|>", "\n", " ", '"', "\\", "[", "]", "x", "<tool", '{"name"', "; "]
+MARKS = [
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "f", "arguments": {',
+    '{"name": "f", "parameters": {',
+    "}",
+]
+MARKS += [
+    "```",
+    "`",
+    "json",
+    "<|python_tag|>",
+    "\n",
+    " ",
+    '"',
+    "\\",
+    "[",
+    "]",
+    "x",
+    "<tool",
+    '{"name"',
+    "; ",
+]
 MARKS += [" " * (LONGEST + 1), "\n" * 6 * LONGEST]
 
 
@@ -99,30 +130,57 @@ def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
     ("family", "text", "wanted"),
     [
         (HERMES, "Sure.\n\n<tool_call>\n{", Said("Sure.\n\n<tool_call>\n{")),
-        (HERMES, 'Sure.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\nBye.',
-         Said("Sure.Bye.", (("f", "{}"),))),
-        (HERMES, '<tool_call>\n{"name": "h", "arguments": {}}',
-         Said('<tool_call>\n{"name": "h", "arguments": {}}')),
-        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1', Said("", (("f", '{"a": [1'),))),
+        (
+            HERMES,
+            'Sure.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\nBye.',
+            Said("Sure.Bye.", (("f", "{}"),)),
+        ),
+        (
+            HERMES,
+            '<tool_call>\n{"name": "h", "arguments": {}}',
+            Said('<tool_call>\n{"name": "h", "arguments": {}}'),
+        ),
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {"a": [1',
+            Said("", (("f", '{"a": [1'),)),
+        ),
         (HERMES, "two  \n", Said("two  \n")),
         (HERMES, ' {"name": "f", "arguments": {}}', Said("", (("f", "{}"),))),
-        (HERMES, '{"name": "f", "arguments": {"a": 1}}\n{"name":"fg","arguments": {}}',
-         Said("", (("f", '{"a": 1}'), ("fg", "{}")))),
+        (
+            HERMES,
+            '{"name": "f", "arguments": {"a": 1}}\n{"name":"fg","arguments": {}}',
+            Said("", (("f", '{"a": 1}'), ("fg", "{}"))),
+        ),
         (HERMES, 'So: {"name": "f", "arguments": {}}', Said('So: {"name": "f", "arguments": {}}')),
         (HERMES, "```json\n[1]\n```", Said("```json\n[1]\n```")),
         (HERMES, '```json\n{"name": "f", "arguments": {}', Said("", (("f", "{}"),))),
-        (LLAMA3, '```\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}\n```\n',
-         Said("", (("f", "{}"), ("f", "{}")))),
-        (PLAIN, '```json\n{\n  "name": "fg",\n  "arguments": {\n    "a": [1]\n  }\n}\n```',
-         Said("", (("fg", '{\n    "a": [1]\n  }'),))),
-        (HERMES, '```json\n{"name": "f", "arguments": {}}\n```\n\n```\n{"name": "fg", "arguments": {}}\n```',
-         Said("", (("f", "{}"), ("fg", "{}")))),
+        (
+            LLAMA3,
+            '```\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}\n```\n',
+            Said("", (("f", "{}"), ("f", "{}"))),
+        ),
+        (
+            PLAIN,
+            '```json\n{\n  "name": "fg",\n  "arguments": {\n    "a": [1]\n  }\n}\n```',
+            Said("", (("fg", '{\n    "a": [1]\n  }'),)),
+        ),
+        (
+            HERMES,
+            '```json\n{"name": "f", "arguments": {}}\n```\n\n```\n{"name": "fg", '
+            '"arguments": {}}\n```',
+            Said("", (("f", "{}"), ("fg", "{}"))),
+        ),
         (PLAIN, '{"name": "f", "arguments": {}}\n`f` says', Said("`f` says", (("f", "{}"),))),
         (LLAMA3, '<|python_tag|>{"name": "f", "parameters": {}}', Said("", (("f", "{}"),))),
         (PLAIN, '{"name": "f", "arguments": {}} and so', Said("and so", (("f", "{}"),))),
-        (PLAIN, ' \n{"name": "fg", "arguments": {"}": "\\"}"}}', Said("", (("fg", '{"}": "\\"}"}'),))),
+        (
+            PLAIN,
+            ' \n{"name": "fg", "arguments": {"}": "\\"}"}}',
+            Said("", (("fg", '{"}": "\\"}"}'),)),
+        ),
     ],
-)  # fmt: skip
+)
 def test_answers(family: Family, text: str, wanted: Said) -> None:
     for cuts in ([], list(range(len(text)))):
         assert read(family, text, cuts) == wanted
@@ -147,12 +205,16 @@ LISTED = {"a": {"type": "integer"}, "b": {"enum": ["x", "}"]}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def first_refused(family: Family, text: str, choice: Any = None, parallel: bool = True) -> str | None:
-    """The place in a text where the grammar of an answer refuses it, as the text before; None: it may be one,
-    and end there."""
+def first_refused(
+    family: Family, text: str, choice: Any = None, parallel: bool = True
+) -> str | None:
+    """The place in a text where the grammar of an answer refuses it, as the text before; None: it
+    may be one, and end there."""
     parameters = {"properties": LISTED, "required": ["a"]}
     tools = tools_of(
-        [{"type": "function", "name": name, "parameters": parameters} for name in NAMES], choice, parallel
+        [{"type": "function", "name": name, "parameters": parameters} for name in NAMES],
+        choice,
+        parallel,
     )
     assert tools is not None
     tokenizer = calling_tokenizer()
@@ -164,7 +226,9 @@ def first_refused(family: Family, text: str, choice: Any = None, parallel: bool 
     return None
 
 
-CALL = {family: written(family, [("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)}
+CALL = {
+    family: written(family, [("fg", {"a": 12, "b": "}"})]) for family in (HERMES, LLAMA3, PLAIN)
+}
 
 
 @pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
@@ -183,7 +247,8 @@ def test_forced_and_free_calls(family: Family) -> None:
 
 @pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
 def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
-    """In every family; its arguments are held to their schema. Indented or fenced it is read, too."""
+    """In every family; its arguments are held to their schema. Indented or fenced it is read,
+    too."""
     text = written(PLAIN, [("fg", {"a": 12, "b": "}"})]).replace("arguments", family.key)
     for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
         wrong = text.replace(old, new)
@@ -202,11 +267,14 @@ def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 @pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
 def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
-    """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may come, there is
-    always more that may, although what has to come names special tokens; and the tokens of a call's marks."""
+    """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may
+    come, there is always more that may, although what has to come names special tokens; and the
+    tokens of a call's marks."""
     tokenizer, texts = marked_tokenizer(special), ["a <tool_call> b", "<|im_end|>", "</tool_call>"]
     parameters = {"properties": {"a": {"maximum": 9, "type": "integer"}, "b": {"enum": texts}}}
-    tools = tools_of([{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False)
+    tools = tools_of(
+        [{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False
+    )
     assert tools is not None
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     grammar = family.grammar(tools, special_tokens(tokenizer))
@@ -214,7 +282,11 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
     ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
     for seed in range(0 if tools.choice == "auto" else 3):
-        masks, rnd, chosen = grammars.masks(Grammar.lark(grammar), 0), random.Random(seed), list[int]()
+        masks, rnd, chosen = (
+            grammars.masks(Grammar.lark(grammar), 0),
+            random.Random(seed),
+            list[int](),
+        )
         while end not in chosen:
             words = masks.allowed(chosen, [])
             assert words is not None
@@ -259,7 +331,9 @@ def thinking() -> LLM:
         ("may", f"<think>so</think>ok\n{SPOKEN}", ("so", "ok", 1)),
     ],
 )
-def test_a_thought_is_told_apart(thought: str, text: str, found: tuple[str, str, int], size: int) -> None:
+def test_a_thought_is_told_apart(
+    thought: str, text: str, found: tuple[str, str, int], size: int
+) -> None:
     """However the text comes; a call within a thought is none."""
     for tools in (None, TOOLS) if not found[2] else (TOOLS,):
         parser = Calls(tools, HERMES, (), thought).parser()
@@ -278,7 +352,11 @@ def test_a_long_thought_comes_as_it_is_written() -> None:
 
 def test_where_a_thought_begins() -> None:
     tokenizer, plain = calling_tokenizer(THINKING), calling_tokenizer()
-    for end, thought in (("assistant:", "may"), ("<think>\n", "begun"), ("<think>\n\n</think>\n\n", "")):
+    for end, thought in (
+        ("assistant:", "may"),
+        ("<think>\n", "begun"),
+        ("<think>\n\n</think>\n\n", ""),
+    ):
         ids = tokenizer("user:Hi\n" + end)["input_ids"]
         assert thought_of(tokenizer, ids) == thought and thought_of(plain, ids) == ""
 

@@ -19,13 +19,20 @@ WEATHER = {
     "type": "object",
     "properties": {
         "city": {"enum": ["Brest", "Zürich }", 'a "b"']},
-        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}, "maxItems": 2},
+        "days": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 1, "maximum": 9},
+            "maxItems": 2,
+        },
         "metric": {"type": "boolean"},
     },
     "required": ["city", "days"],
 }
 TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "description": "…", "parameters": WEATHER}},
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "…", "parameters": WEATHER},
+    },
     {"type": "function", "function": {"name": "clock"}},
 ]
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -42,7 +49,9 @@ def calling() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def untrained() -> Iterator[LLM]:
     """Random weights, and a template that has never heard of tools."""
-    with LLM.from_model(byte_model(max_position_embeddings=2048), chat_tokenizer(), heads=None) as made:
+    with LLM.from_model(
+        byte_model(max_position_embeddings=2048), chat_tokenizer(), heads=None
+    ) as made:
         yield made
 
 
@@ -58,7 +67,9 @@ def check(reply: Reply, least: int = 1) -> None:
 def test_forced_calls_of_any_model(untrained: LLM, choice: Any) -> None:
     for seed in range(2):
         replies = [
-            untrained.chat(ASKED, 600, strategy, tools=TOOLS, tool_choice=choice, seed=seed, temperature=1.0)
+            untrained.chat(
+                ASKED, 600, strategy, tools=TOOLS, tool_choice=choice, seed=seed, temperature=1.0
+            )
             for strategy in ("autoregressive", "auto", "magicdec")
         ]
         tokens = {tuple(reply.generation.token_ids) for reply in replies}
@@ -80,12 +91,18 @@ def test_a_loop_of_tools(calling: LLM) -> None:
     reply = calling.chat(messages, 400, tools=TOOLS, temperature=0)
     check(reply)
     plain = calling.chat(messages, 400, "autoregressive", tools=TOOLS, temperature=0)
-    assert plain.generation.token_ids == reply.generation.token_ids and plain.message == reply.message
+    assert (
+        plain.generation.token_ids == reply.generation.token_ids and plain.message == reply.message
+    )
     messages.append(reply.message)
-    messages += [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in reply.tool_calls]
+    messages += [
+        {"role": "tool", "tool_call_id": call.id, "content": "42"} for call in reply.tool_calls
+    ]
     last = calling.chat(messages, 400, tools=TOOLS, temperature=0)
     assert (last.text, last.tool_calls, last.finish_reason) == ("ok", (), "eos")
-    assert calling.chat(messages, 400, temperature=0).text == "ok"  # calls that were made need no tools
+    assert (
+        calling.chat(messages, 400, temperature=0).text == "ok"
+    )  # calls that were made need no tools
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "[" * 9999])
@@ -128,8 +145,14 @@ def test_keywords_that_are_not_known_are_left_out(untrained: LLM, odd: Any) -> N
 def test_what_is_wrong_is_named(untrained: LLM) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tools": "weather"}, "tools is 'weather'; valid: a list of tools"),
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice is 'any'; valid: none, auto, required"),
-        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1; valid: True, False"),
+        (
+            {"tools": TOOLS, "tool_choice": "any"},
+            "tool_choice is 'any'; valid: none, auto, required",
+        ),
+        (
+            {"tools": TOOLS, "parallel_tool_calls": 1},
+            "parallel_tool_calls is 1; valid: True, False",
+        ),
         ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos is True beside a grammar"),
         ({"tools": TOOLS, "speed": 1}, "'speed' is not an argument"),
     ]
@@ -169,7 +192,9 @@ def test_calls_of_a_coder() -> None:
             how: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": 7}
             reply = llm.chat(ASKED, 80, parallel_tool_calls=False, **how)
             check(reply)
-            assert llm.tokenizer.convert_tokens_to_ids("<tool_call>") == reply.generation.token_ids[0]
+            assert (
+                llm.tokenizer.convert_tokens_to_ids("<tool_call>") == reply.generation.token_ids[0]
+            )
             plain = llm.chat(ASKED, 80, "autoregressive", parallel_tool_calls=False, **how)
             assert plain.generation.token_ids == reply.generation.token_ids
         asked: list[Any] = [

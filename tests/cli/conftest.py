@@ -37,7 +37,9 @@ class Outcome:
         """The one error line (asserts that only what a command begins with stands before it)."""
         *first, last = self.err.splitlines()
         assert self.err.endswith("\n") and last.startswith("error: "), self.err
-        assert all(line.startswith(("loading ", "auditing ", "reading ")) for line in first), self.err
+        assert all(line.startswith(("loading ", "auditing ", "reading ")) for line in first), (
+            self.err
+        )
         return last.removeprefix("error: ")
 
 
@@ -45,7 +47,9 @@ Call = Callable[..., Outcome]
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+def cli(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Call:
     """``cli("generate", "hi", "--seed", "1")`` runs in an empty working folder."""
     folder = tmp_path / "cwd"
     folder.mkdir()
@@ -89,14 +93,16 @@ class Terminal:
 
 
 def on_a_terminal(*argv: str) -> tuple[str, int]:
-    """What a program of Python's writes to standard error, a terminal (which changes no byte); its exit
-    code."""
+    """What a program of Python's writes to standard error, a terminal (which changes no byte); its
+    exit code."""
     master, slave = pty.openpty()
     settings = termios.tcgetattr(slave)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     env = {**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm"}
-    process = subprocess.Popen([sys.executable, *argv], stdin=subprocess.DEVNULL, stderr=slave, env=env)
+    process = subprocess.Popen(
+        [sys.executable, *argv], stdin=subprocess.DEVNULL, stderr=slave, env=env
+    )
     os.close(slave)
     screen = b""
     with suppress(OSError):  # the other end is closed

@@ -22,7 +22,9 @@ def test_an_exact_model_passes(cli: Call, tiny: Path) -> None:
     assert record["exact"] and record["failures"] == []
     rows = record["comparisons"]
     sure = {"tokenswift", "magicdec"}
-    drafted = {row["strategy"] for row in rows if row["drafted"]}  # adaptive drafting may find that none pays
+    drafted = {
+        row["strategy"] for row in rows if row["drafted"]
+    }  # adaptive drafting may find that none pays
     assert sure <= drafted <= sure | {"auto"}
     assert set(record["skipped"]) == {"medusa", "triforce", "auto"} - drafted
     assert record["verdict"] == f"exact; not run: {', '.join(record['skipped'])}"
@@ -46,9 +48,18 @@ def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path) -> None:
 
 
 def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:
-    """The shipped prompts are longer than a small model's positions; that is said before anything runs."""
+    """The shipped prompts are longer than a small model's positions; that is said before anything
+    runs."""
     done = cli(
-        "audit", "--model", tiny, "--strategy", "magicdec", "--max-new-tokens", "8", "--json", "a.json"
+        "audit",
+        "--model",
+        tiny,
+        "--strategy",
+        "magicdec",
+        "--max-new-tokens",
+        "8",
+        "--json",
+        "a.json",
     )
     assert done.code == 0, done
     short = "prompts are cut to their first 248 tokens (the model has 256 positions)"

@@ -1,4 +1,5 @@
-"""Bad inputs of every command and of the Python API: one line, exit code 2, no model, nothing touched."""
+"""Bad inputs of every command and of the Python API: one line, exit code 2, no model, nothing
+touched."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-#: what is typed, and what the error has to name: field, value, and a list of what is valid; … is any words
+#: what is typed, and what the error has to name: field, value, and a list of what is valid; … is
+#: any words
 OTHERS: dict[str, list[tuple[str, str]]] = {
     "generate": [
         # prompts
@@ -60,7 +62,10 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--prompt-file none.txt", "--prompt-file none.txt cannot be read (No such"),
         ("--prompt-file latin.txt", "--prompt-file latin.txt is not UTF-8 (byte 3)"),
         ("--prompt-ids 1 --system x", "--system and --prompt-ids given; valid: one of them"),
-        ("two words", "unknown argument words; valid: the options of --help-all, and quotes around"),
+        (
+            "two words",
+            "unknown argument words; valid: the options of --help-all, and quotes around",
+        ),
         ("hi --temprature 1", "unknown argument --temprature; … did you mean --temperature?"),
         # files
         ("hi --output -", "--output is -; valid: a file"),
@@ -69,15 +74,24 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --run-dir prompt.txt", "--run-dir prompt.txt cannot be written (Not a directory)"),
         # models
         ("hi --model prompt.txt", "--model prompt.txt is a file"),
-        ("hi --model gpt-nine", "--model is 'gpt-nine': no such folder or file; valid: smollm2-135m"),
+        (
+            "hi --model gpt-nine",
+            "--model is 'gpt-nine': no such folder or file; valid: smollm2-135m",
+        ),
         ("hi --eagle no/such/place", "--eagle is 'no/such/place': no such folder or file; valid: "),
         # sampling and length
         ("hi --temperature hot", "--temperature is 'hot'; valid: a number"),
         ("hi --top-p nan", "--top-p is nan; valid: in (0, 1]"),
         ("hi --logit-bias 9", "--logit-bias is 9; valid: token ids with a bias each"),
         ("hi --template-options x", "--template-options is 'x'; valid: a JSON object"),
-        ("hi --template-options 3", "--template-options is 3; valid: a dict of the template's variables"),
-        ("hi --json-schema prompt.txt", "--json-schema prompt.txt: the JSON schema is … valid: JSON"),
+        (
+            "hi --template-options 3",
+            "--template-options is 3; valid: a dict of the template's variables",
+        ),
+        (
+            "hi --json-schema prompt.txt",
+            "--json-schema prompt.txt: the JSON schema is … valid: JSON",
+        ),
         ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),
         # methods
         ("hi --strategy hydra", "--strategy is 'hydra'; valid: auto, autoregressive, tokenswift"),
@@ -111,7 +125,10 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--out prompt.txt/x --data prompt.txt", "--out prompt.txt/x"),
         ("--out new --data self --tokens 7", "--tokens is 7; valid: an integer of at least 256"),
         ("--data self --out pipe", "--out pipe"),
-        ("--data self --out new --kind medusas", "--kind is 'medusas'; valid: … did you mean medusa?"),
+        (
+            "--data self --out new --kind medusas",
+            "--kind is 'medusas'; valid: … did you mean medusa?",
+        ),
     ],
     "serve": [
         ("--max-num-seqs 0", "--max-num-seqs is 0; valid: "),
@@ -133,7 +150,9 @@ def test_every_command_has_bad_inputs() -> None:
 
 
 @pytest.mark.parametrize(("command", "argv", "words"), CASES, ids=lambda value: repr(value)[:60])
-def test_one_line_and_nothing_touched(cli: Call, place: Path, command: str, argv: str, words: str) -> None:
+def test_one_line_and_nothing_touched(
+    cli: Call, place: Path, command: str, argv: str, words: str
+) -> None:
     before = seen(place)
     done = cli(command, *argv.split())
     assert done.code == 2 and done.out == "", done

@@ -20,7 +20,9 @@ def test_measured_and_shown(cli: Call, tiny: Path) -> None:
     assert [one["context"] for one in made["contexts"]] == [24, 48]
     for one in made["contexts"]:
         names = [f"{name}_tokens_per_second" for name in ("prompt", "plain", "adaptive")]
-        assert one["identical"] and all(len(one[name]) == 2 and min(one[name]) > 0 for name in names)
+        assert one["identical"] and all(
+            len(one[name]) == 2 and min(one[name]) > 0 for name in names
+        )
         pairs = zip(one[names[1]], one[names[2]], strict=True)
         assert one["speedup"] == [b / a for a, b in pairs]
     first, *_, last = done.out.splitlines()
@@ -31,8 +33,14 @@ def test_measured_and_shown(cli: Call, tiny: Path) -> None:
 def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "cwd" / "t.txt").write_text("ab")
     for argv, words in (
-        ("--contexts 240 -n 20", "prompt and new tokens are 260 tokens; valid: up to the model's 256"),
-        ("--contexts 50 --prompt-file t.txt", "--contexts is 50, the text has 2 tokens; valid: fewer"),
+        (
+            "--contexts 240 -n 20",
+            "prompt and new tokens are 260 tokens; valid: up to the model's 256",
+        ),
+        (
+            "--contexts 50 --prompt-file t.txt",
+            "--contexts is 50, the text has 2 tokens; valid: fewer",
+        ),
     ):
         done = cli("bench", "--model", tiny, "--quiet", *argv.split())
         assert done.code == 2 and done.error.startswith(words) and done.out == "", done.err

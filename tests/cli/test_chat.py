@@ -27,7 +27,10 @@ from tokenswift.engine.llm import LLM
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.runs import folder as folders
 
-ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
+ANSWERED, CONTINUED = (
+    "prompt: answered, through the model's chat template",
+    "prompt: continued as it is",
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,8 @@ def template_tokens(*messages: tuple[str, str]) -> int:
     return len(str(text)) - len("<s>") + 1
 
 
-# ---- generate ---------------------------------------------------------------------------------------------
+# ---- generate
+# ---------------------------------------------------------------------------------------------
 
 
 def test_the_same_words_are_treated_the_same_however_they_come(
@@ -114,11 +118,14 @@ def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
 def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
     for argv in (("generate", "Hi", "--system", "x"), ("chat",)):
         done = cli(*argv, "--model", tiny, "--quiet")
-        assert done.code == 2 and f"needs a chat template, and the model {tiny} has none" in done.error, done
+        assert (
+            done.code == 2 and f"needs a chat template, and the model {tiny} has none" in done.error
+        ), done
         assert done.out == ""
 
 
-# ---- chat, piped ------------------------------------------------------------------------------------------
+# ---- chat, piped
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,7 +145,9 @@ def messages_of(name: str = "c.json") -> list[tuple[str, str]]:
 
 
 def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) -> None:
-    done = talk(b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/clear\nHello\n/save d.json\n")
+    done = talk(
+        b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/clear\nHello\n/save d.json\n"
+    )
     assert done.code == 0, done
     said = messages_of()
     assert [role for role, _ in said] == ["user", "assistant"] * 2
@@ -150,7 +159,10 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
     assert messages_of("d.json") == said[:2]  # the same question, nothing before it
     answers = [said[1][1], said[3][1], said[1][1]]
     assert done.out == "".join(text if text.endswith("\n") else text + "\n" for text in answers)
-    assert "4 messages written to c.json" in done.err and "stopped at the limit of its length" in done.err
+    assert (
+        "4 messages written to c.json" in done.err
+        and "stopped at the limit of its length" in done.err
+    )
 
 
 def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypatch: Any) -> None:
@@ -172,9 +184,15 @@ def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypa
     [
         (b"/sytem Hi\n", "/sytem is not a command; valid: /clear, /exit, /help, /save"),
         (b"/save\n", "/save cannot be written ("),
-        (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
+        (
+            b"/save no/such/folder.json\n",
+            "/save no/such/folder.json cannot be written (No such file",
+        ),
         (b"ok\n\xff\n", "a line of standard input is not UTF-8"),
-        (b"x" * 600 + b"\n", "prompt and new tokens are 619 tokens; valid: up to the model's 512 positions"),
+        (
+            b"x" * 600 + b"\n",
+            "prompt and new tokens are 619 tokens; valid: up to the model's 512 positions",
+        ),
     ],
 )
 def test_what_ends_a_piped_chat(talk: Callable[..., Outcome], lines: bytes, words: str) -> None:
@@ -192,7 +210,9 @@ def test_an_answer_is_as_long_as_there_is_room(cli: Call, chatty: Path) -> None:
 def test_no_file_is_replaced(talk: Callable[..., Outcome]) -> None:
     Path("mine.json").write_text("mine")
     done = talk(b"/save mine.json\n", "--quiet")
-    assert done.code == 2 and done.error.startswith("/save mine.json cannot be written (File exists)")
+    assert done.code == 2 and done.error.startswith(
+        "/save mine.json cannot be written (File exists)"
+    )
     assert Path("mine.json").read_text() == "mine"
 
 
@@ -203,7 +223,8 @@ def test_the_system_text_stays(talk: Callable[..., Outcome]) -> None:
     assert messages_of("b.json") == [("system", "Be brief.")]
 
 
-# ---- chat, interrupted ------------------------------------------------------------------------------------
+# ---- chat, interrupted
+# ------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(
@@ -218,25 +239,36 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(
     assert 0 < len(answer) < len(whole) and whole.startswith(answer)
 
 
-# ---- chat, in a terminal ----------------------------------------------------------------------------------
+# ---- chat, in a terminal
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None:
-    """Ctrl-J is a line end in a message; the terminal is given back as it was, whatever ends the chat."""
+    """Ctrl-J is a line end in a message; the terminal is given back as it was, whatever ends the
+    chat."""
     master, slave = pty.openpty()
     before = termios.tcgetattr(master)
     argv = ["chat", "--model", str(chatty), "-n", "4", "--device", "cpu"]
     argv += ["--seed", "0"]  # some seeds end the answer at once, and then there is none to be saved
     command = [sys.executable, "-m", "tokenswift", *argv]
-    env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "TOKENSWIFT_CACHE": str(tmp_path)}
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env)
+    env = {
+        **os.environ,
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "TOKENSWIFT_CACHE": str(tmp_path),
+    }
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env
+    )
     os.close(slave)
     screen, ready = b"", b"\x1b[?2004h"
 
     def wait(words: bytes) -> None:
         nonlocal screen
-        until = time.monotonic() + 100  # for each: a busy machine needs most of it to load the model
+        until = (
+            time.monotonic() + 100
+        )  # for each: a busy machine needs most of it to load the model
         while words not in screen:
             assert time.monotonic() < until, repr(screen)
             if select.select([master], [], [], 0.1)[0]:

@@ -1,4 +1,5 @@
-"""Conventions of the field: greedy by temperature, the model's own sampling, --json -, line ends, names."""
+"""Conventions of the field: greedy by temperature, the model's own sampling, --json -, line ends,
+names."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ def record(cli: Call, *argv: object, stdin: Path | None = None) -> dict[str, obj
     return json.loads(done.out)
 
 
-# ---- sampling ---------------------------------------------------------------------------------------------
+# ---- sampling
+# ---------------------------------------------------------------------------------------------
 
 
 def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
-    assert SamplingParams(temperature=0) == SamplingParams(temperature=0.0) == SamplingParams(greedy=True)
+    assert (
+        SamplingParams(temperature=0)
+        == SamplingParams(temperature=0.0)
+        == SamplingParams(greedy=True)
+    )
     zero = record(cli, "hello", "--model", tiny, "--temperature", "0")
     greedy = record(cli, "hello", "--model", tiny, "--greedy")
     sampled = record(cli, "hello", "--model", tiny)
@@ -41,11 +47,13 @@ def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
     assert found["sampling"] == settings_of(replace(made, top_p=0.5))
 
 
-# ---- input ------------------------------------------------------------------------------------------------
+# ---- input
+# ------------------------------------------------------------------------------------------------
 
 
 def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    """CRLF is LF; the one line end that shells and editors add is no part of the prompt; a second one is."""
+    """CRLF is LF; the one line end that shells and editors add is no part of the prompt; a second
+    one is."""
 
     def tokens(content: bytes) -> tuple[object, object]:
         (tmp_path / "p").write_bytes(content)
@@ -56,12 +64,18 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 
     plain = tokens(b"one\ntwo")
     assert plain[0] == len("one\ntwo")
-    assert plain == tokens(b"one\ntwo\n") == tokens(b"one\r\ntwo\r\n") == tokens(b"\xef\xbb\xbfone\ntwo")
+    assert (
+        plain
+        == tokens(b"one\ntwo\n")
+        == tokens(b"one\r\ntwo\r\n")
+        == tokens(b"\xef\xbb\xbfone\ntwo")
+    )
     assert tokens(b"one\ntwo\n\n")[0] == len("one\ntwo\n")
     assert tokens(b"one\rtwo")[0] == len("one\rtwo")
 
 
-# ---- words ------------------------------------------------------------------------------------------------
+# ---- words
+# ------------------------------------------------------------------------------------------------
 
 
 def test_the_command_alone_says_how_to_begin(cli: Call) -> None:

@@ -37,7 +37,9 @@ class Some(Base):
     place: str = option(metavar="NAME", place=True)
 
 
-def test_help_in_two_levels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_in_two_levels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names, a default where the text says none; what is not usual with --help-all alone."""
     monkeypatch.setenv("COLUMNS", "80")
 

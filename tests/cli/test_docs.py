@@ -17,11 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``make docs`` writes every command's help, and README, whose links lead to what the site has."""
+    """``make docs`` writes every command's help, and README, whose links lead to what the site
+    has."""
     monkeypatch.setenv("COLUMNS", "")  # which the script sets
     made = runpy.run_path(str(ROOT / "scripts" / "pages.py"))
     links = re.findall(r"\]\((?!https?:)([^)#]+)", made["start"]())
-    assert len(links) > 10 and [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+    assert (
+        len(links) > 10 and [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+    )
     shown = made["helps"]()
     for command in COMMANDS:
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
@@ -42,7 +45,8 @@ def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, comm
     few, every = (cli(command, how) for how in ("--help", "--help-all"))
     assert few.code == every.code == 0
     shown, more = (
-        set(re.findall(r"^  (?:-\w .*)?(--[\w-]+)", done.out, re.MULTILINE)) for done in (few, every)
+        set(re.findall(r"^  (?:-\w .*)?(--[\w-]+)", done.out, re.MULTILINE))
+        for done in (few, every)
     )
     assert len(few.out.splitlines()) <= SCREEN and shown <= more
     assert {"--debug", "--kv-cache-dtype"} <= more or command in ("resume", "runs", "train")

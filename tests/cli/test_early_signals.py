@@ -33,16 +33,22 @@ def test_ctrl_c_during_imports(module: str) -> None:
 
 
 def test_the_package_and_its_command_are_light() -> None:
-    """What is imported before anything listens for Ctrl-C: this package's own start, and no more of it."""
+    """What is imported before anything listens for Ctrl-C: this package's own start, and no more of
+    it."""
     script = (
-        "import sys; before = {*sys.modules}; import tokenswift.__main__; found = {*sys.modules} - before; "
+        "import sys; before = {*sys.modules}; import tokenswift.__main__; found = {*sys.modules} "
+        "- before; "
         "print(*[m for m in found if m.split('.')[0] not in sys.stdlib_module_names], len(found))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     *others, count = sorted(done.stdout.split(), reverse=True)
     assert others == ["tokenswift.version", "tokenswift.__main__", "tokenswift"], done
     assert int(count) < 40  # with those of the standard library
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads(
+        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    )
     assert project["project"]["scripts"] == {"tokenswift": "tokenswift.__main__:main"}
 
 
@@ -60,6 +66,11 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_help_and_version_need_nothing_heavy() -> None:
-    for argv, words in (("--version", "tokenswift 0.1.0 (torch "), ("--help", "usage: tokenswift COMMAND")):
-        done = subprocess.run([sys.executable, "-c", LIGHT, argv], capture_output=True, text=True, timeout=60)
+    for argv, words in (
+        ("--version", "tokenswift 0.1.0 (torch "),
+        ("--help", "usage: tokenswift COMMAND"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", LIGHT, argv], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0 and done.stdout.startswith(words), done

@@ -20,23 +20,48 @@ from tokenswift.types import RunError, Step
 
 
 def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "12", "--ignore-eos", "--seed", "5")
+    argv = (
+        "generate",
+        "hello",
+        "--model",
+        tiny,
+        "--max-new-tokens",
+        "12",
+        "--ignore-eos",
+        "--seed",
+        "5",
+    )
     tree = ("--strategy", "tokenswift", "--tree", "1,2", "--ngrams", "2")
     done = cli(*argv, "--json", "j", "--output", "t", *tree)
     assert done.code == 0 and done.files == ["j", "t"]
     record = json.loads((tmp_path / "cwd" / "j").read_text())
     text = (tmp_path / "cwd" / "t").read_text()
     assert record["text"] == text == done.out.removesuffix("\n" if not text.endswith("\n") else "")
-    named = "model strategy seed sampling prompt_tokens token_ids text finish_reason steps acceptance_rate "
-    named += "ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct versions device"
+    named = (
+        "model strategy seed sampling prompt_tokens token_ids text finish_reason steps "
+        "acceptance_rate "
+    )
+    named += (
+        "ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct "
+        "versions device"
+    )
     assert set(named.split()) <= set(record)
-    assert record["model"] == str(tiny) and record["strategy"] == "tokenswift" and record["seed"] == 5
+    assert (
+        record["model"] == str(tiny) and record["strategy"] == "tokenswift" and record["seed"] == 5
+    )
     assert record["strategy_options"] == {"tree": [1, 2], "ngrams": 2}
-    assert record["prompt_tokens"] == 5 and len(record["token_ids"]) == 12 and len(record["distinct"]) == 4
+    assert (
+        record["prompt_tokens"] == 5
+        and len(record["token_ids"]) == 12
+        and len(record["distinct"]) == 4
+    )
     assert record["finish_reason"] == "length" and record["lossless"] is True
     assert record["sampling"]["dry_multiplier"] == 0.8 and record["device"] == "cpu"
     last = done.err.splitlines()[-1]
-    assert last.startswith("12 tokens in ") and " tokens/s); stopped at the limit of its length" in last
+    assert (
+        last.startswith("12 tokens in ")
+        and " tokens/s); stopped at the limit of its length" in last
+    )
     verbose = cli(*argv, "-v").err.splitlines()[-1]
     assert verbose.startswith("12 tokens in ") and "passes, acceptance rate " in verbose
     plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
@@ -46,13 +71,21 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_penalties_biases_and_ends(cli: Call, tiny: Path) -> None:
-    argv = "--presence-penalty 1 --logit-bias 7=-100,9=8 --logit-bias 11=2.5 --bad-words x --bad-words yz "
-    argv += "--min-tokens 4 --dry-breakers none --stop-ids 9 --stop-ids 11,12 --stop never --stop no"
+    argv = (
+        "--presence-penalty 1 --logit-bias 7=-100,9=8 --logit-bias 11=2.5 --bad-words x "
+        "--bad-words yz "
+    )
+    argv += (
+        "--min-tokens 4 --dry-breakers none --stop-ids 9 --stop-ids 11,12 --stop never --stop no"
+    )
     how = ("generate", "hello", "--model", tiny, "-n", "30", "--json", "--continue", "--quiet")
     record = json.loads(cli(*how, *argv.split()).out)
     expected = {"presence_penalty": 1, "dry_multiplier": 0.8, "min_tokens": 4, "dry_breakers": []}
     expected |= {"bad_words": ["x", "yz"], "logit_bias": [[7, -100], [9, 8], [11, 2.5]]}
-    assert expected.items() <= record["sampling"].items() and "frequency_penalty" not in record["sampling"]
+    assert (
+        expected.items() <= record["sampling"].items()
+        and "frequency_penalty" not in record["sampling"]
+    )
     assert len(record["token_ids"]) > 4 and record["finish_reason"] == "stop"
     assert record["token_ids"][-1] == 9 and not {9, 7} & {*record["token_ids"][:-1]}
     bad = cli(*how, "--logit-bias", "99999=1")
@@ -60,16 +93,31 @@ def test_penalties_biases_and_ends(cli: Call, tiny: Path) -> None:
 
 
 def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "6", "--strategy", "tokenswift")
+    argv = (
+        "generate",
+        "hello",
+        "--model",
+        tiny,
+        "--max-new-tokens",
+        "6",
+        "--strategy",
+        "tokenswift",
+    )
     done = cli(*argv, "--acceptance", "published", "--json", "j")
     assert done.code == 0
     assert json.loads((tmp_path / "cwd" / "j").read_text())["lossless"] is False
-    assert "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]
+    assert (
+        "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]
+    )
 
 
 FAILURES: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
-    (RuntimeError("CUDA out of memory.\nTried"), 1, "out of memory; 3 tokens were written, the text so far"),
+    (
+        RuntimeError("CUDA out of memory.\nTried"),
+        1,
+        "out of memory; 3 tokens were written, the text so far",
+    ),
     (
         RuntimeError("odd\nerror"),
         1,
@@ -82,7 +130,13 @@ FAILURES: list[tuple[BaseException, int, str]] = [
 
 @pytest.mark.parametrize(("error", "code", "words"), FAILURES)
 def test_failures_keep_the_text(
-    cli: Call, tiny: Path, tmp_path: Path, monkeypatch: Any, error: BaseException, code: int, words: str
+    cli: Call,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: Any,
+    error: BaseException,
+    code: int,
+    words: str,
 ) -> None:
     real, left = sequence.Stream.__next__, [3]
 
@@ -100,7 +154,9 @@ def test_failures_keep_the_text(
     assert done.files == ["t"]
 
 
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, link = tmp_path / "r.json", tmp_path / "link.json"
     link.symlink_to(target)
     write_json(link, {"a": "日本"})
@@ -117,25 +173,41 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 
 
 def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
-    """What is named is what runs; a tree without ``--strategy tokenswift`` is an error that names it."""
-    model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
+    """What is named is what runs; a tree without ``--strategy tokenswift`` is an error that names
+    it."""
+    model = (
+        "--model",
+        tiny,
+        "--heads",
+        "none",
+        "--max-new-tokens",
+        "12",
+        "--ignore-eos",
+        "--json",
+        "-",
+    )
     paper = ("--strategy", "tokenswift", "--tree")
     for argv in ((), (*paper, "auto"), (*paper, "1,2")):
         got = cli("generate", "hello there", *model, *argv)
         assert got.code == 0, got.err
         record = json.loads(got.out)
         assert record["strategy"] == (argv[1] if argv else "auto")
-        assert (record["drafting"] is None) == bool(argv)  # adaptive drafting alone gives an account
+        assert (record["drafting"] is None) == bool(
+            argv
+        )  # adaptive drafting alone gives an account
     for argv, words in (
         (("--tree", "2"), "strategy tokenswift"),
         (("--strategy", "triforce"), "--draft-model is not given"),
         (("--strategy", "medusa"), "medusa needs heads of kind medusa"),
     ):
         refused = cli("generate", "hello there", *model, *argv)
-        assert refused.code == 2 and refused.out == "" and words in refused.err.splitlines()[-1], refused
+        assert refused.code == 2 and refused.out == "" and words in refused.err.splitlines()[-1], (
+            refused
+        )
 
 
-# ---- demo -------------------------------------------------------------------------------------------------
+# ---- demo
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -155,7 +227,9 @@ def test_demo(cli: Call, roomy: Path) -> None:
     rows = [line.split() for line in done.out.splitlines()]
     rows = [row for row in rows if row[1:2] in (["prose"], ["list"])]
     assert [row[0] for row in rows] == ["plain", "adaptive"] * 2
-    assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2]) and done.out.endswith("\nidentical: yes\n")
+    assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2]) and done.out.endswith(
+        "\nidentical: yes\n"
+    )
 
 
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
@@ -181,8 +255,19 @@ def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
 
 @pytest.mark.model
 def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
-    argv = ("generate", "The lamp was", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "6")
+    argv = (
+        "generate",
+        "The lamp was",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        "6",
+    )
     done = cli(*argv, "--json", "a", "--quiet")
     assert (done.code, done.err) == (0, "")
     record = json.loads((tmp_path / "cwd" / "a").read_text())
-    assert record["model"] == "smollm2-135m" and done.out.rstrip("\n") == record["text"].rstrip("\n")
+    assert record["model"] == "smollm2-135m" and done.out.rstrip("\n") == record["text"].rstrip(
+        "\n"
+    )

@@ -18,7 +18,18 @@ SMALL = "--tokens 1500 --sequence-length 96 --write-batch 4 --steps 4 --num-head
 def test_train_then_generate(cli: Call, tiny: Path, tmp_path: Path, kind: str) -> None:
     text = tmp_path / "text.txt"
     text.write_text(words(900))
-    argv = ("--model", tiny, "--data", text, "--out", "h.safetensors", "--kind", kind, "--inner", "16")
+    argv = (
+        "--model",
+        tiny,
+        "--data",
+        text,
+        "--out",
+        "h.safetensors",
+        "--kind",
+        kind,
+        "--inner",
+        "16",
+    )
     done = cli("train", *argv, *SMALL.split())
     assert done.code == 0 and "h.safetensors" in done.files and done.out == "", done
     heads, _, notes = read_heads("h.safetensors")
@@ -29,7 +40,9 @@ def test_train_then_generate(cli: Call, tiny: Path, tmp_path: Path, kind: str) -
 
 def test_each_model_and_kind_has_a_file_of_its_own() -> None:
     models = ("meta/Llama-3.1-8B", "meta/Llama-3.2-1B", "a/b:b-q4_0.gguf", "b.gguf")
-    names = [place_for(model, kind).name for model in models for kind in ("eagle", "linear", "medusa")]
+    names = [
+        place_for(model, kind).name for model in models for kind in ("eagle", "linear", "medusa")
+    ]
     assert len({*names}) == len(names) and names[-3:] == [
         "b.gguf",
         "b.linear.heads.safetensors",

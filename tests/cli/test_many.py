@@ -41,7 +41,15 @@ def lines_of(prompts: list[Any], name: str = "p.jsonl") -> str:
 @pytest.fixture
 def many(cli: Call, chatty: Path) -> Callable[..., Outcome]:
     def call(prompts: list[Any], *argv: object) -> Outcome:
-        common = ("--model", chatty, "--strategy", "autoregressive", "--max-new-tokens", 20, "--ignore-eos")
+        common = (
+            "--model",
+            chatty,
+            "--strategy",
+            "autoregressive",
+            "--max-new-tokens",
+            20,
+            "--ignore-eos",
+        )
         return cli("generate", "--prompts", lines_of(prompts), "--out", "out", *common, *argv)
 
     return call
@@ -54,14 +62,24 @@ def texts() -> dict[str, list[int]]:
 def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], chatty: Path) -> None:
     done = many(PROMPTS, "--json", "r.jsonl", "--seed", 8)
     assert (done.code, done.out) == (0, ""), done
-    records = [json.loads(line) for line in Path("r.jsonl").read_text(encoding="utf-8").splitlines()]
+    records = [
+        json.loads(line) for line in Path("r.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [record["id"] for record in records] == NAMES
     with LLM(chatty) as llm:
         for record, given in zip(records, PROMPTS, strict=True):
-            more = {k: v for k, v in given.items() if k in ("seed", "greedy", "max_new_tokens", "stop")}
+            more = {
+                k: v for k, v in given.items() if k in ("seed", "greedy", "max_new_tokens", "stop")
+            }
             if "messages" in given:
                 more = {**asdict(ANSWERS), "seed": 8, **more}
-            how = {"max_new_tokens": 20, "seed": 8, "strategy": "autoregressive", "ignore_eos": True, **more}
+            how = {
+                "max_new_tokens": 20,
+                "seed": 8,
+                "strategy": "autoregressive",
+                "ignore_eos": True,
+                **more,
+            }
             alone = llm.generate(given.get("prompt") or given["messages"], **how)
             assert record["token_ids"] == alone.token_ids and record["text"] == alone.text
             assert texts()[record["id"]] == alone.token_ids
@@ -100,7 +118,10 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
         ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is not a field; valid: id, prompt,"),
         ([{"prompt": "a", "max_new_tokens": 0}], "line 1: --max-new-tokens is 0"),
         ([{"prompt": "a", "id": "../a"}], "line 1: id is '../a'; valid: up to 100 letters"),
-        ([{"prompt": "a", "id": "b"}, {"prompt": "a", "id": "b"}], "line 2: id is 'b', as in a line before"),
+        (
+            [{"prompt": "a", "id": "b"}, {"prompt": "a", "id": "b"}],
+            "line 2: id is 'b', as in a line before",
+        ),
     ],
 )
 def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str) -> None:
@@ -109,16 +130,28 @@ def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str)
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_folder_of_prompts_is_gone_on_with(
     many: Callable[..., Outcome], chatty: Path, number: signal.Signals
 ) -> None:
     """Killed or interrupted while texts are under way."""
     prompts = [{"prompt": f"The story of number {i}", "seed": i} for i in range(5)]
     common = ("--model", str(chatty), "--strategy", "autoregressive", "--max-new-tokens", "200")
-    argv = ("generate", "--prompts", lines_of(prompts), *common, "--ignore-eos", "--max-num-seqs", "2")
+    argv = (
+        "generate",
+        "--prompts",
+        lines_of(prompts),
+        *common,
+        "--ignore-eos",
+        "--max-num-seqs",
+        "2",
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "tokenswift", *argv, "--out", "out"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tokenswift", *argv, "--out", "out"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until = time.monotonic() + 120
     while not (Path("out").exists() and len(list(Path("out").rglob("journal"))) > 2):
@@ -128,7 +161,9 @@ def test_a_folder_of_prompts_is_gone_on_with(
     _, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert err.splitlines()[-1].endswith("of 5 texts are written; the same command resumes"), err
+        assert err.splitlines()[-1].endswith("of 5 texts are written; the same command resumes"), (
+            err
+        )
     assert len(list(Path("out").rglob("text.txt"))) < 5
     assert many(prompts, "--max-new-tokens", 200, "--max-num-seqs", 2).code == 0
     with LLM(chatty) as llm:

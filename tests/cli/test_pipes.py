@@ -1,4 +1,5 @@
-"""Prompts that come by a pipe, real ones, and what never waits; texts that end at the default length."""
+"""Prompts that come by a pipe, real ones, and what never waits; texts that end at the default
+length."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def piped(content: bytes) -> Any:
     return os.fdopen(read, encoding="utf-8")
 
 
-def test_a_pipe_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def found(*argv: str, content: bytes = b"a\nb\n") -> Any:
         with piped(content) as stdin:
             return prompt_of(capsys, monkeypatch, *argv, stdin=stdin)
@@ -63,7 +66,9 @@ def test_what_is_no_pipe_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device, a socket beside an argument, and standard input that is closed."""
-    ours, theirs = socket.socketpair()  # never closed by the other side, as of a program that started this
+    ours, theirs = (
+        socket.socketpair()
+    )  # never closed by the other side, as of a program that started this
     with (
         open("/dev/null", encoding="utf-8") as null,
         open("/dev/zero", encoding="utf-8") as zero,
@@ -72,7 +77,9 @@ def test_what_is_no_pipe_is_not_waited_for(
     ):
         for stdin in (null, zero, None):
             assert prompt_of(capsys, monkeypatch, "Why?", stdin=stdin) == "Why?"
-            assert "no prompt given; valid: one of PROMPT" in prompt_of(capsys, monkeypatch, stdin=stdin)
+            assert "no prompt given; valid: one of PROMPT" in prompt_of(
+                capsys, monkeypatch, stdin=stdin
+            )
         with ours.makefile("r", encoding="utf-8") as stream:
             assert prompt_of(capsys, monkeypatch, "Why?", stdin=stream) == "Why?"
             theirs.sendall(b"text")
@@ -80,11 +87,21 @@ def test_what_is_no_pipe_is_not_waited_for(
             assert prompt_of(capsys, monkeypatch, stdin=stream) == "text"
 
 
-# ---- the default length -----------------------------------------------------------------------------------
+# ---- the default length
+# -----------------------------------------------------------------------------------
 
 
 def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
-    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos", "--continue")
+    argv = (
+        "generate",
+        "hi",
+        "--model",
+        chatty,
+        "--strategy",
+        "autoregressive",
+        "--ignore-eos",
+        "--continue",
+    )
     done = cli(*argv)
     assert done.code == 0
     words = "; stopped at the limit of its length; --max-new-tokens sets another"
@@ -93,9 +110,21 @@ def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
 
 
 def test_an_answer_ends_where_the_model_ends_it(cli: Call, chatty: Path) -> None:
-    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos", "--json")
+    argv = (
+        "generate",
+        "hi",
+        "--model",
+        chatty,
+        "--strategy",
+        "autoregressive",
+        "--ignore-eos",
+        "--json",
+    )
     looping = json.loads(cli(*argv, "--greedy").out)
-    assert looping["finish_reason"] == "loop" and looping["prompt_tokens"] + len(looping["token_ids"]) < 1024
+    assert (
+        looping["finish_reason"] == "loop"
+        and looping["prompt_tokens"] + len(looping["token_ids"]) < 1024
+    )
     done = cli(*argv)
     made = json.loads(done.out)
     assert made["prompt_tokens"] + len(made["token_ids"]) == 1024

@@ -1,4 +1,5 @@
-"""What a run will take: memory by part, the largest length that fits, time from what was measured."""
+"""What a run will take: memory by part, the largest length that fits, time from what was
+measured."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
 
-OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
+OPTIONS: dict[str, Any] = {
+    "tree": (2, 2),
+    "ngrams": 3,
+    "budget": 60,
+    "sinks": 2,
+    "draft": "partial",
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +47,22 @@ def test_the_largest_length_fits_and_one_more_does_not(llm: LLM, free: int) -> N
     assert needed(most + 1) > free and (most == 0 or needed(most) <= free)
 
 
-def test_a_run_that_does_not_fit_is_told_what_would(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_fit_is_told_what_would(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "host_memory", lambda: Memory(3_000_000, 10**9))
-    with pytest.raises(InputError, match=r"valid: max_new_tokens up to \d+, a dtype of two bytes$") as caught:
+    with pytest.raises(
+        InputError, match=r"valid: max_new_tokens up to \d+, a dtype of two bytes$"
+    ) as caught:
         run_of(llm, 90_000)
     most = int(str(caught.value).rsplit("up to ", 1)[1].split(",")[0])
     assert run_of(llm, most).max_new_tokens == most
     with pytest.raises(InputError, match=f"up to {most},"):
         run_of(llm, most + 1)
     monkeypatch.setattr(memory, "host_memory", lambda: Memory(100, 10**9))
-    with pytest.raises(InputError, match="valid: a smaller ngrams"):  # the tree's rows alone are too many
+    with pytest.raises(
+        InputError, match="valid: a smaller ngrams"
+    ):  # the tree's rows alone are too many
         run_of(llm, 1)
 
 

@@ -26,9 +26,16 @@ LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
     ],
 )
 def test_a_signal_and_the_way_on(
-    cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str
+    cli: Call,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    word: str,
 ) -> None:
-    """The step is finished and kept, the line says how to go on, and going on gives the whole text."""
+    """The step is finished and kept, the line says how to go on, and going on gives the whole
+    text."""
     argv = ("generate", "hello", "--model", tiny, *LENGTH)
     whole = cli(*argv, "--json", "whole", "--quiet")
     with monkeypatch.context() as patch:
@@ -42,7 +49,10 @@ def test_a_signal_and_the_way_on(
     on = cli("resume", "run", "--json", "again", "--quiet")
     assert on.code == 0 and on.err == ""
     records = [json.loads((tmp_path / "cwd" / name).read_text()) for name in ("whole", "again")]
-    assert records[0]["token_ids"] == records[1]["token_ids"] and records[0]["text"] == records[1]["text"]
+    assert (
+        records[0]["token_ids"] == records[1]["token_ids"]
+        and records[0]["text"] == records[1]["text"]
+    )
     assert done.out.rstrip("\n") + on.out.rstrip("\n") == whole.out.rstrip("\n")
     assert (tmp_path / "cwd/run/text.txt").read_bytes().decode() == records[0]["text"]
     assert on.files == ["again", "journal", "lock", "run", "text.txt", "whole"]
@@ -51,7 +61,8 @@ def test_a_signal_and_the_way_on(
 def test_generate_goes_on_with_its_own_run(
     cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command again continues; its output file holds the whole text; another seed is refused."""
+    """The same command again continues; its output file holds the whole text; another seed is
+    refused."""
     argv = ("generate", "hello", "--model", tiny, *LENGTH, "--quiet")
     whole = cli(*argv).out
     with monkeypatch.context() as patch:
@@ -87,8 +98,11 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def begun(argv: list[str], pause: float, stdout: int, stdin: int | None = None) -> subprocess.Popen[bytes]:
-    """The command line in a process of its own, in the third step, which takes ``pause`` seconds."""
+def begun(
+    argv: list[str], pause: float, stdout: int, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
+    """The command line in a process of its own, in the third step, which takes ``pause``
+    seconds."""
     code = [sys.executable, "-c", SLOW.format(pause=pause), *argv, "--strategy", "autoregressive"]
     process = subprocess.Popen(code, stderr=subprocess.PIPE, stdout=stdout, stdin=stdin)
     assert process.stderr is not None
@@ -99,7 +113,16 @@ def begun(argv: list[str], pause: float, stdout: int, stdin: int | None = None) 
 
 def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
     """In the middle of a step that would go on for ten minutes; the journal is valid."""
-    argv = ["generate", "hello", "--model", str(tiny), *LENGTH, "--run-dir", str(tmp_path / "run"), "--quiet"]
+    argv = [
+        "generate",
+        "hello",
+        "--model",
+        str(tiny),
+        *LENGTH,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
     with begun(argv, 600, stdout=subprocess.DEVNULL) as process:
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # the step is not broken off
@@ -113,7 +136,9 @@ def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
 def test_a_list_and_the_text(cli: Call, tiny: Path, tmp_path: Path) -> None:
     cli("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
     shown = cli("runs")
-    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith("run   finished (length) ")
+    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith(
+        "run   finished (length) "
+    )
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
     text = cli("runs", "run", "--text")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()

@@ -1,4 +1,5 @@
-"""What a terminal, a pipe and a full disk get: control characters, progress, failed writes, log lines."""
+"""What a terminal, a pipe and a full disk get: control characters, progress, failed writes, log
+lines."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ NASTY = {
 
 def test_each_kind() -> None:
     for text, shown in NASTY.items():
-        assert visible(text) == "".join(map(visible, text)) == shown  # split over steps, in the worst way
+        assert (
+            visible(text) == "".join(map(visible, text)) == shown
+        )  # split over steps, in the worst way
 
 
 @pytest.fixture
@@ -60,7 +63,8 @@ def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.Mon
     assert json.loads(seen.out)["text"] == json.loads(piped.out)["text"]
 
 
-# ---- progress ---------------------------------------------------------------------------------------------
+# ---- progress
+# ---------------------------------------------------------------------------------------------
 
 #: a program whose work is told to a line of progress, with a log line in the middle
 DRIVER = """
@@ -80,7 +84,8 @@ CSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def test_a_moving_line_and_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It moves from the beginning, log lines stand above it, and in the end it is gone; the cursor stays."""
+    """It moves from the beginning, log lines stand above it, and in the end it is gone; the cursor
+    stays."""
     screen, code = on_a_terminal("-c", DRIVER)
     words = CSI.sub("", screen)
     for part in ("beginning", "prefill: 1,024 of 6,120 ", "odd [bold]name: 1 of 2 ", "━"):
@@ -91,10 +96,16 @@ def test_a_moving_line_and_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
     done = cli("generate", "hello", "--model", tiny, "-n", 60, "--ignore-eos", "--continue")
-    assert [line.split()[0] for line in done.err.splitlines()] == ["loading", f"{tiny},", "prompt:", "60"]
+    assert [line.split()[0] for line in done.err.splitlines()] == [
+        "loading",
+        f"{tiny},",
+        "prompt:",
+        "60",
+    ]
 
 
-# ---- failed writes ----------------------------------------------------------------------------------------
+# ---- failed writes
+# ----------------------------------------------------------------------------------------
 
 FULL = "failed (No space left on device)"
 
@@ -103,7 +114,10 @@ FULL = "failed (No space left on device)"
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("> /dev/full", f"writing standard output {FULL}; 0 tokens were written, the text so far is"),
+        (
+            "> /dev/full",
+            f"writing standard output {FULL}; 0 tokens were written, the text so far is",
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -116,7 +130,10 @@ FULL = "failed (No space left on device)"
     ],
 )
 def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -> None:
-    command = f"{sys.executable} -m tokenswift generate hello --model {tiny} --max-new-tokens 40 --continue "
+    command = (
+        f"{sys.executable} -m tokenswift generate hello --model {tiny} --max-new-tokens 40 "
+        f"--continue "
+    )
     command += f"--ignore-eos --device cpu --quiet {more}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.startswith(f"error: {words}"), done
@@ -125,12 +142,25 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
 
 def test_a_pipe_that_is_closed(tiny: Path, tmp_path: Path) -> None:
     """It ends the run, which is kept; one line says how to go on."""
-    argv = ["generate", "hello", "--model", str(tiny), "-n", "240", "--continue", "--ignore-eos", "--quiet"]
+    argv = [
+        "generate",
+        "hello",
+        "--model",
+        str(tiny),
+        "-n",
+        "240",
+        "--continue",
+        "--ignore-eos",
+        "--quiet",
+    ]
     command = [sys.executable, "-m", "tokenswift", *argv, "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
-        words = "error: standard output was closed; nothing more was generated; continue with: tokenswift "
+        words = (
+            "error: standard output was closed; nothing more was generated; continue with: "
+            "tokenswift "
+        )
         assert process.stderr.read().decode() == f"{words}resume {tmp_path / 'run'}\n"
     assert process.returncode == 1

@@ -38,7 +38,9 @@ def make(chatty: Path, own_cache: Path) -> Iterator[Callable[..., Generator]]:
     def call(out: object, **settings: Any) -> Generator:
         if isinstance(out, Path):
             out.mkdir(exist_ok=True)
-        made.append(Generator(str(out), str(chatty), **{**HOW, "loading": {"threads": 1}, **settings}))
+        made.append(
+            Generator(str(out), str(chatty), **{**HOW, "loading": {"threads": 1}, **settings})
+        )
         return made[-1]
 
     yield call
@@ -58,7 +60,8 @@ def alone(chatty: Path, row: dict[str, Any], **how: Any) -> Any:
 
 
 def begin(chatty: Path, row: dict[str, Any], folder: Path, steps: int) -> int:
-    """Leave a row's run as an actor does that dies after some steps; how many tokens its journal has."""
+    """Leave a row's run as an actor does that dies after some steps; how many tokens its journal
+    has."""
     more = {key: value for key, value in row.items() if key not in ("id", "prompt")}
     with LLM(chatty, threads=1) as llm:
         with llm.stream(row["prompt"], **{**HOW, **more}, run_dir=folder) as stream:
@@ -77,7 +80,9 @@ def test_each_row_is_what_its_prompt_is_alone(
         assert state.tokens == expected.token_ids, given
         assert (row["text"], row["finish_reason"]) == (expected.text, expected.finish_reason)
         assert (row["new_tokens"], row["error"]) == (len(expected.token_ids), None)
-        assert (tmp_path / "out" / given["id"] / "text.txt").read_bytes().decode("utf-8") == expected.text
+        assert (tmp_path / "out" / given["id"] / "text.txt").read_bytes().decode(
+            "utf-8"
+        ) == expected.text
 
 
 def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
@@ -92,7 +97,9 @@ def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
     assert rows[0]["text"] == alone(chatty, ROWS[0]).text
     state = folders.load(tmp_path / "out" / "a")[1]
     assert len(state.sessions) == 2 and state.steps[:known] == kept.steps
-    assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first["text"]
+    assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first[
+        "text"
+    ]
 
 
 def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_path: Path) -> None:
@@ -110,5 +117,7 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
 
 
 def test_a_node_that_does_not_see_the_folder_is_named(chatty: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"):
+    with pytest.raises(
+        InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"
+    ):
         Generator(tmp_path / "other", str(chatty), loading={"threads": 1})

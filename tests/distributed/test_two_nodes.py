@@ -1,4 +1,5 @@
-"""A real cluster of Ray on this machine: actors are killed, a node is taken away, and no text changes."""
+"""A real cluster of Ray on this machine: actors are killed, a node is taken away, and no text
+changes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ from tokenswift.distributed import Generator
 address, model, prompts, out = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
 items = [json.loads(line) for line in pathlib.Path(prompts).read_text().splitlines()]
-rows = ray.data.from_items(items, override_num_blocks=len(items))  # no task that reads: all cores are taken
+# no task that reads: all cores are taken
+rows = ray.data.from_items(items, override_num_blocks=len(items))
 how = {"out": out, "model": model, "max_new_tokens": 400, "ignore_eos": True}
 most = {"max_tasks_in_flight_per_actor": 4, "max_concurrent_calls_per_actor": 4}
 compute = ray.data.ActorPoolStrategy(size=2, enable_true_multi_threading=True, **most)
@@ -92,8 +94,13 @@ def test_actors_that_are_killed_and_a_node_that_goes_change_no_text(
 ) -> None:
     """12 prompts of 400 tokens; ten kills, and one of two nodes is taken away."""
     monkeypatch.chdir(tmp_path)
-    prompts = [{"id": f"t{i:02}", "prompt": f"The story of number {i} begins", "seed": i} for i in range(12)]
-    Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts), encoding="utf-8")
+    prompts = [
+        {"id": f"t{i:02}", "prompt": f"The story of number {i} begins", "seed": i}
+        for i in range(12)
+    ]
+    Path("p.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in prompts), encoding="utf-8"
+    )
     how = ("--prompts", "p.jsonl", "--max-new-tokens", 400, "--ignore-eos", "--model", embedded)
     with begun("-m", "tokenswift", "generate", *how, "--out", "alone", "--threads", 1) as process:
         _, err = process.communicate(timeout=WITHIN)
@@ -106,7 +113,9 @@ def test_actors_that_are_killed_and_a_node_that_goes_change_no_text(
         while killed < KILLS and process.poll() is None and time.monotonic() < end:
             time.sleep(0.1)
             # those that have written something: a kill while a model is loaded tests Ray alone
-            able = [pid for pid, tokens in writers().items() if tokens > known.setdefault(pid, tokens)]
+            able = [
+                pid for pid, tokens in writers().items() if tokens > known.setdefault(pid, tokens)
+            ]
             if able:
                 with suppress(ProcessLookupError):  # the folder's new writer has not said so yet
                     os.kill(chance.choice(able), signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""What sampling answers and continued texts have where none is given: the model's own, ours, the paper's."""
+"""What sampling answers and continued texts have where none is given: the model's own, ours, the
+paper's."""
 
 from __future__ import annotations
 

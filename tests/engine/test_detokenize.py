@@ -14,7 +14,8 @@ from tokenswift.engine.detokenize import TextStream
 
 
 def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
-    """One token per byte, plus a few merges: ids 0-255 are the bytes of GPT-2's alphabet, sorted."""
+    """One token per byte, plus a few merges: ids 0-255 are the bytes of GPT-2's alphabet,
+    sorted."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)}
     for left, right in extra:
@@ -26,13 +27,21 @@ def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFa
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """SentencePiece style: words begin with ▁, the text's first space is dropped, bytes as <0xNN>."""
+    """SentencePiece style: words begin with ▁, the text's first space is dropped, bytes as
+    <0xNN>."""
     pieces = ["▁", "▁the", "▁cat", "s", "a", "b", "!"] + [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(
-        models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True, unk_token="s")
+        models.BPE(
+            vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True, unk_token="s"
+        )
     )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
@@ -103,7 +112,9 @@ def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str
         out += stream.push(token)
         assert not any(s in out for s in stop)
     out += stream.finish()
-    grown = next((i for i in range(len(tokens) + 1) if any(s in TINY.decode(tokens[:i]) for s in stop)), None)
+    grown = next(
+        (i for i in range(len(tokens) + 1) if any(s in TINY.decode(tokens[:i]) for s in stop)), None
+    )
     assert stream.stopped == (grown is not None)
     if grown is None:
         assert (out, used) == (text, len(tokens))

@@ -1,4 +1,5 @@
-"""A prefilled state and its forks: the tokens of ``generate``, and no fork that another one disturbs."""
+"""A prefilled state and its forks: the tokens of ``generate``, and no fork that another one
+disturbs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ NEW = 40
 
 
 def llm_of(kind: str) -> LLM:
-    """A tiny model that the native decoder runs, or one that runs through transformers' own forward."""
+    """A tiny model that the native decoder runs, or one that runs through transformers' own
+    forward."""
     model = tiny_model("llama") if kind == "native" else build("gemma", {**SIZES, "head_dim": 8})
     llm = LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB))
     assert type(llm.target) is (NativeTarget if kind == "native" else GenericTarget)

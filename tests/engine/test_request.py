@@ -22,14 +22,19 @@ DRAFTED: Any = {"ignore_eos": True, "strategy": "tokenswift", "strategy_options"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM.from_model(tiny_model(), chat_tokenizer(), heads=random_heads("conditioned", 32, 260)) as made:
+    with LLM.from_model(
+        tiny_model(), chat_tokenizer(), heads=random_heads("conditioned", 32, 260)
+    ) as made:
         yield made
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"sampling": {"seed": 1}}, "sampling is {'seed': 1}; valid: None, or an object such as SamplingPar"),
+        (
+            {"sampling": {"seed": 1}},
+            "sampling is {'seed': 1}; valid: None, or an object such as SamplingPar",
+        ),
         ({"strategy_options": {"gamma": 2}}, "'gamma' is not an option of strategy auto"),
         ({"strategy_options": {"budget": 4.0}}, "budget is 4.0; valid: an integer"),
         ({"strategy": None}, "strategy is None; valid: auto, autoregressive"),
@@ -44,7 +49,10 @@ def llm() -> Iterator[LLM]:
         ({"on_step": "print"}, "on_step is 'print'; valid: None, or a function"),
         ({"on_loop": None}, "on_loop is None; valid: report, stop"),
         ({"temp": 0.5}, "'temp' is not an argument; valid: prompt, max_new_tokens"),
-        ({"stop": ["y", "a\ud800b"]}, "stop holds a lone surrogate (character 1, '\\ud800'); valid: "),
+        (
+            {"stop": ["y", "a\ud800b"]},
+            "stop holds a lone surrogate (character 1, '\\ud800'); valid: ",
+        ),
         ({"prompt": "a\ud800b"}, "prompt holds a lone surrogate (character 1, "),
     ],
     ids=repr,
@@ -71,7 +79,8 @@ def test_what_loading_refuses(tiny_folder: Any, name: str, value: Any, words: st
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
 
 
-# ---- chat -------------------------------------------------------------------------------------------------
+# ---- chat
+# -------------------------------------------------------------------------------------------------
 
 
 def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
@@ -85,7 +94,8 @@ def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
     assert llm.generate(HELLO, 16, ignore_eos=True, sampling=cold).token_ids != answer.token_ids
 
 
-# ---- results ----------------------------------------------------------------------------------------------
+# ---- results
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_stream_ends_with_the_result(llm: LLM) -> None:
@@ -96,7 +106,9 @@ def test_a_stream_ends_with_the_result(llm: LLM) -> None:
     whole = llm.generate("abc abc", 10, **DRAFTED)
     result = stream.result
     assert isinstance(result, Generation) and result.finish_reason == "length"
-    assert result.token_ids == [token for step in steps for token in step.token_ids] == whole.token_ids
+    assert (
+        result.token_ids == [token for step in steps for token in step.token_ids] == whole.token_ids
+    )
     assert result.text == "".join(step.text for step in steps) == whole.text
     assert result.metrics.steps == len(steps)
     assert next(stream, None) is None  # and no second run
@@ -105,13 +117,16 @@ def test_a_stream_ends_with_the_result(llm: LLM) -> None:
 def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
     prompts: list[Any] = ["abc", [5, 6, 7], HELLO]
     seen: list[tuple[int, list[int]]] = []
-    many = llm.generate_many(prompts, 6, **DRAFTED, on_result=lambda i, r: seen.append((i, r.token_ids)))
+    many = llm.generate_many(
+        prompts, 6, **DRAFTED, on_result=lambda i, r: seen.append((i, r.token_ids))
+    )
     assert [r.token_ids for r in many] == [llm.generate(p, 6, **DRAFTED).token_ids for p in prompts]
     assert seen == list(enumerate(r.token_ids for r in many))
     assert llm.generate_many([], **DRAFTED) == []
 
 
-# ---- heads, and what was used -----------------------------------------------------------------------------
+# ---- heads, and what was used
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +154,15 @@ def test_results_say_what_drafted(
     assert sum(done.token_sources.values()) == 24
     own = done.token_sources["target"]  # one a step, but for one that the length ended
     assert done.metrics.steps - 1 <= own <= done.metrics.steps
-    assert set(done.token_sources) == {"target", "head", "ngram", "chain", "grammar", "eagle", "recycle"}
+    assert set(done.token_sources) == {
+        "target",
+        "head",
+        "ngram",
+        "chain",
+        "grammar",
+        "eagle",
+        "recycle",
+    }
     if strategy == "autoregressive":
         assert done.token_sources["target"] == 24
 
@@ -147,17 +170,24 @@ def test_results_say_what_drafted(
 def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
     """A continued text has 200 new tokens; both however the prompt comes."""
     model = tiny_model(max_position_embeddings=512)
-    llm, plain = LLM.from_model(model, chat_tokenizer()), {"strategy": "autoregressive", "ignore_eos": True}
+    llm, plain = (
+        LLM.from_model(model, chat_tokenizer()),
+        {"strategy": "autoregressive", "ignore_eos": True},
+    )
     chat = [{"role": "user", "content": "hello"}]
     rest = 512 - len(llm.encode(chat))
     assert len(llm.generate(chat, **plain).token_ids) == rest > 200
     assert len(llm.chat(chat, **plain).generation.token_ids) == rest
     assert len(llm.prefill(chat).generate(**plain).token_ids) == rest
-    assert [len(made.token_ids) for made in llm.generate_many([chat, "hello"], **plain)] == [rest, 200]
+    assert [len(made.token_ids) for made in llm.generate_many([chat, "hello"], **plain)] == [
+        rest,
+        200,
+    ]
     assert len(llm.generate("hello", **plain).token_ids) == 200
 
 
-# ---- shorthands -------------------------------------------------------------------------------------------
+# ---- shorthands
+# -------------------------------------------------------------------------------------------
 
 
 def test_keywords_are_the_sampling(llm: LLM) -> None:

@@ -122,7 +122,9 @@ def test_a_batch_of_other_families(family: str) -> None:
 
 
 def plain(prompt: list[int], new: int = 20, seed: int = 0, **more: Any) -> Request:
-    return Request(prompt, new, "autoregressive", None, SamplingParams(seed=seed), ignore_eos=True, **more)
+    return Request(
+        prompt, new, "autoregressive", None, SamplingParams(seed=seed), ignore_eos=True, **more
+    )
 
 
 def over(*tickets: Ticket) -> None:
@@ -171,7 +173,8 @@ def test_a_failure_is_not_lost_while_it_is_given(llm: LLM) -> None:
 
 
 def test_asynchronous_programs_have_the_steps_too(llm: LLM) -> None:
-    """Several at once; one whose steps nobody takes any more ends, and a failure comes to its reader."""
+    """Several at once; one whose steps nobody takes any more ends, and a failure comes to its
+    reader."""
     requests = [plain([3, 4, 5], 12), plain([8, 8], 9)]
 
     async def taken(ticket: Ticket) -> list[Step]:
@@ -271,7 +274,9 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
 # ---- failures -----------------------------------------------------------------------------------
 
 
-def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_text_that_fails_ends_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
     draft, add = FixedTreeStrategy.draft, RunWriter.add
 
@@ -353,7 +358,9 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
 
 def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     need = 23 * llm.target.kv_bytes + 4 * VOCAB  # 22 tokens, and a pass of one row
-    monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(5 * need // 2, 10 * need))
+    monkeypatch.setattr(
+        type(llm.target.backend), "memory", lambda self: Memory(5 * need // 2, 10 * need)
+    )
     order: list[int] = []
     most = 0
 
@@ -379,7 +386,8 @@ def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of it, with a step of the other text between any two, and a short one is not kept waiting."""
+    """Parts of it, with a step of the other text between any two, and a short one is not kept
+    waiting."""
     monkeypatch.setattr(scheduling, "PREFILL_STEPS", 0.0)
     happened: list[str] = []
     with Scheduler(llm) as scheduler:
@@ -431,7 +439,8 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
 
 
 def test_a_beginning_is_read_once(llm: LLM) -> None:
-    """Samples of one prompt at the same time, another turn behind one of them, and a text that differs."""
+    """Samples of one prompt at the same time, another turn behind one of them, and a text that
+    differs."""
     samples = [plain(SHARED, 10, seed) for seed in range(4)]
     with Scheduler(llm) as scheduler:
         gate = Gate(scheduler)

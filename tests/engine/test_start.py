@@ -41,9 +41,13 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def save(tmp_path: Path) -> Callable[..., Path]:
     """``save(family, tokenizer, shard=…, **config changes)`` → a model folder of its own."""
 
-    def make(family: str = "llama", tokenizer: Any = None, shard: str = "50GB", **changes: Any) -> Path:
+    def make(
+        family: str = "llama", tokenizer: Any = None, shard: str = "50GB", **changes: Any
+    ) -> Path:
         kind, extra = FAMILIES[family]
-        model = build(kind, {**BYTES, "initializer_range": 0.2}, **{"head_dim": 8, **extra, **changes})
+        model = build(
+            kind, {**BYTES, "initializer_range": 0.2}, **{"head_dim": 8, **extra, **changes}
+        )
         folder = tmp_path / "model"
         model.to(getattr(torch, changes.get("dtype", "float32")))
         model.save_pretrained(folder, max_shard_size=shard)
@@ -88,20 +92,30 @@ def test_files_give_what_transformers_gives(
     assert first.target.layout == second.target.layout and second.target.copied_bytes == 0
     sizes = [(llm.target.weight_bytes, llm.target.windows) for llm in (first, second)]
     assert sizes[0] == sizes[1]
-    assert all(map(torch.equal, *(llm.target.rotary.angles(torch.arange(40)) for llm in (first, second))))
+    assert all(
+        map(torch.equal, *(llm.target.rotary.angles(torch.arange(40)) for llm in (first, second)))
+    )
     assert first.source.host.base.distance(second.source.host.base) == 0
 
 
 @pytest.mark.parametrize(("stored", "wanted"), [("float32", "bfloat16"), ("bfloat16", "auto")])
-def test_types_and_shards(save: Any, stored: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_and_shards(
+    save: Any, stored: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save("qwen2", shard="20KB", dtype=stored)
     assert len(list(folder.glob("*.safetensors"))) > 1
     opened, of = list[Path](), weights.open_weights
-    monkeypatch.setattr(weights, "open_weights", lambda path, *how: (opened.append(path), of(path, *how))[1])
+    monkeypatch.setattr(
+        weights, "open_weights", lambda path, *how: (opened.append(path), of(path, *how))[1]
+    )
     first, second = both(folder, dtype=wanted)
-    assert len([path for path in opened if path.parent == folder]) == len([*folder.glob("*.safetensors")])
+    assert len([path for path in opened if path.parent == folder]) == len(
+        [*folder.glob("*.safetensors")]
+    )
     assert first.dtype == second.dtype == "bfloat16"
-    assert texts(first) == texts(second) and first.resources.identity() == second.resources.identity()
+    assert (
+        texts(first) == texts(second) and first.resources.identity() == second.resources.identity()
+    )
 
 
 def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
@@ -115,7 +129,10 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
             getattr(second, asked)
     assert texts(second) == texts(first)  # it has its weights
     third = LLM(folder, device="cpu", heads="none")
-    assert isinstance(third.source, FromFiles) and third.resources.identity() != first.resources.identity()
+    assert (
+        isinstance(third.source, FromFiles)
+        and third.resources.identity() != first.resources.identity()
+    )
 
 
 def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
@@ -133,37 +150,72 @@ def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
     assert type(LLM(folder, device="cpu", heads="none").source) is Source
 
 
-# ---- configs and tokenizers -------------------------------------------------------------------------------
+# ---- configs and tokenizers
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "kind"), [(tiny_tokenizer, "llama"), (chat_tokenizer, "qwen3")])
-def test_plain_tokenizers_do_as_transformers(make: Callable[[], Any], kind: str, tmp_path: Path) -> None:
+def test_plain_tokenizers_do_as_transformers(
+    make: Callable[[], Any], kind: str, tmp_path: Path
+) -> None:
     make().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     real, made = AutoTokenizer.from_pretrained(tmp_path), read(tmp_path, kind)
     assert made is not None and weights.tokenizer_digest(made) == weights.tokenizer_digest(real)
-    assert made.special_tokens_map == real.special_tokens_map and made.get_vocab() == real.get_vocab()
+    assert (
+        made.special_tokens_map == real.special_tokens_map and made.get_vocab() == real.get_vocab()
+    )
     assert (made.bos_token_id, made.eos_token_id) == (real.bos_token_id, real.eos_token_id)
     for text in ("Hi", "", "<s>Hi</s> there", "abba Grüße, \U0001f600\n", "<s>", "<|im_end|>"):
         assert made(text)["input_ids"] == real(text)["input_ids"]
         bare = real(text, add_special_tokens=False)["input_ids"]
         assert made(text, add_special_tokens=False)["input_ids"] == bare
         assert made.decode(bare) == real.decode(bare)
-        assert [made.convert_ids_to_tokens(token) for token in bare] == real.convert_ids_to_tokens(bare)
+        assert [made.convert_ids_to_tokens(token) for token in bare] == real.convert_ids_to_tokens(
+            bare
+        )
     if real.chat_template is not None:
         chat = [{"role": "user", "content": "a", "name": "b"}]  # more than a role and a text
         written = real.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         for tokenizer in (made, real):
-            assert prompt_ids(chat, tokenizer, 260) == real(written, add_special_tokens=False)["input_ids"]
+            assert (
+                prompt_ids(chat, tokenizer, 260)
+                == real(written, add_special_tokens=False)["input_ids"]
+            )
 
 
-# ---- what is imported, and packing -------------------------------------------------------------------------
+# ---- what is imported, and packing
+# -------------------------------------------------------------------------
 
 #: what takes long to load, or is for other commands
 HEAVY = {
-    *("transformers", "accelerate", "sympy", "torch._dynamo", "torch._inductor", "numpy.testing", "regex"),
-    *("prompt_toolkit", "rich", "ray", "fastapi", "datasets", "pandas", "matplotlib", "jinja2", "llguidance"),
-    *("huggingface_hub", "tokenswift.serve", "tokenswift.train", "tokenswift.audit", "tokenswift.cli.chat"),
+    *(
+        "transformers",
+        "accelerate",
+        "sympy",
+        "torch._dynamo",
+        "torch._inductor",
+        "numpy.testing",
+        "regex",
+    ),
+    *(
+        "prompt_toolkit",
+        "rich",
+        "ray",
+        "fastapi",
+        "datasets",
+        "pandas",
+        "matplotlib",
+        "jinja2",
+        "llguidance",
+    ),
+    *(
+        "huggingface_hub",
+        "tokenswift.serve",
+        "tokenswift.train",
+        "tokenswift.audit",
+        "tokenswift.cli.chat",
+    ),
 }
 DRIVER = """
 import sys
@@ -188,7 +240,9 @@ def imported(*argv: object) -> tuple[str, set[str]]:
     return text, HEAVY & set(names.split())
 
 
-def test_a_start_imports_nothing_that_it_does_not_use(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_start_imports_nothing_that_it_does_not_use(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
     """Neither with a folder, whose chat is rendered in another process, nor with a GGUF file."""
     folder = save("llama", chat_tokenizer())
     call = ("generate", "Hi", "--model", folder, "--max-new-tokens", 24, "--quiet", "--ignore-eos")

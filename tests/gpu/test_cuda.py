@@ -60,7 +60,8 @@ def test_the_same_tokens_as_on_the_cpu() -> None:
 
 
 def test_a_run_goes_on_with_the_bits_that_it_was_written_with(tmp_path: Path) -> None:
-    """Its prompt is read by torch's attention, what it wrote is decoded again; in bfloat16, which tells."""
+    """Its prompt is read by torch's attention, what it wrote is decoded again; in bfloat16, which
+    tells."""
     llm = LLM.from_model(tiny_model("llama").to("cuda", torch.bfloat16), heads="none")
     prompt = torch.randint(2, VOCAB, (200,), generator=torch.Generator().manual_seed(6)).tolist()
     params = SamplingParams(seed=3, temperature=1.5)
@@ -73,6 +74,8 @@ def test_a_run_goes_on_with_the_bits_that_it_was_written_with(tmp_path: Path) ->
 def test_default_model_on_cuda(embedded: str) -> None:
     llm = LLM("smollm2-135m", dtype="float32", device="cuda")
     for params in (PAPER, NUCLEUS):
-        plain = llm.generate("The lamp at the end", 200, "autoregressive", sampling=params, ignore_eos=True)
+        plain = llm.generate(
+            "The lamp at the end", 200, "autoregressive", sampling=params, ignore_eos=True
+        )
         got = llm.generate("The lamp at the end", 200, sampling=params, ignore_eos=True)
         assert got.token_ids == plain.token_ids

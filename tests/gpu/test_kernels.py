@@ -80,9 +80,13 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int) ->
         parents = None if reach is None else tree(rows, reach)
         text = segment(before, rows, parents, kv_heads, width, dtype)
         query = random(rows, heads, width, seed=1, dtype=dtype)
-        expected = Backend().attend(query.transpose(0, 1), 0, text.cache, parents, shape.scale, window)
+        expected = Backend().attend(
+            query.transpose(0, 1), 0, text.cache, parents, shape.scale, window
+        )
         on_card(text)
-        found = Kernels(CUDA).attend(batch_of([text], shape, CUDA), query.to(CUDA), 0, shape, window)
+        found = Kernels(CUDA).attend(
+            batch_of([text], shape, CUDA), query.to(CUDA), 0, shape, window
+        )
         torch.testing.assert_close(
             found.cpu().float(), expected.float(), rtol=CLOSE[dtype], atol=CLOSE[dtype]
         )
@@ -128,8 +132,8 @@ def test_a_prompt_that_is_read_is_near_one_that_is_decoded(family: str) -> None:
 
 
 def test_a_pass_that_was_recorded_early_serves_144k() -> None:
-    """Passes recorded as a text grows: the states of passes that are not recorded, byte by byte, one row and
-    a tree, with few graphs."""
+    """Passes recorded as a text grows: the states of passes that are not recorded, byte by byte,
+    one row and a tree, with few graphs."""
     backend = started(CUDA)
     assert isinstance(backend, CudaBackend) and backend.records, backend
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -1,4 +1,5 @@
-"""Rows of random shapes through compiled kernels: alone, in trees and in chunks, compared byte by byte."""
+"""Rows of random shapes through compiled kernels: alone, in trees and in chunks, compared byte by
+byte."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Tally:
     Attributes:
         rows: compared with the same row alone.
         wrong: how many of a case's rows differ, by what the case is.
-        bits: hash of all rows alone, but where bfloat16 enters products, of which some processors have their
-            own.
+        bits: hash of all rows alone, but where bfloat16 enters products, of which some processors
+            have their own.
     """
 
     rows: int = 0
@@ -55,7 +56,8 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend) -> Tally:
-    """Attention and products for each seed, on one thread and on two; the same cases for every library."""
+    """Attention and products for each seed, on one thread and on two; the same cases for every
+    library."""
     tally, both = Tally(), (kind(library, 1), kind(library, 2))
     with torch.inference_mode():
         for seed in seeds:
@@ -76,10 +78,15 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     before = max(0, made.randrange(4) * CHUNK + made.choice((0, 0, -1, 1, made.randrange(-70, 30))))
     window = made.choice((0, 0, made.randrange(1, before + tail + 20), made.randrange(1, 40)))
     softcap = made.choice((None, None, 8.0))
-    case = f"attention {seed}: {dtype}, {heads}/{kv_heads} heads × {width}, {before} + {tail}, {window} seen"
+    case = (
+        f"attention {seed}: {dtype}, {heads}/{kv_heads} heads × {width}, {before} + {tail}, "
+        f"{window} seen"
+    )
     noise = torch.Generator().manual_seed(seed)
     capacity = before + tail + max(SIZES_OF_PASSES)
-    text, other, unseen, cache = (kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4))
+    text, other, unseen, cache = (
+        kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4)
+    )
     for filled in (text, other, unseen):
         if isinstance(filled.entries, Pages):
             random_pages(filled, noise)
@@ -96,7 +103,9 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
             of, slot = (text, before + row) if row >= 0 else (other, made.randrange(capacity))
             cache.entries.copy(of.entries, [at], [slot])
         cache._length = start
-        return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window, softcap)
+        return made.choice(kernels).attend(
+            query[:, rows], 0, cache, parents, width**-0.5, window, softcap
+        )
 
     alone = torch.cat([run(row, [row], None) for row in range(tail)])
     assert alone.isfinite().all(), case
@@ -108,7 +117,9 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         count = min(made.choice(SIZES_OF_PASSES), tail - first)
         rows = list(range(first, first + count))
         tally.compare(f"{case}, as a chunk", run(first, rows, None), alone[rows])
-        tally.compare(f"{case}, as a path", run(first, rows, list(range(-1, count - 1))), alone[rows])
+        tally.compare(
+            f"{case}, as a path", run(first, rows, list(range(-1, count - 1))), alone[rows]
+        )
     for _ in range(3):
         first = made.randrange(tail)
         rows, parents = tree(made, first, tail, made.choice(SIZES_OF_PASSES))
@@ -153,7 +164,9 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         2 * made.choice((made.randrange(1, 330), 288)),
     )
     count, biased = made.choice(SIZES_OF_PASSES), made.random() < 0.5
-    case = f"product {seed}: {dtype}, {count} rows, {inner} to {outputs}{', bias' if biased else ''}"
+    case = (
+        f"product {seed}: {dtype}, {count} rows, {inner} to {outputs}{', bias' if biased else ''}"
+    )
     noise = torch.Generator().manual_seed(seed)
     weight = kernels[0].pack(torch.randn(outputs, inner, generator=noise).to(dtype))
     bias = torch.randn(outputs, generator=noise) if biased else None
@@ -165,7 +178,9 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     parts(made, count, case, run, tally)
 
 
-def parts(made: random.Random, count: int, case: str, run: Callable[[slice], Tensor], tally: Tally) -> Tensor:
+def parts(
+    made: random.Random, count: int, case: str, run: Callable[[slice], Tensor], tally: Tally
+) -> Tensor:
     """Some of the rows together against the rows one at a time; these."""
     alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
     assert alone.isfinite().all(), case
@@ -176,7 +191,8 @@ def parts(made: random.Random, count: int, case: str, run: Callable[[slice], Ten
 
 
 def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
-    """Rows of products with a low-bit weight, one at a time and together, for each kind of activation.
+    """Rows of products with a low-bit weight, one at a time and together, for each kind of
+    activation.
 
     Those of float32 and bfloat16 are those of the same values packed dense, too.
     """
@@ -187,7 +203,9 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     count = made.choice(SIZES_OF_PASSES)
     stored = random_weight(form, outputs, inner, seed)
     noise = torch.Generator().manual_seed(seed)
-    states = torch.randn(count, inner, generator=noise) * 10 ** torch.randn(count, 1, generator=noise)
+    states = torch.randn(count, inner, generator=noise) * 10 ** torch.randn(
+        count, 1, generator=noise
+    )
     states[made.randrange(count), : inner // 2] = 0.0
     bias = torch.randn(outputs, generator=noise) if made.random() < 0.5 else None
     for active in (torch.float32, torch.bfloat16, torch.int8):
@@ -201,7 +219,9 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         alone = parts(made, count, case, run, tally)
         ids = torch.tensor([made.randrange(outputs) for _ in range(5)])
         values = stored.decode().to(dtype)
-        taken = made.choice(kernels).take(weight, ids) + 0.0  # which has no -0.0, as what gguf unpacks
+        taken = (
+            made.choice(kernels).take(weight, ids) + 0.0
+        )  # which has no -0.0, as what gguf unpacks
         tally.compare(f"{case}, rows of the weight", taken, values[ids])
         if active != torch.int8:
             tally.compare(f"{case}, dense", run(slice(0, count), kernels[0].pack(values)), alone)
@@ -210,7 +230,9 @@ def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
 def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
     """Blocks of random numbers with finite scales, some of them large, some 0."""
     noise = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(0, 256, (rows, form.row_bytes(columns)), generator=noise, dtype=torch.uint8)
+    blocks = torch.randint(
+        0, 256, (rows, form.row_bytes(columns)), generator=noise, dtype=torch.uint8
+    )
     scales = (torch.randn(2, rows, columns // form.block, generator=noise) * 2e-3).to(torch.float16)
     scales[:, 0] = 0.0
     each = blocks.unflatten(1, (-1, form.nbytes))

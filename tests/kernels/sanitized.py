@@ -1,7 +1,7 @@
 """The CPU kernels compiled with ASan and UBSan, and programs that run with them.
 
-``python -m tests.kernels.sanitized LIBRARY MODULE ARGUMENTS``, with ASan preloaded, runs a module as a
-program in which tokenswift takes that library for its kernels.
+``python -m tests.kernels.sanitized LIBRARY MODULE ARGUMENTS``, with ASan preloaded, runs a module
+as a program in which tokenswift takes that library for its kernels.
 """
 
 from __future__ import annotations
@@ -18,24 +18,33 @@ from typing import Any
 
 from tokenswift.kernels.cpu import library as built
 
-FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FLAGS = (
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
 
 
 def runtime() -> str | None:
-    """What is to be preloaded: GCC's ASan, and libstdc++, without which ASan ends a process in which torch
-    throws an exception. None where GCC has no ASan."""
+    """What is to be preloaded: GCC's ASan, and libstdc++, without which ASan ends a process in
+    which torch throws an exception. None where GCC has no ASan."""
     if shutil.which("gcc") is None:
         return None
     paths = []
     for name in ("libasan.so", "libstdc++.so"):
         asked = ["gcc", f"-print-file-name={name}"]
-        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        found = subprocess.run(
+            asked, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.strip()
         paths += [found] if os.path.isabs(found) and os.path.exists(found) else []
     return " ".join(paths) if paths and "libasan" in paths[0] else None
 
 
 def compiled(target: Sequence[str], library: Path) -> Path:
-    """The kernels for a target (flags of the compiler), with sanitizers. This process cannot load them."""
+    """The kernels for a target (flags of the compiler), with sanitizers. This process cannot load
+    them."""
     words = [*built.FLAGS, *target, *FLAGS, "-shared", built.SOURCES[0], "-o", str(library), "-lm"]
     ran = subprocess.run(
         ["gcc", *words], cwd=built.HERE, capture_output=True, text=True, timeout=1200, check=False
@@ -45,9 +54,13 @@ def compiled(target: Sequence[str], library: Path) -> Path:
 
 
 def command(library: Path, module: str, *arguments: str) -> dict[str, Any]:
-    """What `subprocess` is told to run a module as a program with these kernels. A fault that the sanitizers
-    find ends it."""
-    own = {"LD_PRELOAD": runtime() or "", "ASAN_OPTIONS": "detect_leaks=0", "TOKENSWIFT_SHAPES": "0"}
+    """What `subprocess` is told to run a module as a program with these kernels. A fault that the
+    sanitizers find ends it."""
+    own = {
+        "LD_PRELOAD": runtime() or "",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TOKENSWIFT_SHAPES": "0",
+    }
     own |= {"UBSAN_OPTIONS": "print_stacktrace=1", "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "tests.kernels.sanitized", str(library), module, *arguments]
     return {"args": words, "cwd": Path(__file__).parents[2], "env": os.environ | own, "text": True}

@@ -44,7 +44,10 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     made: list[torch.Tensor] = []
     states = random(5, 64)
     for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64)):
-        made += [kernels.linear(states, weight, random(70)), kernels.take(weight, torch.tensor([69, 0, 3]))]
+        made += [
+            kernels.linear(states, weight, random(70)),
+            kernels.take(weight, torch.tensor([69, 0, 3])),
+        ]
     for backend in (kernels, Backend()):
         made.append(backend.norm(states, random(64), 1e-5, torch.bfloat16))
         for kind in (torch.float32, torch.bfloat16, torch.float16):
@@ -56,7 +59,9 @@ def everything(kernels: CpuBackend) -> list[torch.Tensor]:
     for ranker in (kernels.ranker(params), None):
         rows = LogitRows(random(2, 90), [5, 6], [[], [7]], [2, 3], [4, 4], True)
         for ranked in Sampler(params, 90, CPU, ranker).candidates(rows):
-            made.append(torch.tensor([ranked.tokens, ranked.values, ranked.probs], dtype=torch.float64))
+            made.append(
+                torch.tensor([ranked.tokens, ranked.values, ranked.probs], dtype=torch.float64)
+            )
     return made
 
 
@@ -69,10 +74,13 @@ def test_the_default_type_changes_nothing(kernels: CpuBackend, default: torch.dt
         found = everything(kernels)
     finally:
         torch.set_default_dtype(usual)
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
 
 
-# ---- what is refused -----------------------------------------------------------------------------------
+# ---- what is refused
+# -----------------------------------------------------------------------------------
 
 
 def test_address() -> None:
@@ -81,7 +89,15 @@ def test_address() -> None:
     line = r"^it is torch.float32 of shape \(4, 6\) on cpu; valid: torch.bfloat16"
     with pytest.raises(ValueError, match=line):
         address("it", good, torch.bfloat16, 4, 6)
-    for wrong in (good[:3], good[:, :5], good.T, good.double(), good.to("meta"), good[None], good[::2]):
+    for wrong in (
+        good[:3],
+        good[:, :5],
+        good.T,
+        good.double(),
+        good.to("meta"),
+        good[None],
+        good[::2],
+    ):
         with pytest.raises(ValueError, match="^it is torch.*; valid: torch.float32 of shape"):
             address("it", wrong, torch.float32, 4, 6)
 
@@ -90,7 +106,9 @@ WRONG: dict[str, Callable[[CpuBackend], object]] = {
     "states too short": lambda k: k.linear(random(2, 62), k.pack(random(40, 64))),
     "states too long": lambda k: k.linear(random(2, 66), stored(k, 40, 64)),
     "a bias too short": lambda k: k.linear(random(2, 64), stored(k, 40, 64), random(39)),
-    "whole numbers and floats": lambda k: k.linear(random(2, 64), k.pack(random(40, 64)), None, torch.int8),
+    "whole numbers and floats": lambda k: k.linear(
+        random(2, 64), k.pack(random(40, 64)), None, torch.int8
+    ),
     "no panels": lambda k: k.linear(random(2, 64), Packed(random(40, 64))),
     "weights of float64": lambda k: k.linear(random(2, 64), k.pack(random(40, 64).double())),
     "a norm too short": lambda k: k.norm(random(2, 64), random(63), 1e-5, torch.float32),
@@ -109,11 +127,15 @@ def test_wrong_buffers_are_refused(kernels: CpuBackend, name: str) -> None:
         WRONG[name](kernels)
 
 
-def test_rows_that_cannot_run_are_refused_in_c(kernels: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_run_are_refused_in_c(
+    kernels: CpuBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python's own check left out."""
     monkeypatch.setattr(structs, "check_rows", lambda *args: None)
     assert base.check_rows is not structs.check_rows
-    message = re.escape("the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row")
+    message = re.escape(
+        "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
+    )
     wrong = ([0], [-2], [-1, 1], [-1, 7], [1, -1], [-1, -(2**31)], [2**31 - 1, 0])
     for rows, parents in (*((len(each), each) for each in wrong), (3, None), (0, None)):
         with pytest.raises(ValueError, match=message):
@@ -123,7 +145,13 @@ def test_rows_that_cannot_run_are_refused_in_c(kernels: CpuBackend, monkeypatch:
 def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
     case = Case(kernels, torch.float32)
     shape, weights = case.shape, case.weights
-    sizes = {"hidden": shape.hidden + 2, "inner": shape.inner // 2, "heads": 7, "kv_heads": 0, "layers": 3}
+    sizes = {
+        "hidden": shape.hidden + 2,
+        "inner": shape.inner // 2,
+        "heads": 7,
+        "kv_heads": 0,
+        "layers": 3,
+    }
     for name, size in (*sizes.items(), ("width", shape.width + 1), ("width", 1 << 19)):
         with pytest.raises(ValueError):
             kernels.body(replace(shape, **{name: size}), weights)
@@ -151,5 +179,7 @@ def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
             case.keys.data = wrong
         else:
             setattr(case, name, wrong)
-        with pytest.raises(ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"):
+        with pytest.raises(
+            ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"
+        ):
             case.run(kernels, (0, 2))

@@ -23,7 +23,9 @@ FOREIGN = (70, 95, 96, -1, -70, 2**31, -(2**31), 2**62, -(2**63))
 
 
 def refused(token: int, count: int = ROWS) -> Any:
-    return pytest.raises(InputError, match=rf"^token id is {token}; valid: 0 to {count - 1}, the model's voc")
+    return pytest.raises(
+        InputError, match=rf"^token id is {token}; valid: 0 to {count - 1}, the model's voc"
+    )
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -33,7 +35,9 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("panels", [True, False])
 def test_rows_of_a_weight(kernels: CpuBackend, panels: bool) -> None:
     backend: Backend = kernels if panels else Backend()
-    low: list[Any] = [Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))]
+    low: list[Any] = [
+        Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))
+    ]
     for given in (random(ROWS, 64), random(ROWS, 64).bfloat16(), low[0], low[1:]):
         weight = backend.pack(given)
         assert len(backend.take(weight, torch.tensor([0, ROWS - 1, 5]))) == 3
@@ -53,7 +57,11 @@ def test_tokens_of_a_text(kernels: CpuBackend, native: bool, limited: bool) -> N
     rows = LogitRows(random(2, columns), [5, 6], [[], [7]], [2, 3], [3, 3], True, subset)
     expected = sampler.candidates(rows)
     for foreign in (70, 10**6, 2**31 - 1, -1, -(2**31)):
-        for wrong in ({"history": [5, foreign]}, {"paths": [[], [foreign]]}, {"history": [foreign] * 9}):
+        for wrong in (
+            {"history": [5, foreign]},
+            {"paths": [[], [foreign]]},
+            {"history": [foreign] * 9},
+        ):
             with refused(foreign):
                 sampler.candidates(replace(rows, **wrong))
     assert sampler.candidates(rows) == expected

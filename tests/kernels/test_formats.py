@@ -1,4 +1,5 @@
-"""Number formats against the `gguf` package; panels hold what blocks hold, and products are of the values."""
+"""Number formats against the `gguf` package; panels hold what blocks hold, and products are of the
+values."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_blocks_hold_weights_and_those_too_small_for_a_scale_are_nothing(name: s
 
 
 @ALL
-def test_packing_is_reversible_and_takes_the_bytes_of_the_file(kernels: CpuBackend, form: Format) -> None:
+def test_packing_is_reversible_and_takes_the_bytes_of_the_file(
+    kernels: CpuBackend, form: Format
+) -> None:
     for rows in (1, 32, 70):
         stored, every = random_weight(form, rows, 512, rows), torch.arange(rows)
         packed, back = kernels.pack(stored), every.flip(0)
@@ -61,7 +64,10 @@ def quantized(states: torch.Tensor) -> torch.Tensor:
 
 @ALL
 def test_whole_numbers_give_the_references_products(kernels: CpuBackend, form: Format) -> None:
-    stored, states = random_weight(form, 70, 512, 3), torch.randn(29, 512)  # tiles of 12 rows and of 5
+    stored, states = (
+        random_weight(form, 70, 512, 3),
+        torch.randn(29, 512),
+    )  # tiles of 12 rows and of 5
     found = kernels.linear(states, kernels.pack(stored), None, torch.int8)
     expected = Backend().linear(quantized(states), Packed(stored))
     size = (quantized(states).abs() @ stored.decode().abs().T).clamp_min(1e-9)
@@ -79,11 +85,15 @@ def test_what_is_no_number_stays_none(kernels: CpuBackend, bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_of_several_formats(kernels: CpuBackend, dtype: torch.dtype) -> None:
-    """Queries, keys and values of one projection may have a format each; a part that ends inside a panel is
-    unpacked, and so are all."""
+    """Queries, keys and values of one projection may have a format each; a part that ends inside a
+    panel is unpacked, and so are all."""
     states, dense = torch.randn(6, 256), torch.randn(32, 256).to(dtype)
     for rows, parts_expected in ((64, 3), (40, 1)):
-        parts = [random_weight(Q4_1, rows, 256, 1), random_weight(FORMATS["q6_k"], 32, 256, 2), dense]
+        parts = [
+            random_weight(Q4_1, rows, 256, 1),
+            random_weight(FORMATS["q6_k"], 32, 256, 2),
+            dense,
+        ]
         packed = kernels.pack(parts, dtype)
         assert len(packed.parts) == parts_expected and not packed.stored
         values = torch.cat([p.decode().to(dtype) if isinstance(p, Stored) else p for p in parts])

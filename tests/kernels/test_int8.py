@@ -1,4 +1,5 @@
-"""Attention over keys and values in int8: against its specification in torch, and what caches copy."""
+"""Attention over keys and values in int8: against its specification in torch, and what caches
+copy."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 
-pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
+pytestmark = pytest.mark.skipif(
+    not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"
+)
 
 CHUNK = 256
 CASES = [  # KV heads, group, width, committed keys, rows, window
@@ -40,12 +43,16 @@ def kernels() -> CpuBackend:
 
 
 def numbers(cache: FullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K, count)."""
+    """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K,
+    count)."""
     pages: Any = cache.entries
     data, width = cache.data[0], pages.width
     key_scales, _, inverses = pages.scales[0].unbind(-2)
     value_scales, behind = 1 / inverses, SCALES + 16 * width
-    keys = data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double() - 128
+    keys = (
+        data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double()
+        - 128
+    )
     filled = -(-width // 16) * 16
     values = data[..., behind:].view(torch.int8).unflatten(-1, (4, filled, 4))
     values = values.transpose(-2, -1).flatten(-3, -2)[..., :width].double()
@@ -72,12 +79,17 @@ def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: f
     out = torch.zeros(rows, heads, query.shape[-1])
     for head in range(heads):
         kv = head // (heads // len(keys))
-        scores = (q[head] @ keys[kv].T) * (key_scales[kv] * (q_scale[head] * scale)) * math.log2(math.e)
+        scores = (
+            (q[head] @ keys[kv].T) * (key_scales[kv] * (q_scale[head] * scale)) * math.log2(math.e)
+        )
         scores = (scores + value_scales[kv].double().log2()).masked_fill(~seen, -math.inf)
         most = scores.amax(1, keepdim=True)
         above, below = torch.zeros(rows, values.shape[-1]).double(), torch.zeros(rows, 1).double()
         for start in range(0, total, CHUNK):
-            part, own_scales = scores[:, start : start + CHUNK], value_scales[kv, start : start + CHUNK]
+            part, own_scales = (
+                scores[:, start : start + CHUNK],
+                value_scales[kv, start : start + CHUNK],
+            )
             top = part.amax(1, keepdim=True)
             weights = weights_of(part - torch.where(top.isinf(), 0.0, top)) * (part > -math.inf)
             products = weights.round() @ values[kv, start : start + CHUNK]
@@ -122,7 +134,8 @@ def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
     _, _, values, scales = numbers(whole, 40)
     given = floats.data[1, :, :40]
     assert (
-        (values * scales[..., None] - given).abs() <= given.abs().amax(-1, keepdim=True) / 254 * 1.001
+        (values * scales[..., None] - given).abs()
+        <= given.abs().amax(-1, keepdim=True) / 254 * 1.001
     ).all()
 
 

@@ -1,4 +1,5 @@
-"""The compiled CPU kernels: against the torch path, and the rule that a row's bits are its own affair."""
+"""The compiled CPU kernels: against the torch path, and the rule that a row's bits are its own
+affair."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def _cache(kv_heads: int, width: int, before: int, rows: int, dtype: torch.dtype
 
 def _tree(rows: int, reach: int = 6) -> list[int]:
     made = torch.Generator().manual_seed(rows)
-    return [-1, *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows))]
+    return [
+        -1,
+        *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows)),
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +78,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads,kv_heads,width", [(9, 3, 64), (4, 4, 8), (8, 1, 80), (2, 2, 4), (6, 2, 128)])
+@pytest.mark.parametrize(
+    "heads,kv_heads,width", [(9, 3, 64), (4, 4, 8), (8, 1, 80), (2, 2, 4), (6, 2, 128)]
+)
 def test_attention_equals_the_torch_path(
     kernels: CpuBackend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
@@ -91,7 +97,10 @@ def test_the_torch_path_is_softmax_over_what_a_row_sees() -> None:
     """Ancestors and committed keys within the window, with soft caps and sinks."""
     for before, rows, tree, window in CASES:
         cache = _cache(3, 16, before, rows, torch.float32)
-        query, parents = _random(6, rows, 16, seed=1), _tree(rows) if tree else list(range(-1, rows - 1))
+        query, parents = (
+            _random(6, rows, 16, seed=1),
+            _tree(rows) if tree else list(range(-1, rows - 1)),
+        )
         seen = torch.zeros(rows, before + rows, dtype=torch.bool)
         for row in range(rows):
             path = [row]
@@ -109,7 +118,9 @@ def test_the_torch_path_is_softmax_over_what_a_row_sees() -> None:
             scores = query @ keys.mT * 0.25
             scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
             own = torch.full((6,), -torch.inf) if sinks is None else sinks
-            every = torch.cat([scores.masked_fill(~seen, -torch.inf), own.expand(rows, 6).T[..., None]], -1)
+            every = torch.cat(
+                [scores.masked_fill(~seen, -torch.inf), own.expand(rows, 6).T[..., None]], -1
+            )
             expected = every.softmax(-1)[..., :-1] @ values
             given = parents if tree else None
             found = Backend().attend(query, 0, cache, given, 0.25, window, softcap, sinks)
@@ -121,8 +132,8 @@ def test_rows_have_their_own_bits(kernels: CpuBackend) -> None:
     assert not tally.wrong and tally.rows >= 1000
 
 
-#: builds whose bits are compared: instruction sets as they are compiled, and with tunings by which GCC splits
-#: a multiply-add that it may contract
+#: builds whose bits are compared: instruction sets as they are compiled, and with tunings by which
+#: GCC splits a multiply-add that it may contract
 BUILDS = [(name, library.own_sets()[name].flags) for name in library.fitting(library.processor())]
 V3, V4 = "-march=x86-64-v3", "-march=x86-64-v4"
 TUNED = [("avx2", (V3, "-mtune=znver2")), ("avx2", (V3, "-mtune=znver3"))]
@@ -133,7 +144,9 @@ TUNED += [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "flags"), BUILDS + [build for build in TUNED if build[0] in dict(BUILDS)])
+@pytest.mark.parametrize(
+    ("name", "flags"), BUILDS + [build for build in TUNED if build[0] in dict(BUILDS)]
+)
 def test_builds_have_the_same_bits(kernels: CpuBackend, name: str, flags: tuple[str, ...]) -> None:
     """In every type and format, but where bfloat16 enters products."""
     made = library.compiled(cache_dir() / "kernels", (flags,))
@@ -160,7 +173,9 @@ def test_rows_that_know_of_their_pass_are_found(kernels: CpuBackend) -> None:
 def test_angles_are_rounded_from_the_true_ones() -> None:
     angles = torch.rand(100_000, generator=torch.Generator().manual_seed(1)) * 200_000
     cos, sin = cos_sin(angles)
-    assert torch.equal(cos, angles.double().cos().float()) and torch.equal(sin, angles.double().sin().float())
+    assert torch.equal(cos, angles.double().cos().float()) and torch.equal(
+        sin, angles.double().sin().float()
+    )
 
 
 def test_nan_reaches_no_row_that_does_not_see_it(kernels: CpuBackend) -> None:
@@ -176,7 +191,8 @@ def test_nan_reaches_no_row_that_does_not_see_it(kernels: CpuBackend) -> None:
     assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]]) and found[[2, 4]].isnan().all()
 
 
-# ---- building ---------------------------------------------------------------------------------------
+# ---- building
+# ---------------------------------------------------------------------------------------
 
 
 LITTLE = "int one(void) { return 1; }\n"  # what these libraries compute is not asked
@@ -207,7 +223,9 @@ def test_libraries_in_a_folder_that_others_may_write_are_not_loaded(
         caplog.clear()
         made = library.compiled(compiled.parent)
         assert not isinstance(made, str) and made._name != str(compiled)
-        assert len(caplog.records) == 1 and "others may change what is in" in caplog.records[0].message
+        assert (
+            len(caplog.records) == 1 and "others may change what is in" in caplog.records[0].message
+        )
 
 
 def test_without_a_working_compiler_one_line_says_so(

@@ -1,4 +1,5 @@
-"""The kernels' check of themselves: green for what is compiled; it finds libraries that round by the row."""
+"""The kernels' check of themselves: green for what is compiled; it finds libraries that round by
+the row."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_kernels_that_round_by_the_row_are_not_used_and_nothing_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, defect: str
 ) -> None:
     """Two roundings outside the tiles, by the number of rows, and a wrong sibling that is seen."""
-    monkeypatch.setattr(library, "FLAGS", ("-O1", *library.FLAGS[1:]))  # half of the time to compile
+    monkeypatch.setattr(
+        library, "FLAGS", ("-O1", *library.FLAGS[1:])
+    )  # half of the time to compile
     sources = library._sources()
     changed = [text.replace(defect, DEFECTS[defect]) for text in sources]
     assert changed != sources

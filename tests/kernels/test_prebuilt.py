@@ -1,4 +1,5 @@
-"""Kernels that come with the package: which instruction set is taken, and that no other library ever is."""
+"""Kernels that come with the package: which instruction set is taken, and that no other library
+ever is."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def test_the_best_set_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch)
 
 def carry(folder: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> None:
     """A folder of libraries that the package is taken to carry."""
-    own = [name for name, each in wheels.PLATFORMS.items() if each.architecture == library.architecture()]
+    own = [
+        name
+        for name, each in wheels.PLATFORMS.items()
+        if each.architecture == library.architecture()
+    ]
     if shutil.which("cc") is None or not own:
         pytest.skip("no C compiler, or another kind of processor")
     wheels.make(own[0], folder, ["cc"], sets=sets)
@@ -67,7 +72,9 @@ def test_each_set_has_its_library(built: Path, monkeypatch: pytest.MonkeyPatch) 
 #: what happens to a folder of libraries
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "no library": lambda folder: [path.unlink() for path in folder.iterdir()],
-    "another version": lambda folder: (folder.parents[2] / "version.py").write_text('__version__ = "1.1"\n'),
+    "another version": lambda folder: (folder.parents[2] / "version.py").write_text(
+        '__version__ = "1.1"\n'
+    ),
     "another source": lambda folder: (folder.parent / "cpu.c").write_text("int ts_answer;\n"),
 }
 
@@ -87,7 +94,9 @@ def test_another_library_is_not_loaded_and_a_line_says_so(
 
 
 @pytest.mark.slow
-def test_the_kernels_of_a_wheel_pass_their_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_a_wheel_pass_their_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     able = library.fitting(library.processor())
     carry(tmp_path, monkeypatch, *{able[0], able[-1]})
     for name in (able[0], able[-1]):

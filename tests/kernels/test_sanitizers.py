@@ -12,9 +12,15 @@ from tokenswift.kernels.cpu.library import processor
 
 TARGETS = {"native": ("-march=native",), "avx2": ("-mavx2", "-mfma", "-mf16c")}
 #: tests that call all kernels with rows and trees of all kinds, and with what is to be refused
-TESTS = ("kernels/test_kernels.py", "kernels/test_int8.py", "kernels/test_formats.py",
-         "kernels/test_buffers.py", "kernels/test_foreign_ids.py", "sampling/test_choose.py",
-         "sampling/test_adjust.py")  # fmt: skip
+TESTS = (
+    "kernels/test_kernels.py",
+    "kernels/test_int8.py",
+    "kernels/test_formats.py",
+    "kernels/test_buffers.py",
+    "kernels/test_foreign_ids.py",
+    "sampling/test_choose.py",
+    "sampling/test_adjust.py",
+)
 
 
 @pytest.fixture(scope="module", params=TARGETS)

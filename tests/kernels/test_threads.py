@@ -18,7 +18,11 @@ from tokenswift.kernels.cpu.library import quota
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:
     assert quota(tmp_path) == math.inf
-    for said, count in (("max 100000\n", math.inf), ("nonsense", math.inf), ("150000 100000\n", 1.5)):
+    for said, count in (
+        ("max 100000\n", math.inf),
+        ("nonsense", math.inf),
+        ("150000 100000\n", 1.5),
+    ):
         (tmp_path / "cpu.max").write_text(said)
         assert quota(tmp_path) == count
 
@@ -37,7 +41,9 @@ def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> N
 
 def _text(llm: LLM) -> list[int]:
     prompt = [i % VOCAB for i in range(2, 402)]
-    return llm.generate(prompt, max_new_tokens=30, sampling=SamplingParams(seed=3), ignore_eos=True).token_ids
+    return llm.generate(
+        prompt, max_new_tokens=30, sampling=SamplingParams(seed=3), ignore_eos=True
+    ).token_ids
 
 
 def _in_child(llm: LLM, results: Any) -> None:

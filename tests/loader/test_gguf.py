@@ -1,4 +1,5 @@
-"""Models from GGUF files: the same logits as the tensors that they were written from, and what is refused."""
+"""Models from GGUF files: the same logits as the tensors that they were written from, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from tests.chats import chat_tokenizer
@@ -72,7 +82,8 @@ def opened(path: Path | str, **options: Any) -> LLM:
     return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
 
 
-# ---- numbers --------------------------------------------------------------------------------------------
+# ---- numbers
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,10 +105,15 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
     expected = logits(model)
     for llm in (first, second):
         assert far(lean_logits(llm), expected) < 1e-5
-    assert first.resources.identity() == second.resources.identity() and first.source.end_tokens() == {257}
+    assert (
+        first.resources.identity() == second.resources.identity()
+        and first.source.end_tokens() == {257}
+    )
     assert torch.equal(logits(first.model), expected)
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
-    wrapped = LLM.from_model(model, heads="none").generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True)
+    wrapped = LLM.from_model(model, heads="none").generate(
+        PROMPT, 12, sampling=GREEDY, ignore_eos=True
+    )
     assert (
         written
         == wrapped.token_ids
@@ -106,8 +122,14 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
 
 
 def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
-    """Positions by YaRN with an attention factor where layers see everything; which do is a list."""
-    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64}
+    """Positions by YaRN with an attention factor where layers see everything; which do is a
+    list."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+    }
     ropes = {"full_attention": {**rope, "attention_factor": 1.3}}
     ropes["sliding_attention"] = {"rope_type": "default", "rope_theta": 5e5}
     model = small("olmo3", num_hidden_layers=4, sliding_window=4, rope_parameters=ropes)
@@ -122,7 +144,8 @@ def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "dtype"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"), ("q4_k_m", "int8")]
+    ("mix", "dtype"),
+    [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"), ("q4_k_m", "int8")],
 )
 def test_the_type_that_auto_means(mix: str, dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -145,12 +168,21 @@ def test_biases_and_odd_sizes(kind: str, changes: dict[str, Any], tmp_path: Path
             torch.nn.init.normal_(parameter, std=0.3)
     tokenizer = chat_tokenizer(adds_bos=False)
     tokenizer.add_tokens([f"<{i}>" for i in range(model.config.vocab_size - 260)])
-    write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0}, tokenizer=tokenizer, architecture="llama")
+    write(
+        tmp_path / "model.gguf",
+        model,
+        {"": QuantType.Q8_0},
+        tokenizer=tokenizer,
+        architecture="llama",
+    )
     llm = opened(tmp_path / "model.gguf")
-    assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(logits(llm.model), logits(model))
+    assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(
+        logits(llm.model), logits(model)
+    )
 
 
-# ---- positions ------------------------------------------------------------------------------------------
+# ---- positions
+# ------------------------------------------------------------------------------------------
 
 POSITIONS: dict[str, dict[str, float]] = {
     "default": {},
@@ -168,7 +200,11 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
         called = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         said = {called[name]: value for name, value in rope.items()} | {"type": kind}
     model = small(rope_parameters={"rope_type": kind, **rope, "rope_theta": 500000.0})
-    write(tmp_path / "model.gguf", model, said={f"llama.rope.scaling.{key}": v for key, v in said.items()})
+    write(
+        tmp_path / "model.gguf",
+        model,
+        said={f"llama.rope.scaling.{key}": v for key, v in said.items()},
+    )
     found = config_of(GgufFile(tmp_path / "model.gguf"))
     assert found.rope_parameters == model.config.rope_parameters
     ours, theirs = rotary_of_config(found), rotary_of(model)
@@ -177,7 +213,8 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
 
 
-# ---- tokenizers -----------------------------------------------------------------------------------------
+# ---- tokenizers
+# -----------------------------------------------------------------------------------------
 
 TEXTS = (
     "Hello, world! It's 12345 o'clock; WE'LL see.",
@@ -188,7 +225,8 @@ TEXTS = (
     "",
 )
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 
@@ -225,7 +263,9 @@ def trained(rule: str) -> PreTrainedTokenizerFast:
     made.train_from_iterator([page, *TEXTS], trainer)
     made.add_special_tokens(["<x>"])
     if rule == "llama-bpe":
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
 
 
@@ -241,7 +281,9 @@ def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
         plain = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, real)]
         assert plain[0] == plain[1]
         assert ours.decode(ids) == real.decode(ids) == made.decode(ids, skip_special_tokens=False)
-    assert ours.special_tokens_map == real.special_tokens_map and ours.get_vocab() == real.get_vocab()
+    assert (
+        ours.special_tokens_map == real.special_tokens_map and ours.get_vocab() == real.get_vocab()
+    )
 
 
 def sentencepiece(**more: Any) -> dict[str, Any]:
@@ -331,11 +373,14 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
 def test_a_file_without_merges_is_refused() -> None:
     fields = tokenizer_fields(trained("gpt-2"))
     fields["tokenizer.ggml.merges"] = None
-    with pytest.raises(InputError, match="lacks tokenizer.ggml.merges; valid: a file with its tokenizer"):
+    with pytest.raises(
+        InputError, match="lacks tokenizer.ggml.merges; valid: a file with its tokenizer"
+    ):
         built(fields)
 
 
-# ---- files ----------------------------------------------------------------------------------------------
+# ---- files
+# ----------------------------------------------------------------------------------------------
 
 
 def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -362,7 +407,10 @@ def refused(path: Path, **options: Any) -> str:
             "llama.rope.scaling.type is 'longrope'; valid: none, linear, yarn",
         ),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5'; valid: gpt2, llama"),
-        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None; valid: gpt-2, smollm, llama-bpe, qwen2"),
+        (
+            {"tokenizer.ggml.pre": None},
+            "tokenizer.ggml.pre is None; valid: gpt-2, smollm, llama-bpe, qwen2",
+        ),
     ],
 )
 def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -376,7 +424,8 @@ def test_other_architectures(tmp_path: Path) -> None:
     assert "the architecture grok cannot be run" in words and "valid: llama, qwen2, qwen3" in words
 
 
-# ---- stored otherwise -----------------------------------------------------------------------------------
+# ---- stored otherwise
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", get_args(Weights)[1:])

@@ -1,4 +1,5 @@
-"""Files from strangers: what they say is held against what they hold, in one line, before it is used."""
+"""Files from strangers: what they say is held against what they hold, in one line, before it is
+used."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def opened(path: Path) -> LLM:
     return LLM(path, device="cpu", heads="none")
 
 
-# ---- numbers --------------------------------------------------------------------------------------------
+# ---- numbers
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,8 @@ def test_numbers_that_no_model_has(said: dict[str, Any], line: str) -> None:
     assert line_of(lambda: check_numbers(said, "x")) == line
 
 
-# ---- GGUF files -----------------------------------------------------------------------------------------
+# ---- GGUF files
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -67,15 +70,33 @@ def draft(tmp_path: Path) -> Draft:
 
 TOKENS = Value(ARRAY, [f"t{i}" for i in range(400)], TEXT)
 CHANGES: list[tuple[Callable[[Draft], Any], str]] = [
-    (put("llama.block_count", Value(U32, 1 << 31)), "llama.block_count is 2147483648; valid: int <= 1024"),
-    (put("llama.rope.dimension_count", Value(U32, 32)), "llama.rope.dimension_count is 32; valid: 64"),
-    (put("llama.attention.scale", Value(F32, 2.0)), "llama.attention.scale is 2.0; valid: 0, or a file"),
+    (
+        put("llama.block_count", Value(U32, 1 << 31)),
+        "llama.block_count is 2147483648; valid: int <= 1024",
+    ),
+    (
+        put("llama.rope.dimension_count", Value(U32, 32)),
+        "llama.rope.dimension_count is 32; valid: 64",
+    ),
+    (
+        put("llama.attention.scale", Value(F32, 2.0)),
+        "llama.attention.scale is 2.0; valid: 0, or a file",
+    ),
     (entry(offset=1 << 40), "it ends before the end of tensor"),
     (entry(offset=0), "overlap"),
-    (entry(code=24), "is of type 24, which is not known here; valid: a file in another, such as Q4_K_M"),
+    (
+        entry(code=24),
+        "is of type 24, which is not known here; valid: a file in another, such as Q4_K_M",
+    ),
     (lambda d: setattr(d, "counts", (None, 1 << 40)), "1099511627776 keys, at most"),
-    (put("tokenizer.ggml.tokens", TOKENS), "ggml.tokens has 400 tokens; valid: 1 to 260, the rows of the"),
-    (put("tokenizer.ggml.eom_token_id", Value(U32, 260)), "eom_token_id is 260; valid: 0 to 259, a row of"),
+    (
+        put("tokenizer.ggml.tokens", TOKENS),
+        "ggml.tokens has 400 tokens; valid: 1 to 260, the rows of the",
+    ),
+    (
+        put("tokenizer.ggml.eom_token_id", Value(U32, 260)),
+        "eom_token_id is 260; valid: 0 to 259, a row of",
+    ),
 ]
 
 
@@ -91,9 +112,19 @@ def test_files_that_are_refused(
 @pytest.mark.parametrize(
     ("kind", "called", "count", "words"),
     [
-        ("llama", "attn_q.bias", 256, "lacks the tensor model.layers.0.self_attn.k_proj.bias; valid: files"),
+        (
+            "llama",
+            "attn_q.bias",
+            256,
+            "lacks the tensor model.layers.0.self_attn.k_proj.bias; valid: files",
+        ),
         ("qwen2", "ffn_down.bias", 256, "ffn_down.bias is (256,) in F32; valid: a file without it"),
-        ("qwen3", "attn_k_norm.weight", 1, "attn_k_norm.weight is (1,) in F32; valid: (64,) in F32"),
+        (
+            "qwen3",
+            "attn_k_norm.weight",
+            1,
+            "attn_k_norm.weight is (1,) in F32; valid: (64,) in F32",
+        ),
     ],
 )
 def test_biases_and_norms_are_those_of_the_table(
@@ -107,7 +138,8 @@ def test_biases_and_norms_are_those_of_the_table(
     assert words in line
 
 
-# ---- ids ------------------------------------------------------------------------------------------------
+# ---- ids
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -133,7 +165,9 @@ def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Pa
     assert "token id is 260; valid: 0 to 259" in line_of(lambda: opened(folder).generate([260], 2))
 
 
-@pytest.mark.parametrize(("file", "ids"), [("generation_config.json", [1, 260]), ("config.json", -1)])
+@pytest.mark.parametrize(
+    ("file", "ids"), [("generation_config.json", [1, 260]), ("config.json", -1)]
+)
 def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder: Path) -> None:
     change(folder / file, eos_token_id=ids)
     llm = opened(folder)
@@ -157,7 +191,9 @@ def test_an_index_names_files_of_its_folder(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     names = load_file(folder / "a.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "a.safetensors")}))
+    index.write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "a.safetensors")})
+    )
     assert opened(folder).generate([1, 2], 2, ignore_eos=True).token_ids
     index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
     assert f"names the file {file!r}; valid: safetensors files of the folder" in line_of(
@@ -169,7 +205,11 @@ def test_an_index_names_files_of_its_folder(folder: Path) -> None:
     ("file", "content", "words"),
     [
         ("config.json", b"[]", "its config.json cannot be used (it is not an object)"),
-        ("generation_config.json", b'{"x": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "more than 64 deep"),
+        (
+            "generation_config.json",
+            b'{"x": ' + b'{"a": ' * 900 + b"1" + b"}" * 901,
+            "more than 64 deep",
+        ),
         ("tokenizer_config.json", b"\xff", "its tokenizer cannot be loaded ('utf-8' codec"),
         ("chat_template.jinja", None, "its chat_template.jinja is not a regular file"),
     ],

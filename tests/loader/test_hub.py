@@ -48,8 +48,14 @@ class Hub(BaseHTTPRequestHandler):
         if path == "/":
             return self._send(200, b"")
         if path.startswith(f"/api/models/{NAME}/tree"):
-            tree = [{"type": "file", "path": name, "size": len(data)} for name, data in self.files.items()]
-            tree = [{**one, "oid": hashlib.sha1(self.files[str(one["path"])]).hexdigest()} for one in tree]
+            tree = [
+                {"type": "file", "path": name, "size": len(data)}
+                for name, data in self.files.items()
+            ]
+            tree = [
+                {**one, "oid": hashlib.sha1(self.files[str(one["path"])]).hexdigest()}
+                for one in tree
+            ]
             return self._send(200, json.dumps(tree).encode(), Content_Type="application/json")
         if path.startswith(f"/api/models/{NAME}"):
             entries = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
@@ -136,7 +142,10 @@ def test_one_file_of_a_repository(
     assert len(Hub.asked) == 1 and "fetching" not in caplog.text
     with pytest.raises(InputError) as caught:
         load(f"{NAME}:c.gguf", device="cpu")
-    assert str(caught.value) == f"model {NAME} on the hub has no file c.gguf; valid: a.Q4_0.gguf, b.gguf"
+    assert (
+        str(caught.value)
+        == f"model {NAME} on the hub has no file c.gguf; valid: a.Q4_0.gguf, b.gguf"
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").model.config.model_type == "llama"
     with pytest.raises(InputError, match="b.gguf cannot be fetched from the hub .*HF_HUB_OFFLINE"):
@@ -162,7 +171,9 @@ def test_a_file_by_its_format_in_a_folder(
         with pytest.raises(InputError, match=f"has no file {name}; valid: .*a-Q4_K_M.gguf"):
             locate(f"{NAME}:{name}")
     Hub.files |= {"other-Q4_K_M.gguf": whole}
-    with pytest.raises(InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"):
+    with pytest.raises(
+        InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"
+    ):
         locate(f"{NAME}:Q4_K_M")
     with pytest.raises(InputError, match="no such folder or file"):
         locate(f"{NAME}:../x.gguf")
@@ -174,8 +185,14 @@ def test_refusals(served: type) -> None:
     whole = dict(Hub.files)
     for files, line in (
         ({**whole, "adapter_config.json": b"{}"}, "holds an adapter; valid: the model that it was"),
-        ({"a.gguf": b"", "config.json": b"{}"}, f"no checkpoint .*: {NAME}:FILE with one of a.gguf"),
-        ({"model.safetensors": b""}, "no checkpoint of .*; valid: one with config.json and weights"),
+        (
+            {"a.gguf": b"", "config.json": b"{}"},
+            f"no checkpoint .*: {NAME}:FILE with one of a.gguf",
+        ),
+        (
+            {"model.safetensors": b""},
+            "no checkpoint of .*; valid: one with config.json and weights",
+        ),
     ):
         Hub.files = files
         with pytest.raises(InputError, match=line):

@@ -77,10 +77,18 @@ def test_folders_without_a_tokenizer(tiny_folder: Folder, tmp_path: Path) -> Non
 def test_default_model(embedded: str) -> None:
     loaded = load("smollm2-135m", device="cpu")
     assert loaded.name == "smollm2-135m" and loaded.model.dtype == torch.float32
-    assert loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
+    assert (
+        loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
+    )
     digits = [216, 34, 32, 34, 36]
-    assert loaded.tokenizer("In 2024")["input_ids"] == [*loaded.tokenizer("In")["input_ids"], *digits]
-    assert loaded.tokenizer.eos_token_id == 2 and loaded.model.generation_config.eos_token_id == [0, 2]
+    assert loaded.tokenizer("In 2024")["input_ids"] == [
+        *loaded.tokenizer("In")["input_ids"],
+        *digits,
+    ]
+    assert loaded.tokenizer.eos_token_id == 2 and loaded.model.generation_config.eos_token_id == [
+        0,
+        2,
+    ]
 
 
 # ---- torch's default type, which is the whole process's ----

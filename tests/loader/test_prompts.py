@@ -1,4 +1,5 @@
-"""Prompts of every kind as token ids: one token of the beginning, refusals that say what is valid."""
+"""Prompts of every kind as token ids: one token of the beginning, refusals that say what is
+valid."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ def test_text_gets_at_most_one_bos_of_the_tokenizer(text: str) -> None:
     assert prompt_ids(text, adds, V) == begun
 
 
-KINDS = ([5, 6], (5, 6), range(5, 7), np.array([5, 6]), torch.tensor([5, 6]), [np.int32(5), torch.tensor(6)])
+KINDS = (
+    [5, 6],
+    (5, 6),
+    range(5, 7),
+    np.array([5, 6]),
+    torch.tensor([5, 6]),
+    [np.int32(5), torch.tensor(6)],
+)
 
 
 @pytest.mark.parametrize("ids", KINDS, ids=lambda ids: type(ids).__name__)
@@ -65,7 +73,10 @@ def test_token_ids_of_every_kind(ids: Any) -> None:
         ([*HELLO, "more"], "prompt[1] is 'more'; valid: a message"),
         ([{"role": "user", "content": None}], "prompt[0]['content'] is None; valid: text"),
         ([{"role": 1, "content": "x"}], "prompt[0]['role'] is 1; valid: text"),
-        ([{"role": "robot", "content": "x"}], "template refuses the messages (no such role: robot)"),
+        (
+            [{"role": "robot", "content": "x"}],
+            "template refuses the messages (no such role: robot)",
+        ),
     ],
     ids=repr,
 )
@@ -81,7 +92,11 @@ def test_chat_needs_a_template_and_text_a_tokenizer() -> None:
         prompt_ids(HELLO, tiny_tokenizer(), V)
     with pytest.raises(InputError, match="came without a tokenizer; valid: token ids"):
         prompt_ids("x", None, V)
-    assert not has_template(None) and not has_template(tiny_tokenizer()) and has_template(chat_tokenizer())
+    assert (
+        not has_template(None)
+        and not has_template(tiny_tokenizer())
+        and has_template(chat_tokenizer())
+    )
     named = chat_tokenizer()
     named.chat_template = {"tool_use": "x"}
     assert not has_template(named)
@@ -103,10 +118,14 @@ def test_all_tokens_that_end_a_text() -> None:
 def test_parts_that_are_text_are_one_text() -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "é"}]
     tokenizer = chat_tokenizer(False)
-    assert prompt_ids([{"role": "user", "content": parts}], tokenizer, V) == prompt_ids(HELLO, tokenizer, V)
+    assert prompt_ids([{"role": "user", "content": parts}], tokenizer, V) == prompt_ids(
+        HELLO, tokenizer, V
+    )
 
 
-@pytest.mark.parametrize("content", [[], ["hi"], [{"type": "image"}], [{"type": "text", "text": 1}], {}])
+@pytest.mark.parametrize(
+    "content", [[], ["hi"], [{"type": "image"}], [{"type": "text", "text": 1}], {}]
+)
 def test_parts_that_are_no_text(content: Any) -> None:
     with pytest.raises(InputError, match=r"prompt\[0\]\['content'\] is .*; valid: text"):
         prompt_ids([{"role": "user", "content": content}], chat_tokenizer(), V)
@@ -115,21 +134,25 @@ def test_parts_that_are_no_text(content: Any) -> None:
 # ---- conversations that a template was not written for, and where an answer goes on ----
 
 #: no system message, turns in strict alternation, content trimmed
-GEMMA = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+GEMMA = """{% if messages[0]['role'] == 'system' %}
+{{- raise_exception('no system role') }}{% endif %}
 {%- for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}
 {{- '<' + m['role'] + '>' + m['content'] | trim + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"""
 #: one system message, first, told with the last user turn; turns in strict alternation
-MISTRAL = """{% if messages[0].role == 'system' %}{% set system, turns = messages[0].content, messages[1:] %}
+MISTRAL = """{% if messages[0].role == 'system' %}
+{%- set system, turns = messages[0].content, messages[1:] %}
 {%- else %}{% set system, turns = '', messages %}{% endif %}
 {%- for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
 {{- raise_exception('roles must alternate') }}{% endif %}
-{%- if m.role == 'user' %}{{ '[' + (system + '\\n\\n' if loop.last and system else '') + m.content + ']' }}
+{%- if m.role == 'user' %}
+{{- '[' + (system + '\\n\\n' if loop.last and system else '') + m.content + ']' }}
 {%- else %}{{ ' ' + m.content + ';' }}{% endif %}{% endfor %}"""
 #: other system messages than the first are dropped without a word
 FIRST = """{% if messages[0].role == 'system' %}{{ '<s:' + messages[0].content + '>' }}{% endif %}
-{%- for m in messages %}{% if m.role != 'system' %}{{ m.role + ':' + m.content + ';' }}{% endif %}{% endfor %}
+{%- for m in messages %}{% if m.role != 'system' %}
+{{- m.role + ':' + m.content + ';' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
 ANY = """{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
@@ -164,10 +187,18 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
         (FIRST, "s:A d:B u:One u:Two", "<s:A\n\nB>user:One;user:Two;assistant:"),
         (MISTRAL, "s:A u:One s:B u:Two", "[A\n\nB\n\nOne\n\nTwo]"),
         (GEMMA, "s:A u:Hi", "<user>A\n\nHi\n<assistant>"),
-        (GEMMA, TALK, "<user>Be brief.\n\nBe kind.\n\nHi\n<assistant>Yes?\n<user>Why?\n<assistant>"),
-        (GEMMA, "u:One a:Yes a:No u:Two", "<user>One\n<assistant>Yes\n\nNo\n<user>Two\n<assistant>"),
+        (
+            GEMMA,
+            TALK,
+            "<user>Be brief.\n\nBe kind.\n\nHi\n<assistant>Yes?\n<user>Why?\n<assistant>",
+        ),
+        (
+            GEMMA,
+            "u:One a:Yes a:No u:Two",
+            "<user>One\n<assistant>Yes\n\nNo\n<user>Two\n<assistant>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_all_that_is_said_is_written(template: str, said: str, text: str) -> None:
     """In the first form that the template writes whole: a system message is never dropped."""
     assert written(template, talk(said)) == text
@@ -198,7 +229,9 @@ def test_an_answer_that_has_begun_goes_on(template: str, said: str, text: str) -
 def test_a_second_turn_is_asked_for_by_name() -> None:
     said = talk("u:Hi a:Yes")
     assert written(ANY, said, continue_final_message=False) == "user:Hi;assistant:Yes;assistant:"
-    with pytest.raises(InputError, match="continue_final_message is True, and the last message the user's"):
+    with pytest.raises(
+        InputError, match="continue_final_message is True, and the last message the user's"
+    ):
         written(ANY, talk("u:Hi"), continue_final_message=True)
     with pytest.raises(InputError, match="leaves out the assistant's message at the end"):
         written("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", said)
@@ -207,7 +240,9 @@ def test_a_second_turn_is_asked_for_by_name() -> None:
 def test_options_of_a_template() -> None:
     """They reach it, and never what it is given otherwise; control tokens in them are text."""
     assert written(THINKING, talk("u:Hi")).endswith("assistant:")
-    assert written(THINKING, talk("u:Hi"), enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    assert written(THINKING, talk("u:Hi"), enable_thinking=False).endswith(
+        "<think>\n\n</think>\n\n"
+    )
     tokenizer = chat_tokenizer(adds_bos=False)
     tokenizer.chat_template = "{{ bos_token }}{{ mood }}"
     ids = prompt_ids(talk("u:Hi"), tokenizer, 260, options={"mood": "<s>", "bos_token": "x"})

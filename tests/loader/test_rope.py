@@ -1,4 +1,5 @@
-"""YaRN over a loaded model equals a model that was built with it, and leaves the loaded one alone."""
+"""YaRN over a loaded model equals a model that was built with it, and leaves the loaded one
+alone."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 
 THETA = 10000.0
-YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, "original_max_position_embeddings": 256}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": THETA,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 
 
 @torch.inference_mode()
@@ -60,7 +66,9 @@ def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     assert context_limit(config) == 2048
     assert config.rope_parameters["factor"] == 8.0
     assert config.rope_parameters["original_max_position_embeddings"] == 256
-    assert scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
+    assert (
+        scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
+    )
 
 
 def test_another_scaling_is_refused() -> None:
@@ -72,7 +80,8 @@ def test_another_scaling_is_refused() -> None:
 
 
 def test_frequencies_that_depend_on_a_pass_are_refused() -> None:
-    """A tree reaches the boundary γ tokens before the text does, and another text would come out."""
+    """A tree reaches the boundary γ tokens before the text does, and another text would come
+    out."""
     rope = {**YARN, "rope_type": "dynamic", "original_max_position_embeddings": 64}
     with pytest.raises(InputError, match="dynamic.*valid: default, linear, llama3, yarn"):
         LLM.from_model(tiny_model(rope_parameters=rope, max_position_embeddings=256))
@@ -91,7 +100,9 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rope", KINDS)
 @pytest.mark.parametrize(("theta", "width"), [(10000.0, 8), (500000, 96), (1e6, 128)])
-def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: float, width: int) -> None:
+def test_frequencies_are_those_of_transformers(
+    rope: dict[str, Any], theta: float, width: int
+) -> None:
     """Bit for bit, from the config alone."""
     parameters = {**rope, "rope_theta": theta}
     config = AutoConfig.for_model("llama", head_dim=width, rope_parameters=parameters)
@@ -103,7 +114,9 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: floa
 def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> None:
     own = tiny_model().config.to_dict()
     said = {name: own[name] for name in READ["llama"].usual}
-    config = completed("llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}})
+    config = completed(
+        "llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}}
+    )
     with pytest.raises(InputError, match="rope_parameters cannot be used"):
         rotary_of_config(config)
 

@@ -1,4 +1,5 @@
-"""Chat templates: the texts that transformers makes of them, and an end to those that do not end."""
+"""Chat templates: the texts that transformers makes of them, and an end to those that do not
+end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
-CALL: dict[str, Any] = {"name": "add", "arguments": {"a": 2, "b": [1.5, None, True], "c": "é <&'\">"}}
+CALL: dict[str, Any] = {
+    "name": "add",
+    "arguments": {"a": 2, "b": [1.5, None, True], "c": "é <&'\">"},
+}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "turns": [
         {"role": "system", "content": "Be <b>brief</b>. "},
@@ -32,7 +36,13 @@ CHATS: dict[str, list[dict[str, Any]]] = {
             "reasoning": "adding",
             "tool_calls": [{"id": "abcdef123", "type": "function", "function": CALL}],
         },
-        {"role": "tool", "content": "4", "name": "add", "tool_call_id": "abcdef123", "weight": None},
+        {
+            "role": "tool",
+            "content": "4",
+            "name": "add",
+            "tool_call_id": "abcdef123",
+            "weight": None,
+        },
     ],
 }
 TOOLS: list[dict[str, Any]] = [
@@ -41,7 +51,11 @@ TOOLS: list[dict[str, Any]] = [
         "function": {
             "name": "add",
             "description": "Adds <numbers> & 'more'",
-            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number"}},
+                "required": ["a"],
+            },
         },
     }
 ]
@@ -50,7 +64,8 @@ TEMPLATES = {
     "everything": """
     {%- macro line(m, n=1) %}{{ n }}. {{ m.role|upper }}: {{ m.content|trim|replace('a', 'o') }}
 {% endmacro %}
-  {% set d = dict(a=1, b='x') %}{% set f = dict.fromkeys(['k'], 2) %}{{ d.items()|list }} {{ f | tojson }}
+  {% set d = dict(a=1, b='x') %}{% set f = dict.fromkeys(['k'], 2) %}
+{{- d.items()|list }} {{ f | tojson }}
   {% for m in messages %}
     {% if m.role == 'tool' %}{% continue %}{% endif %}
 {{ line(m, loop.index) }}{% generation %}<g>{{ m.content }}</g>{% endgeneration %}
@@ -60,11 +75,13 @@ TEMPLATES = {
 {{ d | tojson(separators=(',', ':'), sort_keys=true) }} {{ 'é<' | tojson }}
 {{ 'é' | tojson(ensure_ascii=true) }} {{ strftime_now("%Y, a year") }}
 {%- for t in tools or [] %}{{ t | tojson(indent=4) }}{% endfor %}
-{%- for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}
+{%- for m in messages if m.tool_calls %}
+{{- m.tool_calls[0].function.arguments | tojson }}{% endfor %}
 {{- '!' if add_generation_prompt }} {{ messages[-1].thinking }} {{ messages[1].reasoning_content }}
 {{ unknown }}{{ unknown is defined }} {{ documents is none }} {{ messages[-1].content[1:3] }}
 {% filter upper %}a{% endfilter %}{{ range(3)|list }} {{ bos_token|e }}
-{% macro twice() %}{{ caller('x') }}{{ caller('y') }}{% endmacro %}{% call(x) twice() %}-{{ x }}{% endcall %}
+{% macro twice() %}{{ caller('x') }}{{ caller('y') }}{% endmacro %}
+{%- call(x) twice() %}-{{ x }}{% endcall %}
 """,
     "escape": "{{ ''.__class__.__mro__ }}{{ dict.__init__ }}{{ messages.append(1) }}",
     "unclosed": "{% for m in messages %}",
@@ -83,7 +100,9 @@ def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
         how = {"tools": tools, "add_generation_prompt": ends}
         if name == "everything":
             said = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
-            assert rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how) == said
+            assert (
+                rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how) == said
+            )
             continue
         with pytest.raises(Exception) as theirs:  # whatever it raises
             tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
@@ -103,11 +122,13 @@ def test_templates_that_are_none() -> None:
             prompt_ids(ASK, tokenizer, 260)
 
 
-# ---- limits ------------------------------------------------------------------------------------------------
+# ---- limits
+# ------------------------------------------------------------------------------------------------
 
 LONG, TOO_MUCH, TOO_LONG = "writes too much text", "takes too much memory", "takes too long"
 DEEP = "recursion"
-#: template → what is said of it: one for each limit, and one whose time goes into a single operation
+#: template → what is said of it: one for each limit, and one whose time goes into a single
+#: operation
 HOSTILE: dict[str, tuple[str, str]] = {
     "product": ("{{ 'a' * 10**10 }}", TOO_MUCH),
     "power": ("{{ 9**(9**9) }}", TOO_LONG),
@@ -134,7 +155,8 @@ for template in json.load(sys.stdin):
         said.append(str(error))
     assert rendered("{{ messages[0].content }}", asked, {}) == "Hi"
     templates.close()
-with open("/proc/self/status") as file:  # not ru_maxrss: what the process was forked from is in that
+# not ru_maxrss: what the process was forked from is in that
+with open("/proc/self/status") as file:
     own = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 print(json.dumps([said, own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]))
 """

@@ -1,6 +1,8 @@
-"""Exact distributions on tiny vocabularies: of continuations, and of a step by each acceptance rule.
+"""Exact distributions on tiny vocabularies: of continuations, and of a step by each acceptance
+rule.
 
-No chance is left: :func:`exact_step` runs the real acceptance rule over every sequence of target choices,
+No chance is left: :func:`exact_step` runs the real acceptance rule over every sequence of target
+    choices,
 :func:`published_step` is the closed form of the published rule.
 """
 
@@ -80,7 +82,8 @@ def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 def continued(
     distribution: Mapping[Tokens, float], after: Callable[[Tokens], Sequence[float]], length: int
 ) -> Distribution:
-    """A step's distribution (of one token or more) carried on by plain decoding to ``length`` tokens."""
+    """A step's distribution (of one token or more) carried on by plain decoding to ``length``
+    tokens."""
     full: Distribution = {}
     for tokens, probability in distribution.items():
         rest = joint_distribution(
@@ -110,9 +113,9 @@ class _Script:
 def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the exact rule, without sampling.
 
-    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
-    walk meets one node per position and the noise of different positions is independent, so a sequence's
-    probability is the product of its choices'.
+    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can
+    make. A walk meets one node per position and the noise of different positions is independent, so
+    a sequence's probability is the product of its choices'.
     """
     logits = torch.zeros(len(tree), 1, dtype=torch.float32)
     distribution: Distribution = {}
@@ -135,10 +138,10 @@ def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> D
 def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the published rule, in closed form.
 
-    The draws of different paths are independent. Path i stops after l matches with some token; it then
-    wins as the first of the tied paths where every path before it has fewer matches and every path after
-    it no more, and as the last where it is the other way round; either counts for one half (a path that
-    is alone with l matches is both). Its token is its own draw at that place.
+    The draws of different paths are independent. Path i stops after l matches with some token; it
+    then wins as the first of the tied paths where every path before it has fewer matches and every
+    path after it no more, and as the last where it is the other way round; either counts for one
+    half (a path that is alone with l matches is both). Its token is its own draw at that place.
 
     Args:
         tree: its paths and their order are those of `tree.published_paths`.
@@ -154,7 +157,9 @@ def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
 
     def fewer(chosen: Sequence[list[float]], length: int) -> float:
         """Probability that each of these paths has fewer than ``length`` matches."""
-        return math.prod(1.0 - (chances[length] if length < len(chances) else 0.0) for chances in chosen)
+        return math.prod(
+            1.0 - (chances[length] if length < len(chances) else 0.0) for chances in chosen
+        )
 
     distribution: Distribution = {}
     for i, path in enumerate(paths):

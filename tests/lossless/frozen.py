@@ -1,9 +1,9 @@
 """Ninety runs of the default model as hashes of their tokens: what a restructuring must not change.
 
-``python -m tests.lossless.frozen`` writes tests/data/frozen.json; `test_frozen` compares. In float32 and int8
-there is one set of runs for all processors; in bfloat16 there are two, as some have dot products of it that
-round in their own way. A change that means to alter texts (kernels, noise, samplers) writes the file again
-and says so.
+``python -m tests.lossless.frozen`` writes tests/data/frozen.json; `test_frozen` compares. In
+float32 and int8 there is one set of runs for all processors; in bfloat16 there are two, as some
+have dot products of it that round in their own way. A change that means to alter texts (kernels,
+noise, samplers) writes the file again and says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ DOT_BFLOAT16 = "avx512_bf16"
 SAMPLERS = {
     "paper": SamplingParams(seed=11),
     "greedy": SamplingParams(greedy=True, repetition_penalty=1.1),
-    "nucleus": SamplingParams(temperature=0.7, top_p=0.9, min_p=0.0, repetition_penalty=1.0, seed=5),
+    "nucleus": SamplingParams(
+        temperature=0.7, top_p=0.9, min_p=0.0, repetition_penalty=1.0, seed=5
+    ),
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "autoregressive": {},
@@ -62,7 +64,11 @@ def use(kind: str) -> bool:
 
 def arithmetic(kind: str, dtype: str) -> str:
     """The name of the runs that kernels of a kind have to repeat in a type."""
-    dot = kind in (OWN, "avx512-bf16") and dtype == "bfloat16" and DOT_BFLOAT16 in library.processor().split()
+    dot = (
+        kind in (OWN, "avx512-bf16")
+        and dtype == "bfloat16"
+        and DOT_BFLOAT16 in library.processor().split()
+    )
     return f"{dtype} {DOT_BFLOAT16}" if dot else dtype
 
 
@@ -74,7 +80,11 @@ def runs(
     for sampler in samplers:
         params = SAMPLERS[sampler]
         for strategy, options in STRATEGIES.items():
-            yield strategy, sampler, llm.generate(prompt, NEW, strategy, options, params, ignore_eos=True)
+            yield (
+                strategy,
+                sampler,
+                llm.generate(prompt, NEW, strategy, options, params, ignore_eos=True),
+            )
 
 
 def digest(out: Generation) -> str:
@@ -92,8 +102,8 @@ def hashes(llm: LLM, dtype: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2, too; runs
-    that it cannot make stay."""
+    """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2,
+    too; runs that it cannot make stay."""
     kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for kind, dtypes in ((OWN, DTYPES), ("avx2", ("bfloat16",))):
         if kind in kinds() and use(kind):

@@ -1,5 +1,5 @@
-"""Penalties, DRY, biases and what may not come: every strategy, batch and run that is taken up writes what
-plain decoding writes."""
+"""Penalties, DRY, biases and what may not come: every strategy, batch and run that is taken up
+writes what plain decoding writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from tokenswift.sampling.penalties import TextRules
 WARM: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0, "temperature": 0.7}
 SETTINGS: dict[str, dict[str, Any]] = {
     "counted": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "penalty_window": 30},
-    "dry": {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_breakers": [[5]], "temperature": 0.1},
+    "dry": {
+        "dry_multiplier": 3.0,
+        "dry_allowed_length": 1,
+        "dry_breakers": [[5]],
+        "temperature": 0.1,
+    },
     "words": {"bad_words": [[7], [8, 9], [11, 12]], "logit_bias": {8: 4, 9: 3, 11: 4, 12: 3}},
     "all": {
         "repetition_penalty": 1.1,
@@ -61,7 +66,11 @@ def test_strategies_write_what_plain_decoding_writes(setting: str) -> None:
 def test_the_law_of_all_of_them() -> None:
     """Whole runs of drafts on a toy against its logits with what tokens lose by the definitions."""
     llm = toy.toy_llm(tiny_model("llama"), "tokenswift")
-    fields: dict[str, Any] = {"presence_penalty": 1.0, "frequency_penalty": 0.7, "dry_multiplier": 1.0}
+    fields: dict[str, Any] = {
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.7,
+        "dry_multiplier": 1.0,
+    }
     fields |= {"dry_breakers": [[5]], "logit_bias": {2: 0.8, 3: 0.5}, "bad_words": [[4, 1], [1, 1]]}
     params = SamplingParams(**{**WARM, "temperature": 1.0}, **fields)
     rules = TextRules(len(toy.PROMPT), breakers=(5,), words=((4, 1), (1, 1)))
@@ -70,7 +79,12 @@ def test_the_law_of_all_of_them() -> None:
     def after(more: tuple[int, ...]) -> list[float]:
         text = [*toy.PROMPT, *more]
         with torch.inference_mode():
-            scores = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].double().clone()
+            scores = (
+                model(input_ids=torch.tensor([text]), use_cache=False)
+                .logits[0, -1]
+                .double()
+                .clone()
+            )
             for token, loss in losses(text, len(text), params, rules).items():
                 scores[token] -= loss
             return scores.softmax(-1).tolist()
@@ -82,7 +96,9 @@ def test_the_law_of_all_of_them() -> None:
 def test_a_batch_writes_what_each_text_writes_alone() -> None:
     llm = llm_of("llama")
     params = params_of("all", 4)
-    alone = [llm.generate(PROMPT[i:], 60, sampling=params, ignore_eos=True).token_ids for i in range(3)]
+    alone = [
+        llm.generate(PROMPT[i:], 60, sampling=params, ignore_eos=True).token_ids for i in range(3)
+    ]
     prompts = [PROMPT[i:] for i in range(3)]
     together = llm.generate_many(prompts, 60, sampling=params, ignore_eos=True)
     assert [one.token_ids for one in together] == alone
@@ -110,13 +126,15 @@ def test_a_run_is_taken_up_with_its_settings(tmp_path: Path) -> None:
 
 
 def _pairs(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:
-    """Two tokens that stand behind each other in the text before the 50th token, and two after it."""
+    """Two tokens that stand behind each other in the text before the 50th token, and two after
+    it."""
     found = llm.generate(PROMPT, 80, sampling=params, ignore_eos=True).token_ids
     return [tuple(found[20:22]), tuple(found[60:62])]
 
 
 def test_no_end_before_its_time() -> None:
-    """Ends are the model's, and single tokens that are to stop; without the rule they come at once."""
+    """Ends are the model's, and single tokens that are to stop; without the rule they come at
+    once."""
     llm = llm_of("llama")
     biases = dict.fromkeys(range(3, VOCAB, 2), -100.0)
     stop = [[t] for t in range(2, VOCAB, 4)]

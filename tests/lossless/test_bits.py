@@ -1,4 +1,5 @@
-"""A position's states and logits have the same bits, however the pass that computes them is made up."""
+"""A position's states and logits have the same bits, however the pass that computes them is made
+up."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Text:
         """The next ``rows`` tokens as a prefill chunk (one row: a step of plain decoding)."""
         start = self.cache.length
         tokens = torch.tensor(self.tokens[start : start + rows])
-        hidden = self.target.forward(tokens, torch.arange(start, start + len(tokens)), self.cache).hidden
+        hidden = self.target.forward(
+            tokens, torch.arange(start, start + len(tokens)), self.cache
+        ).hidden
         self.states |= {start + row: hidden[row] for row in range(len(tokens))}
         self.cache.commit(tuple(range(len(tokens))))
 
@@ -44,7 +47,9 @@ class Text:
         parents, path = [-1], [0]
         while len(parents) < nodes:
             right = made.random() < 0.4 and start + len(path) < len(self.tokens)
-            parents.append(path[-1] if right else made.randrange(max(0, len(parents) - 9), len(parents)))
+            parents.append(
+                path[-1] if right else made.randrange(max(0, len(parents) - 9), len(parents))
+            )
             if right:
                 path.append(len(parents) - 1)
         depths = [0] * nodes
@@ -60,7 +65,8 @@ class Text:
 
 
 def mixed(target: Target, tokens: list[int], vocab: int, least: int, seed: int) -> Text:
-    """The text from position ``least`` on in passes of random make-up, before it in chunks of random size."""
+    """The text from position ``least`` on in passes of random make-up, before it in chunks of
+    random size."""
     made = random.Random(seed)
     text = Text(target, tokens, vocab)
     while (done := text.cache.length) < len(tokens):
@@ -74,7 +80,8 @@ def mixed(target: Target, tokens: list[int], vocab: int, least: int, seed: int) 
 
 
 def check(target: Target, tokens: list[int], vocab: int, least: int, seeds: int) -> int:
-    """Positions from ``least`` on: alone, and in passes of other make-ups; returns how many were compared."""
+    """Positions from ``least`` on: alone, and in passes of other make-ups; returns how many were
+    compared."""
     alone = Text(target, tokens, vocab)
     alone.chain(least)
     for _ in range(least, len(tokens)):
@@ -118,7 +125,9 @@ def test_default_model(embedded: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_default_model_to_12k(embedded: str, dtype: str) -> None:
     llm = LLM(embedded, dtype=dtype, device="cpu", heads="none", rope_scaling="yarn:2")
-    words: Any = [llm.encode(path.read_text(encoding="utf-8")) for path in sorted(PROMPTS.glob("*.txt"))]
+    words: Any = [
+        llm.encode(path.read_text(encoding="utf-8")) for path in sorted(PROMPTS.glob("*.txt"))
+    ]
     tokens = [token for text in words for token in text] * 4
     compared = sum(
         check(llm.target, tokens[:length], llm.target.vocab_size, length - 250, 2)

@@ -1,9 +1,11 @@
-"""The tokens of 28 short texts by the default model are those that were kept before the package moved.
+"""The tokens of 28 short texts by the default model are those that were kept before the package
+moved.
 
-A chat, prose, a grammar and a batch of four prompts, drafted adaptively, in float32, bfloat16, int8, and over
-the GGUF file's own blocks. What is pinned is tokens alone: steps and drafts may change. The kernels give the
-same bits on every processor, but for bfloat16, which has a second set of hashes where a processor multiplies
-pairs of bfloat16 by itself. ``python -m tests.lossless.test_digest`` writes tests/data/digest.json.
+A chat, prose, a grammar and a batch of four prompts, drafted adaptively, in float32, bfloat16,
+int8, and over the GGUF file's own blocks. What is pinned is tokens alone: steps and drafts may
+change. The kernels give the same bits on every processor, but for bfloat16, which has a second set
+of hashes where a processor multiplies pairs of bfloat16 by itself. ``python -m
+tests.lossless.test_digest`` writes tests/data/digest.json.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def digests(kind: str) -> dict[str, str]:
         schema = {"type": "json_schema", "schema": SCHEMA}
         texts = {
             "chat": [llm.generate(chat, NEW)],
-            "prose": [llm.generate(llm.encode(prose)[:120], 2 * NEW, sampling=SamplingParams(seed=11))],
+            "prose": [
+                llm.generate(llm.encode(prose)[:120], 2 * NEW, sampling=SamplingParams(seed=11))
+            ],
             "grammar": [llm.generate("A town as JSON: ", 2 * NEW, response_format=schema, seed=3)],
             "batch": llm.generate_many(BATCH, NEW, at_once=4, seed=5),
         }
@@ -60,11 +64,14 @@ def digests(kind: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", TYPES)
 def test_texts_are_as_they_were(kind: str, embedded: str) -> None:
     kept, wanted = json.loads(FILE.read_text(encoding="utf-8")), library.kernels_wanted()
-    assert digests(kind) == kept[frozen.arithmetic(frozen.OWN if wanted == "auto" else wanted, kind)]
+    assert (
+        digests(kind) == kept[frozen.arithmetic(frozen.OWN if wanted == "auto" else wanted, kind)]
+    )
 
 
 def main() -> None:
-    """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2, too."""
+    """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2,
+    too."""
     kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for set_of_instructions, types in ((frozen.OWN, tuple(TYPES)), ("avx2", ("bfloat16",))):
         if set_of_instructions in frozen.kinds() and frozen.use(set_of_instructions):

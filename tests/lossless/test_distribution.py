@@ -1,9 +1,10 @@
-"""The distribution of the output, against exact enumeration, for every processor and several drafters.
+"""The distribution of the output, against exact enumeration, for every processor and several
+drafters.
 
-A toy model (a table of random logits for each of the last two tokens) has a known joint distribution of its
-first three tokens. It is enumerated with transformers' processors, a code path of its own. The exact
-rule must reproduce that distribution and, seed by seed, the very tokens of autoregressive decoding; the
-published rule must fail the same test.
+A toy model (a table of random logits for each of the last two tokens) has a known joint
+distribution of its first three tokens. It is enumerated with transformers' processors, a code path
+of its own. The exact rule must reproduce that distribution and, seed by seed, the very tokens of
+autoregressive decoding; the published rule must fail the same test.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ DRAFTERS = [bad_draft, arbitrary_draft, full_draft, coupled_draft, wide_draft]
 Rule = Callable[[DraftTree, Tensor, list[int], Sampler], Accepted]
 
 
-def generate(params: SamplingParams, drafter: Callable, rule: Rule = accept_exact) -> tuple[int, ...]:
+def generate(
+    params: SamplingParams, drafter: Callable, rule: Rule = accept_exact
+) -> tuple[int, ...]:
     """A minimal decode loop: draft, verify, accept; at least LENGTH tokens, cut to LENGTH."""
     sampler = Sampler(params, VOCAB)
     text = list(PROMPT)
@@ -139,8 +142,8 @@ def plain_decoding(case: str, seed: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("case", LAWS)
 def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case: str) -> None:
-    """Every drafter in turn, 400 seeds: equal token by token to plain decoding, which has the target's
-    joint distribution over 2,000."""
+    """Every drafter in turn, 400 seeds: equal token by token to plain decoding, which has the
+    target's joint distribution over 2,000."""
     for seed in range(400):
         tokens = generate(params_of(case, seed), DRAFTERS[seed % len(DRAFTERS)])
         assert tokens == plain_decoding(case, seed), (case, seed)
@@ -173,30 +176,39 @@ def test_a_window_that_does_not_slide_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no processor", *(pytest.param(case, marks=pytest.mark.slow) for case in ("min-p", "all"))]
+    "case",
+    ["no processor", *(pytest.param(case, marks=pytest.mark.slow) for case in ("min-p", "all"))],
 )
 def test_the_published_rule_fails(case: str) -> None:
     """Negative control: independent draws per path are not lossless, with the same test."""
-    outcomes = [generate(params_of(case, seed), wide_draft, accept_published) for seed in range(1000)]
+    outcomes = [
+        generate(params_of(case, seed), wide_draft, accept_published) for seed in range(1000)
+    ]
     assert chi_square(outcomes, joint_of(params_of(case, 0))) < 1e-6
 
 
 def test_the_published_rule_is_sound_on_a_bare_root() -> None:
-    """Without a tree its draws follow the distribution: the failure above is the rule's, not the draws'."""
-    outcomes = [generate(params_of("min-p", seed), no_draft, accept_published) for seed in range(1000)]
+    """Without a tree its draws follow the distribution: the failure above is the rule's, not the
+    draws'."""
+    outcomes = [
+        generate(params_of("min-p", seed), no_draft, accept_published) for seed in range(1000)
+    ]
     assert chi_square(outcomes, joint_of(params_of("min-p", 0))) > 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_enumerated_distribution_of_every_node(case: str) -> None:
     """No sampling: the processed scores of all nodes of a full tree, with windows sliding along the
-    paths, are the exact conditional distributions; so the distribution is exact up to the noise's."""
+    paths, are the exact conditional distributions; so the distribution is exact up to the
+    noise's."""
     params = params_of(case, 0)
     text = list(PROMPT)
     paths = [list(p) for n in range(LENGTH) for p in itertools.product(range(VOCAB), repeat=n)]
     logits = torch.stack([logits_after((*text, *path)) for path in paths])
     ours = Sampler(params, VOCAB).scores(logits, text, paths).double().softmax(-1)
-    exact = torch.tensor([distribution_after((*text, *path), params) for path in paths], dtype=torch.float64)
+    exact = torch.tensor(
+        [distribution_after((*text, *path), params) for path in paths], dtype=torch.float64
+    )
     torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
     assert torch.equal(ours == 0, exact == 0)
 

@@ -34,7 +34,8 @@ DRAFTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("count", [6, rare(200)])
 @pytest.mark.parametrize("family", SWITCHED)
 def test_greedy_texts_are_those_of_transformers(family: str, count: int) -> None:
-    """Each token is the likeliest by the model's own forward, so the text is its own; windows are crossed."""
+    """Each token is the likeliest by the model's own forward, so the text is its own; windows are
+    crossed."""
     model = tiny_model(family)
     llm = LLM.from_model(model, heads="none")
     for length, new in ((3, 24), (40, 12)):
@@ -50,7 +51,9 @@ def test_greedy_texts_are_those_of_transformers(family: str, count: int) -> None
 
 @pytest.mark.parametrize("strategy", DRAFTED)
 @pytest.mark.parametrize("family", SWITCHED)
-def test_runs_go_on_and_texts_share_passes_and_beginnings(family: str, strategy: str, tmp_path: Path) -> None:
+def test_runs_go_on_and_texts_share_passes_and_beginnings(
+    family: str, strategy: str, tmp_path: Path
+) -> None:
     llm, options = llm_of(family, "conditioned"), DRAFTED[strategy]
     prompts = [[*PROMPT, *more] for more in ([5], [5, 9], [7, 7, 3])]
     plain = [llm.generate(prompt, 40, "autoregressive", **HOW).token_ids for prompt in prompts]
@@ -75,12 +78,15 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[kv.FullCache]:
     made: list[kv.FullCache] = []
     real = BaseTarget.new_cache
     monkeypatch.setattr(kv, "BACK", 64)
-    monkeypatch.setattr(BaseTarget, "new_cache", lambda *a, **how: made.append(real(*a, **how)) or made[-1])
+    monkeypatch.setattr(
+        BaseTarget, "new_cache", lambda *a, **how: made.append(real(*a, **how)) or made[-1]
+    )
     return made
 
 
 def most_of(cache: kv.FullCache) -> int:
-    """Bytes that a cache may take: of layers with windows a window, rows, and what ends before a chunk."""
+    """Bytes that a cache may take: of layers with windows a window, rows, and what ends before a
+    chunk."""
     assert cache.tail is not None
     each = cache.tail.entries.data.nbytes // cache.tail.entries.capacity
     return cache.data.nbytes + each * (cache.tail.reach + 64 + kv.CHUNK + 512)
@@ -109,18 +115,25 @@ def test_layers_with_windows_keep_what_they_see(
     for tokens in (16, 160, 1600):
         spare = llm.target.new_cache(tokens).nbytes - llm.target.cache_bytes(tokens)
         assert 0 <= spare < 16 * llm.target.tail_bytes  # a page
-    for seed, params in enumerate((SamplingParams(greedy=True, repetition_penalty=1.0), HOW["sampling"])):
+    for seed, params in enumerate(
+        (SamplingParams(greedy=True, repetition_penalty=1.0), HOW["sampling"])
+    ):
         plain = whole.generate(LONG, 150, "autoregressive", sampling=params, ignore_eos=True)
         assert caches[-1].tail is None
         for strategy, options in [("autoregressive", {}), *runs(draft)[seed::2]]:
             made = len(caches)
-            assert same(plain, llm.generate(LONG, 150, strategy, options, params, ignore_eos=True)), options
-            own = next(cache for cache in caches[made:] if cache.capacity >= 850)  # others: of drafts
+            assert same(
+                plain, llm.generate(LONG, 150, strategy, options, params, ignore_eos=True)
+            ), options
+            own = next(
+                cache for cache in caches[made:] if cache.capacity >= 850
+            )  # others: of drafts
             assert own.tail is not None and own.tail.dropped >= 512 and own.nbytes <= most_of(own)
 
 
 def test_beginnings_are_shared_where_windows_are_held(caches: list[kv.FullCache]) -> None:
-    """A text that goes on where another ended begins from it; one that leaves it long before is read."""
+    """A text that goes on where another ended begins from it; one that leaves it long before is
+    read."""
     llm = LLM.from_model(tiny_model("gemma3", max_position_embeddings=2048), heads="none")
     first = llm.generate(LONG, 100, "autoregressive", **HOW).token_ids
     asked = [LONG, [*LONG, *first, *PROMPT], [*LONG[:200], *PROMPT]]

@@ -25,7 +25,8 @@ def test_each_type_has_thirty_runs() -> None:
     ("dtype", "text", "sampler"), [("float32", "harbour", "paper"), ("int8", "letters", "nucleus")]
 )
 def test_runs_are_as_they_were(dtype: str, text: str, sampler: str, embedded: str) -> None:
-    """A sixth of two types on this processor's own kernels; every strategy writes plain decoding's text."""
+    """A sixth of two types on this processor's own kernels; every strategy writes plain decoding's
+    text."""
     assert Path(embedded).is_dir()
     texts, fewer = [], 0
     for strategy, _, out in frozen.runs(default_llm(dtype), text, [sampler]):

@@ -1,5 +1,5 @@
-"""Texts that follow a grammar: every strategy, batch and resumed run against plain decoding under the same
-grammar, and plain decoding against masks made by hand."""
+"""Texts that follow a grammar: every strategy, batch and resumed run against plain decoding under
+the same grammar, and plain decoding against masks made by hand."""
 
 from __future__ import annotations
 
@@ -62,14 +62,19 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("auto", {}),
     ("auto", {"draft": "hidden", "ngrams": 0}),
     ("tokenswift", {"tree": (1, 3, 3), "ngrams": 4, "draft": "partial", "budget": 24, "sinks": 3}),
-    ("tokenswift", {"tree": (3, 2, 2), "ngrams": 6, "draft": "hidden", "candidates": "probability"}),
+    (
+        "tokenswift",
+        {"tree": (3, 2, 2), "ngrams": 6, "draft": "hidden", "candidates": "probability"},
+    ),
     ("magicdec", {"gamma": 3, "kv": "snapkv", "budget": 24, "sinks": 3}),
 ]
 
 
 def byte_llm() -> LLM:
     """A tiny model over bytes, with untrained heads."""
-    return LLM.from_model(byte_model(), tiny_tokenizer(), heads=random_heads("conditioned", 32, 260))
+    return LLM.from_model(
+        byte_model(), tiny_tokenizer(), heads=random_heads("conditioned", 32, 260)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +103,12 @@ def test_every_strategy_writes_what_plain_decoding_writes(llm: LLM, name: str) -
 
 def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
     """Texts that share passes keep their own grammars."""
-    samplings = [replace(SEEDED, seed=i, grammar=g) for i, g in enumerate((None, *GRAMMARS.values()))]
-    requests = [Request("abc " * (i + 1), 60, sampling=params) for i, params in enumerate(samplings)]
+    samplings = [
+        replace(SEEDED, seed=i, grammar=g) for i, g in enumerate((None, *GRAMMARS.values()))
+    ]
+    requests = [
+        Request("abc " * (i + 1), 60, sampling=params) for i, params in enumerate(samplings)
+    ]
     alone = [
         llm.generate("abc " * (i + 1), 60, "autoregressive", sampling=params)
         for i, params in enumerate(samplings)
@@ -109,7 +118,9 @@ def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
             assert not isinstance(got, Exception) and same(alone[i], got), i
 
 
-def test_a_resumed_run_follows_its_grammar(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_follows_its_grammar(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fix_prices(monkeypatch, 1.0)
     params = replace(SEEDED, grammar=GRAMMARS["schema"])
     whole = llm.generate("abc", 90, "autoregressive", sampling=params)
@@ -130,8 +141,8 @@ TEXTS = ["ab", "ac", "b", "bca", "bcb"]
 
 @torch.inference_mode()
 def by_hand(llm: LLM, prompt: list[int], params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """The probability of each text of `TEXTS`, by transformers' own passes, masks that are looked up in the
-    list, and a softmax."""
+    """The probability of each text of `TEXTS`, by transformers' own passes, masks that are looked
+    up in the list, and a softmax."""
     ends = [(*text.encode("ascii"), END) for text in TEXTS]
     ids = llm.tokenizer.convert_tokens_to_ids
     ends = [tuple(ids(chr(token)) if token != END else END for token in text) for text in ends]
@@ -139,8 +150,13 @@ def by_hand(llm: LLM, prompt: list[int], params: SamplingParams) -> dict[tuple[i
     for text in ends:
         chance = 1.0
         for i, token in enumerate(text):
-            row = llm.model(torch.tensor([[*prompt, *text[:i]]])).logits[0, -1].double() / params.temperature
-            allowed = sorted({other[i] for other in ends if other[:i] == text[:i] and len(other) > i})
+            row = (
+                llm.model(torch.tensor([[*prompt, *text[:i]]])).logits[0, -1].double()
+                / params.temperature
+            )
+            allowed = sorted(
+                {other[i] for other in ends if other[:i] == text[:i] and len(other) > i}
+            )
             shares = row[allowed].softmax(0)
             chance *= float(shares[allowed.index(token)])
         found[text] = chance
@@ -156,7 +172,9 @@ def test_the_distribution_is_that_of_masks_made_by_hand(llm: LLM, strategy: str)
     grammar = Grammar.choice(TEXTS)
     seen = [
         tuple(
-            llm.generate(prompt, 9, strategy, options, replace(params, seed=seed, grammar=grammar)).token_ids
+            llm.generate(
+                prompt, 9, strategy, options, replace(params, seed=seed, grammar=grammar)
+            ).token_ids
         )
         for seed in range(400)
     ]
@@ -191,8 +209,8 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> None:
-    """A walk through random paths, right and wrong ones, ends of text among them, against matchers that were
-    never anywhere else; padding rows are never allowed."""
+    """A walk through random paths, right and wrong ones, ends of text among them, against matchers
+    that were never anywhere else; padding rows are never allowed."""
     rnd = random.Random(name)
     used, history, paths = masks_of(GRAMMARS[name], 2), [0, 1], 0
     for _ in range(14):
@@ -207,7 +225,11 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
             assert torch.equal(mask, fresh) and len(mask) == 270 and not mask[259:].any()
             good = mask.nonzero().squeeze(1).tolist()
             wrong = next(token for token in range(256) if not mask[token])
-            assert used.reach(history, [*path, good[0]]) == used.reach(history, path) + 1 == len(path) + 1
+            assert (
+                used.reach(history, [*path, good[0]])
+                == used.reach(history, path) + 1
+                == len(path) + 1
+            )
             assert used.reach(history, [*path, wrong, good[0]]) == len(path)
             assert used.forced(history) == masks_of(GRAMMARS[name], 2).forced(history)
             for end in used.ends:  # it counts where it may come
@@ -216,7 +238,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
             paths += 1
         allowed = masks_of_fresh(name, history, [])
         assert allowed is not None
-        going_on = [token for token in allowed.nonzero().squeeze(1).tolist() if token not in used.ends]
+        going_on = [
+            token for token in allowed.nonzero().squeeze(1).tolist() if token not in used.ends
+        ]
         if not going_on:
             break
         history = [*history, rnd.choice(going_on)]
@@ -225,7 +249,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
 
 def masks_of_fresh(name: str, history: list[int], path: list[int]) -> Any:
     whole = [*history, *path]
-    return allowed_by(masks_of(GRAMMARS[name], 2), whole, []) if valid(name, history, path) else None
+    return (
+        allowed_by(masks_of(GRAMMARS[name], 2), whole, []) if valid(name, history, path) else None
+    )
 
 
 def valid(name: str, history: list[int], path: list[int]) -> bool:
@@ -267,8 +293,11 @@ def merging_tokenizer() -> Any:
 
 
 def test_the_end_of_forced_text_is_drafted_too() -> None:
-    """The last token of forced text could reach beyond it: it is proposed, and said to be uncertain."""
-    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    """The last token of forced text could reach beyond it: it is proposed, and said to be
+    uncertain."""
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(
+        Grammar.regex("xab(cy|[0-9])"), 0
+    )
     (x,) = ids_of("x")
     assert masks.forced([]) == ([x, 260], 1)
     allowed = allowed_by(masks, [x], [])
@@ -276,7 +305,9 @@ def test_the_end_of_forced_text_is_drafted_too() -> None:
 
 
 def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
-    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(
+        Grammar.regex("xab(cy|[0-9])"), 0
+    )
     drafter, (x,), text = GrammarDrafter(masks), ids_of("x"), cast(Any, SimpleNamespace(tokens=[]))
 
     def chances() -> list[float]:
@@ -288,7 +319,11 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
         return [candidate[2] for candidate in told]
 
     assert chances() == [1.0, 0.5]
-    for tokens, (least, most) in (([x], (0.5, 0.5)), ([x, 260, 7], (0.51, 0.99)), ([x, 261], (0.4, 0.51))):
+    for tokens, (least, most) in (
+        ([x], (0.5, 0.5)),
+        ([x, 260, 7], (0.51, 0.99)),
+        ([x, 261], (0.4, 0.51)),
+    ):
         drafter.observe(text, Outcome(tokens, len(tokens), True))
         sure, uncertain = chances()
         assert sure == 1.0 and least <= uncertain <= most, tokens
@@ -307,8 +342,8 @@ def until_it_fails(masks: Masks) -> tuple[list[int], NoMask]:
 
 
 def test_limits_that_are_reached_spoil_no_other_text() -> None:
-    """What is compiled for a text that fails is not used for the next one, and the text that fails gets no
-    mask of another place."""
+    """What is compiled for a text that fails is not used for the next one, and the text that fails
+    gets no mask of another place."""
     grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
     masks, beside = (grammars.masks(Grammar.regex(GROWING), 0) for _ in range(2))
     allowed_by(beside, ids_of("aab"), [])
@@ -327,7 +362,10 @@ def test_limits_that_are_reached_spoil_no_other_text() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("auto", {"draft": "hidden"}), ("tokenswift", {"tree": (2, 2), "ngrams": 6, "draft": "hidden"})],
+    [
+        ("auto", {"draft": "hidden"}),
+        ("tokenswift", {"tree": (2, 2), "ngrams": 6, "draft": "hidden"}),
+    ],
 )
 def test_drafts_stay_in_the_grammar(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str, options: dict[str, Any]
@@ -366,9 +404,14 @@ def test_response_formats_are_grammars(llm: LLM) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
     same_one = llm.generate("abc", 90, grammar=GRAMMARS["schema"], seed=2)
     for given in (wanted, {"type": "json_schema", "schema": SCHEMA}, GRAMMARS["schema"]):
-        assert llm.generate("abc", 90, response_format=given, seed=2).token_ids == same_one.token_ids
+        assert (
+            llm.generate("abc", 90, response_format=given, seed=2).token_ids == same_one.token_ids
+        )
     free = llm.generate("abc", 20, seed=2)
-    assert llm.generate("abc", 20, seed=2, response_format={"type": "text"}).token_ids == free.token_ids
+    assert (
+        llm.generate("abc", 20, seed=2, response_format={"type": "text"}).token_ids
+        == free.token_ids
+    )
     assert llm.generate("abc", 9, response_format={"type": "json_object"}).text.startswith("{")
 
 
@@ -382,4 +425,7 @@ def test_the_default_model(params: SamplingParams) -> None:
         params = replace(params, grammar=grammar)
         plain = llm.generate("Answer: ", 120, "autoregressive", sampling=params)
         for strategy, options in (*RUNS, ("medusa", {"tree": (3, 2, 2)})):
-            assert same(plain, llm.generate("Answer: ", 120, strategy, options, params)), (name, strategy)
+            assert same(plain, llm.generate("Answer: ", 120, strategy, options, params)), (
+                name,
+                strategy,
+            )

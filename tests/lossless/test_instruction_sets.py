@@ -28,7 +28,9 @@ def written(kind: str, dtype: str) -> tuple[list[int], str]:
     if not frozen.use(kind):
         pytest.skip("no C compiler here")
     llm = LLM("smollm2-135m", dtype=dtype, device="cpu")
-    prompt = llm.encode((frozen.PROMPTS / "harbour.txt").read_text(encoding="utf-8"))[: frozen.LENGTH]
+    prompt = llm.encode((frozen.PROMPTS / "harbour.txt").read_text(encoding="utf-8"))[
+        : frozen.LENGTH
+    ]
     out = llm.generate(prompt, NEW, sampling=frozen.SAMPLERS["paper"], ignore_eos=True)
     target, cache = llm.target, llm.target.new_cache(400)
     target.prefill(prompt, cache)

@@ -14,7 +14,9 @@ from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.target import backend_for
 
-pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
+pytestmark = pytest.mark.skipif(
+    not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("sampler", [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS])
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS]
+)
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
     """In the fast suite the runs of `test_frozen` stand for these."""
     assert llm.dtype == "int8" and llm.resources.identity()["dtype"] == "int8"
@@ -70,7 +74,9 @@ def test_keys_in_int8_beside_floats(embedded: str) -> None:
         )
         assert plain.token_ids == drafted.token_ids
         found[kept] = llm.target.kv_bytes
-    assert found["int8"] * 256 == found["bfloat16"] * (128 + 12)  # numbers of 8 bits and three scales
+    assert found["int8"] * 256 == found["bfloat16"] * (
+        128 + 12
+    )  # numbers of 8 bits and three scales
 
 
 def test_dense_weights_are_refused_with_the_way(tiny_folder: Callable[..., Path]) -> None:

@@ -1,4 +1,5 @@
-"""Vocabularies of models that have more rows than the tokenizer has tokens: none of those is ever chosen."""
+"""Vocabularies of models that have more rows than the tokenizer has tokens: none of those is ever
+chosen."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ SMALL: dict[str, Any] = {"budget": 24, "sinks": 2}
 
 
 def padded(rows: int) -> Any:
-    """A model with so many rows, the same but for the last ones, which are the likeliest tokens by far."""
+    """A model with so many rows, the same but for the last ones, which are the likeliest tokens by
+    far."""
     whole, made = byte_model(vocab_size=MOST), byte_model(vocab_size=rows)
     state = {
-        name: weight[:rows] if len(weight) == MOST else weight for name, weight in whole.state_dict().items()
+        name: weight[:rows] if len(weight) == MOST else weight
+        for name, weight in whole.state_dict().items()
     }
     made.load_state_dict(state)
     with torch.no_grad():
@@ -38,7 +41,9 @@ def saved(folder: Path, rows: int) -> Path:
 
 
 def opened(folder: Path, native: bool = True) -> LLM:
-    how: Any = {"device": "cpu", "heads": "none"} if native else {"device": "cpu", "backend": "torch"}
+    how: Any = (
+        {"device": "cpu", "heads": "none"} if native else {"device": "cpu", "backend": "torch"}
+    )
     return LLM(folder, **how)
 
 
@@ -48,8 +53,13 @@ def test_texts_are_those_of_the_model_without_the_padding(
     native: bool, sampling: SamplingParams, tmp_path: Path
 ) -> None:
     """The law over the tokens with names is the same, and so is the choice from it."""
-    plain, more = opened(saved(tmp_path / "a", NAMED), native), opened(saved(tmp_path / "b", 288), native)
-    wanted = plain.generate(PROMPT, 60, "autoregressive", sampling=sampling, ignore_eos=True).token_ids
+    plain, more = (
+        opened(saved(tmp_path / "a", NAMED), native),
+        opened(saved(tmp_path / "b", 288), native),
+    )
+    wanted = plain.generate(
+        PROMPT, 60, "autoregressive", sampling=sampling, ignore_eos=True
+    ).token_ids
     for strategy in ("autoregressive", "auto", "magicdec"):
         found = more.generate(PROMPT, 60, strategy, sampling=sampling, ignore_eos=True, logprobs=2)
         assert found.token_ids == wanted and found.logprobs
@@ -64,7 +74,13 @@ def test_texts_are_those_of_the_model_without_the_padding(
 def test_draft_models_with_fewer_or_more_rows(strategy: str, rows: int, tmp_path: Path) -> None:
     """With the target's tokenizer they draft what has a name; the prompt may hold anything."""
     llm, draft = opened(saved(tmp_path / "target", 288)), str(saved(tmp_path / "draft", rows))
-    more = {} if strategy == "auto" else SMALL if strategy == "triforce" else {**SMALL, "kv": "streaming"}
+    more = (
+        {}
+        if strategy == "auto"
+        else SMALL
+        if strategy == "triforce"
+        else {**SMALL, "kv": "streaming"}
+    )
     for prompt in (PROMPT, [*PROMPT, 287, 270, 3]):
         wanted = llm.generate(prompt, 50, "autoregressive", sampling=HOT, ignore_eos=True).token_ids
         options = {"draft_model": draft, **more}

@@ -1,4 +1,5 @@
-"""The distribution of both acceptance rules, enumerated; whole runs on toys of every family follow it."""
+"""The distribution of both acceptance rules, enumerated; whole runs on toys of every family follow
+it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def first_token(step: dict[tuple[int, ...], float]) -> dict[int, float]:
     return found
 
 
-TREES = [tree_of([1]), tree_of([1, 2], [1, 3], [1, 0], [2]), tree_of([1, 2, 3], [1, 2, 0], [3, 3], [1, 1])]
+TREES = [
+    tree_of([1]),
+    tree_of([1, 2], [1, 3], [1, 0], [2]),
+    tree_of([1, 2, 3], [1, 2, 0], [3, 3], [1, 1]),
+]
 
 # ---- enumeration --------------------------------------------------------------------------------
 
@@ -92,7 +97,8 @@ def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> No
 
 
 def branching_tree() -> DraftTree:
-    """Tree paths and branches together; one branch repeats a path of the tree, one is a prefix of it."""
+    """Tree paths and branches together; one branch repeats a path of the tree, one is a prefix of
+    it."""
     builder = CandidateTree(0)
     add_levels(builder, [[1], [2, 0, 1]])
     builder.add_path([1, 2])
@@ -113,20 +119,25 @@ def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
 
 
 def test_the_closed_form_of_three_equal_leaves() -> None:
-    """p = 0.3 each: .2235 for the first and the last path, .21 for the middle one, and what is left."""
+    """p = 0.3 each: .2235 for the first and the last path, .21 for the middle one, and what is
+    left."""
     tree = tree_of([0], [1], [2])
     found = enumeration.published_step(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
     kept = {
-        token: sum(p for key, p in found.items() if len(key) == 2 and key[0] == token) for token in range(3)
+        token: sum(p for key, p in found.items() if len(key) == 2 and key[0] == token)
+        for token in range(3)
     }
     assert kept == pytest.approx({0: 0.2235, 1: 0.21, 2: 0.2235})
     # none matched (0.343): the first or the last path's own draw, which is not its leaf
     third = 0.343 * 3 / 7
-    assert [found[(token,)] for token in range(4)] == pytest.approx([third / 2, third, third / 2, 0.343 / 7])
+    assert [found[(token,)] for token in range(4)] == pytest.approx(
+        [third / 2, third, third / 2, 0.343 / 7]
+    )
 
 
 def test_steps_of_the_published_rule_are_independent() -> None:
-    """Two steps with the same tree: their joint distribution is made of the step's, text by text."""
+    """Two steps with the same tree: their joint distribution is made of the step's, text by
+    text."""
     tree = branching_tree()
 
     def step_after(text: tuple[int, ...]) -> enumeration.Distribution:
@@ -153,7 +164,8 @@ def test_steps_of_the_published_rule_are_independent() -> None:
 
 
 def test_first_token_of_m_leaves() -> None:
-    """The bias in one number: m leaves below a token of probability p accept it with 1 - (1-p)^m."""
+    """The bias in one number: m leaves below a token of probability p accept it with 1 -
+    (1-p)^m."""
     tree = tree_of(*([1, a, b] for a, b in itertools.product(range(3), repeat=2)))
     found = first_token(enumeration.published_step(tree, after))
     assert found[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
@@ -168,7 +180,10 @@ def test_toy_runs_follow_the_enumerated_law(family: str) -> None:
     state = torch.random.get_rng_state()
     llm = toy.toy_llm(model)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert llm.model.config.model_type == model.config.model_type and llm.target.vocab_size == toy.VOCAB
+    assert (
+        llm.model.config.model_type == model.config.model_type
+        and llm.target.vocab_size == toy.VOCAB
+    )
     params = toy.CASES["all"]
     exact = toy.toy_distribution(llm.model, params)
     plain = list(toy.outcomes(llm, "autoregressive", params, 100))
@@ -177,7 +192,8 @@ def test_toy_runs_follow_the_enumerated_law(family: str) -> None:
 
 
 def test_the_toy_sees_each_processor_and_the_published_rule() -> None:
-    """Negative controls: no case passes under another case's distribution, nor does the published rule."""
+    """Negative controls: no case passes under another case's distribution, nor does the published
+    rule."""
     llm = toy.toy_llm(tiny_model("llama"))
     seen = list(toy.outcomes(llm, "autoregressive", toy.CASES["no processor"], 900))
     for name, params in toy.CASES.items():
@@ -190,7 +206,8 @@ def test_the_toy_sees_each_processor_and_the_published_rule() -> None:
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_the_toy_sees_a_small_window_behind_a_long_prompt(ignored: bool) -> None:
-    """The distribution behind two prefill chunks; a window that our passes ignore is another one."""
+    """The distribution behind two prefill chunks; a window that our passes ignore is another
+    one."""
     small = toy.toy_model(tiny_model("mistral-sliding", sliding_window=4096))
     assert small.config.sliding_window == toy.WINDOW
     llm = windowless(small) if ignored else LLM.from_model(small, heads=None)

@@ -1,4 +1,5 @@
-"""Every strategy against plain decoding: token equality, joint distribution, what each must accept."""
+"""Every strategy against plain decoding: token equality, joint distribution, what each must
+accept."""
 
 from __future__ import annotations
 
@@ -55,9 +56,12 @@ def draft_for(family: str) -> Any:
 BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows
 
 
-@pytest.mark.parametrize("family", [name if name in ("llama", "gemma3") else rare(name) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [name if name in ("llama", "gemma3") else rare(name) for name in FAMILIES]
+)
 def test_tiny_models_of_every_family(family: str) -> None:
-    """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the seeds."""
+    """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the
+    seeds."""
     llm = llm_of(family)
     draft = draft_for(family)
     longest: dict[str, float] = {}
@@ -72,7 +76,9 @@ def test_tiny_models_of_every_family(family: str) -> None:
             for strategy, options in runs(draft)[seed::2]:
                 got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
                 assert same(plain, got), (strategy, options, params)
-                longest[strategy] = max(longest.get(strategy, 0), got.metrics.mean_acceptance_length)
+                longest[strategy] = max(
+                    longest.get(strategy, 0), got.metrics.mean_acceptance_length
+                )
     assert len(longest) == len(STRATEGIES) - 2
     assert all(length > 1.1 for length in longest.values()), longest
 
@@ -83,12 +89,15 @@ def test_short_prompts(length: int) -> None:
     llm, draft = llm_of("llama"), tiny_model("llama", seed=1)
     plain = llm.generate(PROMPT[:length], 40, "autoregressive", ignore_eos=True)
     for strategy, options in runs(draft):
-        assert same(plain, llm.generate(PROMPT[:length], 40, strategy, options, ignore_eos=True)), options
+        assert same(plain, llm.generate(PROMPT[:length], 40, strategy, options, ignore_eos=True)), (
+            options
+        )
 
 
 @pytest.mark.parametrize("params", [SamplingParams(greedy=True), SamplingParams(seed=3)])
 def test_a_drafter_that_sees_everything_is_always_right(params: SamplingParams) -> None:
-    """The whole context inside the budget, or the target as its own draft model: all drafts accepted."""
+    """The whole context inside the budget, or the target as its own draft model: all drafts
+    accepted."""
     llm = llm_of("qwen3")
     wide = {"budget": 200, "sinks": 3}
     twin = tiny_model("qwen3")
@@ -99,7 +108,9 @@ def test_a_drafter_that_sees_everything_is_always_right(params: SamplingParams) 
         ("magicdec", {"gamma": 4, "kv": "snapkv", "draft_model": twin, **wide}),
         ("triforce", {"gamma": 5, "draft_model": twin, "draft_budget": 200, **wide}),
     ):
-        got = llm.generate(PROMPT, 105, strategy, options, params, ignore_eos=True)  # whole steps of 5 and 7
+        got = llm.generate(
+            PROMPT, 105, strategy, options, params, ignore_eos=True
+        )  # whole steps of 5 and 7
         assert got.metrics.acceptance_rate == 1.0, (strategy, options, got.metrics)
         drafted = options["gamma"] + 1
         assert got.metrics.mean_acceptance_length >= 0.9 * drafted
@@ -157,7 +168,9 @@ def chain(context: ModelContext, text: list[int], length: int) -> list[int]:
     return drafted
 
 
-@pytest.mark.parametrize(("budget", "sinks", "longest"), [(16, 4, 3), (40, 0, 8), (9, 2, 3), (4, 1, 1)])
+@pytest.mark.parametrize(
+    ("budget", "sinks", "longest"), [(16, 4, 3), (40, 0, 8), (9, 2, 3), (4, 1, 1)]
+)
 @pytest.mark.parametrize("prompt", [1, 5, 60])
 def test_positions_of_a_streaming_draft_model_stay_within_its_budget(
     budget: int, sinks: int, longest: int, prompt: int
@@ -167,14 +180,19 @@ def test_positions_of_a_streaming_draft_model_stay_within_its_budget(
     drafter.begin(text)
     for step in range(150):
         drafted = chain(drafter, text, longest)
-        text = [*text, *drafted[: step % (longest + 1)], step % VOCAB]  # 0 to all of them, and another
+        text = [
+            *text,
+            *drafted[: step % (longest + 1)],
+            step % VOCAB,
+        ]  # 0 to all of them, and another
         drafter.observe(text)
     assert max(draft.seen) < budget <= max(draft.seen) + longest + 2
 
 
 def test_the_streaming_window_moves_with_its_sinks() -> None:
-    """Layer 0, whose keys depend on tokens and positions alone: each key is the one that its token would
-    have at its place in the window, the sinks just before; through many turns of the window."""
+    """Layer 0, whose keys depend on tokens and positions alone: each key is the one that its token
+    would have at its place in the window, the sinks just before; through many turns of the
+    window."""
     drafter, draft = streaming(32, 4, 3)
     text = list(PROMPT)
     drafter.begin(text)
@@ -209,7 +227,11 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
         ("magicdec", {"budget": 16}, "budget is 16; valid: more than the 16 sink tokens"),
         ("triforce", {"draft_budget": 9}, "draft_budget is 9; valid: more than the 16 sink tokens"),
         ("magicdec", {"kv": "h2o"}, "kv is 'h2o'; valid: snapkv, streaming"),
-        ("triforce", {}, "draft_model is not given; valid: a causal LM with the target's tokenizer"),
+        (
+            "triforce",
+            {},
+            "draft_model is not given; valid: a causal LM with the target's tokenizer",
+        ),
         ("triforce", {"draft_model": "no/such"}, "no/such"),
         ("medusa", {"budget": 64}, "'budget' is not an option of strategy medusa"),
         ("medusa", {"tree": (200,)}, "tree is '200'; valid: widths up to 97"),

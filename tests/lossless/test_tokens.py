@@ -120,7 +120,11 @@ def test_greedy_equals_transformers_generate(family: str, penalty: float) -> Non
 @cache
 def _plain(name: str, length: int, sampling: str, new: int) -> Generation:
     return default_llm().generate(
-        prompt_of(name, length), new, "autoregressive", sampling=SAMPLINGS[sampling], ignore_eos=True
+        prompt_of(name, length),
+        new,
+        "autoregressive",
+        sampling=SAMPLINGS[sampling],
+        ignore_eos=True,
     )
 
 
@@ -136,7 +140,12 @@ def test_default_model_small(embedded: str, sampling: str) -> None:
         ("none", {"tree": (3, 3), "ngrams": 0, "budget": 512, "draft": "partial"}),
     ):
         got = default_llm(heads=heads).generate(
-            prompt_of("observatory", 1000), 40, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
+            prompt_of("observatory", 1000),
+            40,
+            "tokenswift",
+            options,
+            SAMPLINGS[sampling],
+            ignore_eos=True,
         )
         assert same(plain, got), (heads, options)
         assert got.metrics.steps < 40 or not options  # adaptive drafting drafts where it pays
@@ -144,10 +153,14 @@ def test_default_model_small(embedded: str, sampling: str) -> None:
 
 @pytest.mark.model
 def test_default_model_greedy_equals_transformers(embedded: str) -> None:
-    llm = LLM("smollm2-135m", dtype="float32", device="cpu", heads="none")  # its weights are unpacked here
+    llm = LLM(
+        "smollm2-135m", dtype="float32", device="cpu", heads="none"
+    )  # its weights are unpacked here
     prompt = prompt_of("harbour", 100)
     got = llm.generate(prompt, 40, "autoregressive", sampling=GREEDY, ignore_eos=True).token_ids
-    with torch.inference_mode():  # one pass over the text is what transformers would choose at each place
+    with (
+        torch.inference_mode()
+    ):  # one pass over the text is what transformers would choose at each place
         logits = llm.model(torch.tensor([prompt + got])).logits[0, len(prompt) - 1 : -1]
     assert got == logits.argmax(-1).tolist()
 
@@ -175,7 +188,18 @@ def test_default_model_full_matrix(embedded: str, name: str, length: int, sampli
     for tree, budget, ngrams, heads, draft in COVER:
         options = {"tree": tree, "budget": budget, "ngrams": ngrams, "draft": draft}
         got = default_llm(heads=heads).generate(
-            prompt_of(name, length), 200, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
+            prompt_of(name, length),
+            200,
+            "tokenswift",
+            options,
+            SAMPLINGS[sampling],
+            ignore_eos=True,
         )
         assert same(plain, got), (options, heads)
-        print(name, sampling, options, heads, f"{got.metrics.mean_acceptance_length:.2f} tokens a step")
+        print(
+            name,
+            sampling,
+            options,
+            heads,
+            f"{got.metrics.mean_acceptance_length:.2f} tokens a step",
+        )

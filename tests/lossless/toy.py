@@ -1,8 +1,9 @@
 """Whole runs on a toy model of a family, and the distribution that they must follow.
 
 The toy is built from the model's own classes and config, shrunk to a vocabulary of 6, so that the
-joint distribution of its next tokens can be enumerated: with transformers' own forward pass and processors,
-a code path that shares nothing with this library. Whole runs of ``LLM.generate`` must follow it.
+joint distribution of its next tokens can be enumerated: with transformers' own forward pass and
+processors, a code path that shares nothing with this library. Whole runs of ``LLM.generate`` must
+follow it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gra
 MEASURED = 32  # new tokens that the error of logits is measured over
 SPREAD = 1.5  # standard deviation of the toy's logits
 WINDOW = 8  # the toy's sliding window, where the model has one
-#: A prompt longer than a chunk of the prefill, and that by less than the window: the next tokens see entries
-#: of both chunks, and a window hides nearly all of the prompt.
+#: A prompt longer than a chunk of the prefill, and that by less than the window: the next tokens
+#: see entries of both chunks, and a window hides nearly all of the prompt.
 LONG_PROMPT: Tokens = tuple(
     torch.randint(VOCAB, (PREFILL_CHUNK + 5,), generator=torch.Generator().manual_seed(8)).tolist()
 )
@@ -53,15 +54,30 @@ CASES: dict[str, SamplingParams] = {
         penalty_window=3,
     ),
 }
-#: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are left out.
+#: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are
+#: left out.
 EXERCISES: tuple[dict[str, Any], ...] = (
     {
         **{"tree": (1, 3, 3), "ngrams": 4, "budget": 5, "sinks": 1, "draft": "partial"},
-        **{"gamma": 2, "inner_gamma": 1, "kv": "snapkv", "chunk": 2, "refresh": 1, "draft_budget": 4},
+        **{
+            "gamma": 2,
+            "inner_gamma": 1,
+            "kv": "snapkv",
+            "chunk": 2,
+            "refresh": 1,
+            "draft_budget": 4,
+        },
     },
     {
         **{"tree": (3, 2), "ngrams": 2, "draft": "hidden", "candidates": "probability"},
-        **{"gamma": 3, "inner_gamma": 2, "kv": "streaming", "budget": 6, "sinks": 1, "draft_budget": 6},
+        **{
+            "gamma": 3,
+            "inner_gamma": 2,
+            "kv": "streaming",
+            "budget": 6,
+            "sinks": 1,
+            "draft_budget": 6,
+        },
     },
 )
 PUBLISHED: dict[str, Any] = {
@@ -80,12 +96,19 @@ def options_of(strategy: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def toy_model(model: Any, seed: int = 0) -> Any:
-    """A random float32 model of the same classes, :data:`VOCAB` tokens, two layers, on the same device.
+    """A random float32 model of the same classes, :data:`VOCAB` tokens, two layers, on the same
+    device.
 
     Its sliding window, where the model has one, is :data:`WINDOW`.
     """
     config = model.config.to_dict()
-    for name in ("quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version"):
+    for name in (
+        "quantization_config",
+        "dtype",
+        "torch_dtype",
+        "_name_or_path",
+        "transformers_version",
+    ):
         config.pop(name, None)
     layers = 2
     if config.get("layer_types"):
@@ -123,7 +146,8 @@ def toy_model(model: Any, seed: int = 0) -> Any:
 
 
 def toy_llm(model: Any, strategy: str = BASELINE) -> LLM:
-    """The toy with random draft heads of the strategy's kind: they draft nonsense, which must not matter."""
+    """The toy with random draft heads of the strategy's kind: they draft nonsense, which must not
+    matter."""
     toy = toy_model(model)
     kind = "medusa" if strategy == "medusa" else "conditioned"
     config = HeadsConfig(kind=kind, count=3, hidden_size=toy.config.hidden_size, vocab_size=VOCAB)
@@ -161,7 +185,8 @@ def toy_distribution(model: Any, params: SamplingParams, prompt: Tokens = PROMPT
 
 
 def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> LogitError:
-    """The error of the logits of a toy in some dtype, over :data:`MEASURED` tokens by plain decoding."""
+    """The error of the logits of a toy in some dtype, over :data:`MEASURED` tokens by plain
+    decoding."""
     small = toy_model(model)
     for parameter in small.parameters():  # not the buffers: rotary frequencies stay in float32
         parameter.data = parameter.data.to(dtype)
@@ -179,9 +204,11 @@ def outcomes(
     first: int = 0,
     prompt: Tokens = PROMPT,
 ) -> Iterator[Tokens]:
-    """The new tokens after ``prompt`` in ``seeds`` whole runs, seeds ``first``, …; the exercises take turns.
+    """The new tokens after ``prompt`` in ``seeds`` whole runs, seeds ``first``, …; the exercises
+    take turns.
 
-    Where a strategy takes a draft model, another toy is one: in all runs, or in every second exercise
+    Where a strategy takes a draft model, another toy is one: in all runs, or in every second
+        exercise
     where it can also do without.
     """
     options = [options_of(strategy, exercise) for exercise in exercises]

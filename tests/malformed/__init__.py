@@ -1,1 +1,2 @@
-"""Files that no honest program writes, each wrong in one way; none may end the command in a signal."""
+"""Files that no honest program writes, each wrong in one way; none may end the command in a
+signal."""

@@ -1,4 +1,5 @@
-"""Models that are wrong in one way, by name, and GGUF files with bytes of their header changed, by seed."""
+"""Models that are wrong in one way, by name, and GGUF files with bytes of their header changed, by
+seed."""
 
 from __future__ import annotations
 
@@ -60,7 +61,11 @@ def corpus() -> Iterator[Case]:
     """All cases that have a name."""
     for name, change in GGUF.items():
         yield Case("gguf", name, partial(_write_gguf, change))
-    for of, changes in {"safetensors": SAFETENSORS, "config": CONFIGS, "tokenizer": TOKENIZERS}.items():
+    for of, changes in {
+        "safetensors": SAFETENSORS,
+        "config": CONFIGS,
+        "tokenizer": TOKENIZERS,
+    }.items():
         for name, make in changes.items():
             yield Case(of, name, partial(_write_folder, make))
 
@@ -100,7 +105,9 @@ def _write_changed(seed: int, folder: Path) -> Path:
             case 0:
                 content[at] ^= 1 << draw.randrange(8)
             case 1:
-                content[at : at + size] = draw.choice((bytes(size), b"\xff" * size, draw.randbytes(size)))
+                content[at : at + size] = draw.choice(
+                    (bytes(size), b"\xff" * size, draw.randbytes(size))
+                )
             case 2:
                 del content[at : at + size]
             case 3:
@@ -139,7 +146,9 @@ def _nested(made: Draft) -> None:
 
 def _infinite_scales(made: Draft) -> None:
     found = made.tensor("blk.0.ffn_up.weight")
-    found.data = b"".join(b"\0\x7c" + found.data[at + 2 : at + 34] for at in range(0, len(found.data), 34))
+    found.data = b"".join(
+        b"\0\x7c" + found.data[at + 2 : at + 34] for at in range(0, len(found.data), 34)
+    )
 
 
 GGUF: dict[str, Callable[[Draft], Any]] = {
@@ -151,7 +160,9 @@ GGUF: dict[str, Callable[[Draft], Any]] = {
     "a value of type 2^32 - 1": _value(Value((1 << 32) - 1, b"")),
     "lists in lists in lists": _nested,
     "alignment 2^31": put("general.alignment", Value(U32, 1 << 31)),
-    "an architecture of control characters": put("general.architecture", Value(TEXT, "\x1b[31mred\n")),
+    "an architecture of control characters": put(
+        "general.architecture", Value(TEXT, "\x1b[31mred\n")
+    ),
     "no layers": put("llama.block_count", Value(U32, 0)),
     "2^64 - 1 layers": put("llama.block_count", Value(U64, (1 << 64) - 1)),
     "heads that are a text": put("llama.attention.head_count", Value(TEXT, "many")),
@@ -215,7 +226,9 @@ def _pickled(folder: Folder) -> None:
 
 def _instead(make: Callable[[Path], Any]) -> Callable[[Folder], Any]:
     """Something else in place of the weights."""
-    return lambda f: f.last.append(lambda folder: ((folder / WEIGHTS).unlink(), make(folder / WEIGHTS)))
+    return lambda f: f.last.append(
+        lambda folder: ((folder / WEIGHTS).unlink(), make(folder / WEIGHTS))
+    )
 
 
 SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
@@ -242,7 +255,9 @@ def _config(**fields: Any) -> Callable[[Folder], Any]:
 
 
 def _rope(**fields: Any) -> Callable[[Folder], Any]:
-    return _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **fields})
+    return _config(
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **fields}
+    )
 
 
 CONFIGS: dict[str, Callable[[Folder], Any]] = {
@@ -257,7 +272,9 @@ CONFIGS: dict[str, Callable[[Folder], Any]] = {
     "quantization by nothing known": _config(quantization_config={"quant_method": "nothing"}),
     "positions by an infinite factor": _rope(factor=math.inf),
     "positions by a rule of no name": _rope(rope_type=None),
-    "settings of generation that are NaN": lambda f: f.set(GENERATION, temperature=math.nan, do_sample=True),
+    "settings of generation that are NaN": lambda f: f.set(
+        GENERATION, temperature=math.nan, do_sample=True
+    ),
     "ends of texts beyond the rows": lambda f: f.set(GENERATION, eos_token_id=[1 << 63]),
 }
 
@@ -285,7 +302,8 @@ TOKENIZERS: dict[str, Callable[[Folder], Any]] = {
         TOKENIZER, added_tokens=[{"id": 1 << 32, "content": "<new>", "special": True}]
     ),
     "an id beyond in what it adds": lambda f: f.set(
-        TOKENIZER, post_processor={"type": "BertProcessing", "sep": ["a", 1 << 31], "cls": ["b", 300]}
+        TOKENIZER,
+        post_processor={"type": "BertProcessing", "sep": ["a", 1 << 31], "cls": ["b", 300]},
     ),
     "a tokenizer with code of its own": lambda f: f.set(
         TOKENIZER_CONFIG, auto_map={"AutoTokenizer": ["code.T", "code.T"]}

@@ -15,7 +15,11 @@ from tests.chats import chat_tokenizer
 from tests.tiny import byte_model
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER, TOKENIZER_CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG, GENERATION = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+)
 
 
 @dataclass

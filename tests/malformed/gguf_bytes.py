@@ -53,7 +53,8 @@ class Tensor:
 
 @dataclass(slots=True)
 class Draft:
-    """A file to be changed and written: values and tensors by name, in order (a name may come twice)."""
+    """A file to be changed and written: values and tensors by name, in order (a name may come
+    twice)."""
 
     values: list[tuple[str | bytes, Value]]
     tensors: list[tuple[str, Tensor]]

@@ -1,6 +1,7 @@
 """Files that no honest program writes end in one line, or load and are generated with.
 
-None may end the command in a signal or a traceback, take more than 10 s of processor time, or more than 1 GB.
+None may end the command in a signal or a traceback, take more than 10 s of processor time, or more
+than 1 GB.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def test_gguf_files_with_bytes_changed(seeds: range, tmp_path: Path) -> None:
     assert faults(fuzz(seeds), tmp_path) == []
 
 
-@pytest.mark.parametrize(("name", "seen"), [("crash", "code -11"), ("trip", "code 1"), ("refuse", "")])
+@pytest.mark.parametrize(
+    ("name", "seen"), [("crash", "code -11"), ("trip", "code 1"), ("refuse", "")]
+)
 def test_what_is_planted_is_seen(name: str, seen: str, tmp_path: Path) -> None:
     """Without this, silence would prove nothing."""
     assert seen in (fault(planted, name, tmp_path) or "")

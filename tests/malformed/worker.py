@@ -1,7 +1,8 @@
 """Runs the command on many models, each in a child of one process that has everything loaded.
 
-A child is ended after :data:`SECONDS` of processor time, and cannot map more than :data:`ROOM` bytes besides
-what was mapped before; what it wrote to standard error says whether it ended as it should.
+A child is ended after :data:`SECONDS` of processor time, and cannot map more than :data:`ROOM`
+bytes besides what was mapped before; what it wrote to standard error says whether it ended as it
+should.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ FORKS.set_forkserver_preload(["tests.malformed.preload"])
 
 def generate(model: Path) -> int:
     """The command with a model."""
-    return command.main(["generate", PROMPT, "--model", str(model), "--max-new-tokens", "2", "--quiet"])
+    return command.main(
+        ["generate", PROMPT, "--model", str(model), "--max-new-tokens", "2", "--quiet"]
+    )
 
 
 def planted(name: str) -> int:

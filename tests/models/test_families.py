@@ -1,4 +1,5 @@
-"""Families that run through transformers' own forward: tiny random models of each, checked and compared."""
+"""Families that run through transformers' own forward: tiny random models of each, checked and
+compared."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "qwen3_moe": {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
     "mixtral": EXPERTS,
     "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
 }
@@ -31,7 +37,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def family_model(kind: str, **changes: Any) -> Any:
-    """A tiny random causal LM of a family, float32; its embeddings are tied where the family's are."""
+    """A tiny random causal LM of a family, float32; its embeddings are tied where the family's
+    are."""
     return build(kind, SIZES, **{"pad_token_id": 0, **changes})
 
 
@@ -46,12 +53,21 @@ def test_equal_tokens_and_greedy_text_of_transformers(family: str) -> None:
     greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
     ids = torch.tensor([prompt])
     expected = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, eos_token_id=None
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=30,
+        eos_token_id=None,
     )[0, 30:].tolist()
     options = {"tree": (2, 2), "ngrams": 4, "budget": 24, "draft": "partial"}
     for params in (greedy, SamplingParams(seed=3, min_p=0.02, penalty_window=20)):
-        plain = llm.generate(prompt, 30, "autoregressive", sampling=params, ignore_eos=True).token_ids
-        assert plain == llm.generate(prompt, 30, "tokenswift", options, params, ignore_eos=True).token_ids
+        plain = llm.generate(
+            prompt, 30, "autoregressive", sampling=params, ignore_eos=True
+        ).token_ids
+        assert (
+            plain
+            == llm.generate(prompt, 30, "tokenswift", options, params, ignore_eos=True).token_ids
+        )
         if params.greedy:
             assert plain == expected
 
@@ -77,5 +93,7 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
-    with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):
+    with pytest.raises(
+        InputError, match="not supported: logits of chunked prefill and tree passes differ"
+    ):
         LLM.from_model(model)

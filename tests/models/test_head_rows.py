@@ -17,7 +17,9 @@ def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     target: Any = LLM.from_model(tiny_model("llama"), heads=None).target
     gathered: list[int] = []
     gather = target._head_rows
-    monkeypatch.setattr(target, "_head_rows", lambda ids: (gathered.append(len(ids)), gather(ids))[1])
+    monkeypatch.setattr(
+        target, "_head_rows", lambda ids: (gathered.append(len(ids)), gather(ids))[1]
+    )
     frequent, hidden, size = torch.arange(20), torch.randn(2, 48), target.vocab_size
     logits = [
         DraftVocabulary(target, size, frequent.clone(), prompt).project(target.norm(hidden))

@@ -56,7 +56,9 @@ def expected(plain: LLM) -> list[list[int]]:
 def disk(folder: str, plain: LLM) -> dict[str, str | int]:
     """Most of the model on the disk; tied weights lie together."""
     tied = (
-        plain.target.config.tie_word_embeddings if plain.target.layout is None else plain.target.layout.tied
+        plain.target.config.tie_word_embeddings
+        if plain.target.layout is None
+        else plain.target.layout.tied
     )
     return DISK | ({"model.embed_tokens": "disk"} if tied else {})
 
@@ -72,5 +74,8 @@ def test_tokens_are_those_of_one_device(
     assert llm.resources.identity() == plain.resources.identity()
     assert llm.source.host.base.distance(plain.source.host.base) == 0
     if kind == "disk":
-        assert llm.target.layout is None and "transformers' own forward" in llm.target.numerics()["how"]
+        assert (
+            llm.target.layout is None
+            and "transformers' own forward" in llm.target.numerics()["how"]
+        )
         assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"

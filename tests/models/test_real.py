@@ -1,4 +1,5 @@
-"""A real model of 0.5B in Q4_K_M (tensors of Q5_0, Q8_0, Q6_K and Q4_K), fetched when the slow tests run."""
+"""A real model of 0.5B in Q4_K_M (tensors of Q5_0, Q8_0, Q6_K and Q4_K), fetched when the slow
+tests run."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from benchmarks.fetch import fetched
 from tokenswift import LLM, SamplingParams
 from tokenswift.models.decoder import NativeTarget
 
-CHAPTER = Path(__file__).with_name("two-cities.txt")  # the first of A Tale of Two Cities (Dickens, 1859)
+CHAPTER = Path(__file__).with_name(
+    "two-cities.txt"
+)  # the first of A Tale of Two Cities (Dickens, 1859)
 #: of the chapter's 1,270 tokens in float32, as transformers 5.23 says of the unpacked weights
 PERPLEXITY = 70.7003
 
@@ -65,7 +68,9 @@ def test_a_greedy_text_is_the_same_by_all_strategies(file: Path) -> None:
     llm = LLM(str(file), dtype="int8", device="cpu")
     greedy = SamplingParams(greedy=True)
     plain, auto = (
-        llm.generate("def quicksort(items):", 200, strategy=strategy, sampling=greedy, ignore_eos=True)
+        llm.generate(
+            "def quicksort(items):", 200, strategy=strategy, sampling=greedy, ignore_eos=True
+        )
         for strategy in ("autoregressive", "auto")
     )
     assert plain.token_ids == auto.token_ids and len(plain.token_ids) == 200

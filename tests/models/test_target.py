@@ -32,7 +32,9 @@ def _target(way: str, model: Any) -> Any:
 
 
 def _text(length: int, seed: int = 1) -> list[int]:
-    return torch.randint(2, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        2, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 def _eager(model, tokens: list[int]) -> torch.Tensor:
@@ -41,7 +43,8 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
 
 
 def lengths(usual: int, *others: int) -> list[object]:
-    """Families and lengths: in the fast suite all of the one, and each length of some of the other."""
+    """Families and lengths: in the fast suite all of the one, and each length of some of the
+    other."""
     cases = [(family, length) for length in (usual, *others) for family in FAMILIES]
     return [case if case[1] == usual or case[0] in FAST else rare(*case) for case in cases]
 
@@ -51,7 +54,9 @@ def lengths(usual: int, *others: int) -> list[object]:
 def test_prefill_then_steps_equal_eager(
     family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NativeTarget, "prefill_chunk", 270)  # two chunks, and two chunks of attention's keys
+    monkeypatch.setattr(
+        NativeTarget, "prefill_chunk", 270
+    )  # two chunks, and two chunks of attention's keys
     model = tiny_model(family)
     target = _target(way, model)
     tokens = _text(length + 4)
@@ -68,7 +73,9 @@ def test_prefill_then_steps_equal_eager(
 
 @pytest.mark.parametrize(("family", "length"), lengths(60, 255))
 @pytest.mark.parametrize("way", WAYS)
-def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, way: str, length: int) -> None:
+def test_tree_pass_equals_eager_on_every_branch_and_after_commit(
+    family: str, way: str, length: int
+) -> None:
     model = tiny_model(family)
     target = _target(way, model)
     text = _text(length)
@@ -82,7 +89,9 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, wa
 
     def run() -> torch.Tensor:
         positions = torch.tensor(tree.depths) + len(text) - 1
-        return target.logits(target.forward(torch.tensor(tree.tokens), positions, cache, tree.parents).hidden)
+        return target.logits(
+            target.forward(torch.tensor(tree.tokens), positions, cache, tree.parents).hidden
+        )
 
     logits = run()
     for node in range(len(tree)):
@@ -95,7 +104,9 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, wa
     cache.commit(nodes)
     grown = text + [5, 7, 30, 31]
     result = target.forward(torch.tensor([12]), torch.tensor([len(grown)]), cache)
-    torch.testing.assert_close(target.logits(result.hidden)[0], _eager(model, [*grown, 12])[-1], **TOLERANCE)
+    torch.testing.assert_close(
+        target.logits(result.hidden)[0], _eager(model, [*grown, 12])[-1], **TOLERANCE
+    )
 
 
 def test_the_lean_decoder_is_taken_where_it_fits() -> None:
@@ -105,7 +116,8 @@ def test_the_lean_decoder_is_taken_where_it_fits() -> None:
     assert isinstance(make_target(odd), GenericTarget)
 
 
-# ---- which backend ----------------------------------------------------------------------------------
+# ---- which backend
+# ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -115,7 +127,9 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENSWIFT_KERNELS", raising=False)
 
 
-def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_asked_for_and_do_not_work(
+    made_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "started", lambda device: "no driver")
     monkeypatch.setattr(cpu, "library", lambda folder: "no compiler")
     with pytest.raises(
@@ -123,7 +137,8 @@ def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch
     ):
         backend_for("cuda", "cuda")
     with pytest.raises(
-        InputError, match=r"backend is 'cpu', but CPU kernels are not available \(no compiler\); valid"
+        InputError,
+        match=r"backend is 'cpu', but CPU kernels are not available \(no compiler\); valid",
     ):
         backend_for("cpu", "cpu")
     assert backend_for("cuda").name == backend_for("cpu").name == "torch"

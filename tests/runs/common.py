@@ -13,7 +13,14 @@ from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
 
 HOT = SamplingParams(seed=3, temperature=1.3, penalty_window=20)
-OPTIONS = {"tree": (2, 2), "ngrams": 2, "ngram_count": 1, "budget": 24, "sinks": 2, "draft": "partial"}
+OPTIONS = {
+    "tree": (2, 2),
+    "ngrams": 2,
+    "ngram_count": 1,
+    "budget": 24,
+    "sinks": 2,
+    "draft": "partial",
+}
 CALL: dict[str, Any] = {"max_new_tokens": 90, "sampling": HOT, "ignore_eos": True}
 
 
@@ -34,8 +41,8 @@ def after(steps: int) -> Callable[[Step], None]:
 
 
 def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any) -> None:
-    """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row costs a
-    whole pass, whatever a busy machine would have measured."""
+    """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row
+    costs a whole pass, whatever a busy machine would have measured."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         fix_prices(patch, 1.0)
         llm.generate(prompt, **{**CALL, **call}, run_dir=folder, on_step=after(steps))

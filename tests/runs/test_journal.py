@@ -1,4 +1,5 @@
-"""The journal's bytes: whole records count, up to the first that is not; damage is never overlooked."""
+"""The journal's bytes: whole records count, up to the first that is not; damage is never
+overlooked."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from msgspec.structs import replace
 from tokenswift.runs import journal
 from tokenswift.types import InputError, Loop, Step
 
-RECORDS = [{"kind": "a", "text": "ein\nzwei — 日本"}, {"kind": "b", "n": list(range(30))}, {"kind": "c"}]
+RECORDS = [
+    {"kind": "a", "text": "ein\nzwei — 日本"},
+    {"kind": "b", "n": list(range(30))},
+    {"kind": "c"},
+]
 
 IDENTITY = journal.Identity("float32", "c", "w", None, "none", {"seed": 3}, [2], [], "exact")
 HEADER = journal.Header(0.0, "model", None, IDENTITY, [1, 5])
@@ -27,7 +32,8 @@ def made(tmp_path: Path) -> tuple[Path, bytes]:
 
 @pytest.mark.parametrize("zeros", [0, 4096])
 def test_an_unfinished_record_of_every_length(tmp_path: Path, zeros: int) -> None:
-    """However much of the last record is there: the records before it are whole, the rest is cut off."""
+    """However much of the last record is there: the records before it are whole, the rest is cut
+    off."""
     path, data = made(tmp_path)
     last = data.rindex(b"\n", 0, -1) + 1
     for end in range(last, len(data), 3):
@@ -68,7 +74,8 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"journal is of version 2; valid: version 0\.1$"):
         journal.read(path)
     with pytest.raises(
-        InputError, match=r"^x holds what no run writes \(record 1, [^\n]*'a'[^\n]*\); valid: a run's"
+        InputError,
+        match=r"^x holds what no run writes \(record 1, [^\n]*'a'[^\n]*\); valid: a run's",
     ):
         journal.decode(data, journal.Record, "x")
     for other in (b"", b"hello", b"tokenswift journal x\n", data[5:]):
@@ -104,10 +111,14 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None
     file.close()
 
 
-def test_whole_files_are_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_files_are_never_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     journal.write_whole(path, b"old")
-    monkeypatch.setattr(journal.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+    monkeypatch.setattr(
+        journal.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error"))
+    )
     with pytest.raises(OSError, match="I/O error"):
         journal.write_whole(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
@@ -130,8 +141,13 @@ def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> Non
 
 def tokens(ids: list[int], passes: int = 0, **more: Any) -> journal.Tokens:
     """A record of tokens of one letter each, in one step."""
-    n, sources = len(ids), journal.sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids)))
-    return journal.Tokens(ids, sources, [1] * n, "x" * n, [(n, 3, 2, 1, 3, 5)], {"draft": n}, passes, **more)
+    n, sources = (
+        len(ids),
+        journal.sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids))),
+    )
+    return journal.Tokens(
+        ids, sources, [1] * n, "x" * n, [(n, 3, 2, 1, 3, 5)], {"draft": n}, passes, **more
+    )
 
 
 def test_where_the_records_of_a_run_lead_to() -> None:
@@ -139,10 +155,22 @@ def test_where_the_records_of_a_run_lead_to() -> None:
     records = [tokens([7, 8], 1), replace(SESSION, pid=2), tokens([8, 9, 9], 4, loop=loop)]
     state = journal.replay([HEADER, SESSION, *records])
     assert state == journal.RunState(
-        HEADER, [SESSION, records[1]], [7, 8, 8, 9, 9], "hhhhh", [1] * 5, "xxxxx",
-        [(2, 3, 2, 1, 3, 5), (3, 3, 2, 1, 3, 5)], {"draft": 3}, 4, loop,
-    )  # fmt: skip
-    assert (state.session.pid, state.tail, journal.sources_of(Step((1, 2), 0, 0, 0, 0))) == (2, "", "tt")
+        HEADER,
+        [SESSION, records[1]],
+        [7, 8, 8, 9, 9],
+        "hhhhh",
+        [1] * 5,
+        "xxxxx",
+        [(2, 3, 2, 1, 3, 5), (3, 3, 2, 1, 3, 5)],
+        {"draft": 3},
+        4,
+        loop,
+    )
+    assert (state.session.pid, state.tail, journal.sources_of(Step((1, 2), 0, 0, 0, 0))) == (
+        2,
+        "",
+        "tt",
+    )
     state = journal.replay([HEADER, SESSION, *records, tokens([4], 5, end=end)])
     assert (state.loop, state.end, state.tail) == (loop, end, "tail")
     for bad in ([HEADER], [SESSION, HEADER], [HEADER, tokens([1])]):
@@ -150,14 +178,24 @@ def test_where_the_records_of_a_run_lead_to() -> None:
             InputError, match="^x does not begin with a run's header; valid: a run's journal$"
         ):
             journal.replay(bad, "x")
-    wrong = [("loop: ", tokens([1] * 5, loop=Loop(*one))) for one in ((-1, 1, 2), (1, 1, -1), (1, 1, 5))]
+    wrong = [
+        ("loop: ", tokens([1] * 5, loop=Loop(*one))) for one in ((-1, 1, 2), (1, 1, -1), (1, 1, 5))
+    ]
     for said, record in [("a second header", HEADER), *wrong]:
         with pytest.raises(
             InputError, match=f"^x holds what no run writes .record 4, {said}.*; valid: a run"
         ):
             journal.replay([HEADER, SESSION, SESSION, record], "x")
-    for field, value in {"ids": [1], "sources": "h", "chars": [1, 2], "text": "x", "steps": []}.items():
-        with pytest.raises(ValueError, match="^ids, sources, chars, text and steps do not fit each other$"):
+    for field, value in {
+        "ids": [1],
+        "sources": "h",
+        "chars": [1, 2],
+        "text": "x",
+        "steps": [],
+    }.items():
+        with pytest.raises(
+            ValueError, match="^ids, sources, chars, text and steps do not fit each other$"
+        ):
             replace(tokens([1, 2]), **{field: value})
 
 
@@ -165,7 +203,11 @@ def test_what_decides_the_tokens_has_to_be_the_same() -> None:
     journal.check_same("run", HEADER, replace(HEADER, made=1.0, name="other"))
     for said, change, prompt in (
         ("dtype is 'bfloat16', was 'float32'", {"dtype": "bfloat16", "weights": "v"}, [1, 5]),
-        ("seed is 4, was 3; top_p is 0.5, was 1.0", {"sampling": {"seed": 4, "top_p": 0.5}}, [1, 5]),
+        (
+            "seed is 4, was 3; top_p is 0.5, was 1.0",
+            {"sampling": {"seed": 4, "top_p": 0.5}},
+            [1, 5],
+        ),
         ("eos is [], was [2]; prompt differs; weights differs", {"eos": [], "weights": "v"}, [1]),
     ):
         now = replace(HEADER, identity=replace(IDENTITY, **change), prompt=prompt)

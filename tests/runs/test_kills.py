@@ -1,4 +1,5 @@
-"""Kills at random moments: every start goes on, and the final tokens are the uninterrupted run's."""
+"""Kills at random moments: every start goes on, and the final tokens are the uninterrupted
+run's."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def check(model: str, dtype: str, folder: Path, tokens: int, kills: int, pause: 
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             most = 2 * (tokens - before) // (kills - len(places) + 1)
-            told = [line for _, line in zip(range(chance.randint(1, most)), process.stdout, strict=False)]
+            told = [
+                line
+                for _, line in zip(range(chance.randint(1, most)), process.stdout, strict=False)
+            ]
             process.kill()
             killed = time.monotonic()
         steps = [line.split() for line in told]
@@ -54,9 +58,9 @@ def check(model: str, dtype: str, folder: Path, tokens: int, kills: int, pause: 
         places.append(kept_in(folder))
         assert places[-1] >= before + old, (before, places, old)
     found = write(model, dtype, tokens, run_dir=folder)
-    assert found == write(model, dtype, tokens) and sum(0 < at < tokens for at in places) >= kills // 3, (
-        places
-    )
+    assert (
+        found == write(model, dtype, tokens) and sum(0 < at < tokens for at in places) >= kills // 3
+    ), places
     state = folders.load(folder)[1]
     assert (folder / "text.txt").read_bytes().decode() == state.text + state.tail
     assert len(state.sources) == len(state.chars) == tokens and state.end is not None

@@ -1,4 +1,5 @@
-"""The loop guard: what repeats is found soon, sound text raises no alarm, a stop is every strategy's."""
+"""The loop guard: what repeats is found soon, sound text raises no alarm, a stop is every
+strategy's."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def test_sound_text_raises_no_alarm(path: Path) -> None:
     assert alarms([ids[word] for word in words]) == []
 
 
-# ---- in a run ---------------------------------------------------------------------------------------------
+# ---- in a run
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,15 @@ def test_stopping_is_the_same_whatever_drafts(looping: LLM) -> None:
     long = looping.generate("hello", 220, **call, strategy="autoregressive")
     assert long.finish_reason == "length" and long.metrics.loop is not None  # reported, not stopped
     stopped = [
-        looping.generate("hello", 220, **call, on_loop="stop", strategy=strategy, strategy_options=options)
-        for strategy, options in (("autoregressive", {}), ("tokenswift", {"ngrams": 2, "ngram_count": 1}),
-                                  ("magicdec", {"gamma": 5, "budget": 24, "sinks": 2}))
-    ]  # fmt: skip
+        looping.generate(
+            "hello", 220, **call, on_loop="stop", strategy=strategy, strategy_options=options
+        )
+        for strategy, options in (
+            ("autoregressive", {}),
+            ("tokenswift", {"ngrams": 2, "ngram_count": 1}),
+            ("magicdec", {"gamma": 5, "budget": 24, "sinks": 2}),
+        )
+    ]
     assert {out.finish_reason for out in stopped} == {"loop"}
     assert len({tuple(out.token_ids) for out in stopped}) == 1
     loop = stopped[0].metrics.loop
@@ -89,5 +96,8 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
     assert (again.token_ids, again.metrics.loop) == (first.token_ids, first.metrics.loop)
     assert again.finish_reason == "loop"
     on = tokenswift.resume(tmp_path / "run", llm=looping, on_loop="report")
-    assert on.finish_reason == "length" and on.token_ids == looping.generate("hello", 220, **call).token_ids
+    assert (
+        on.finish_reason == "length"
+        and on.token_ids == looping.generate("hello", 220, **call).token_ids
+    )
     assert on.metrics.loop == first.metrics.loop

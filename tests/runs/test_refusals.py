@@ -20,7 +20,8 @@ from tokenswift.runs.folder import is_locked
 
 PUBLISHED = {"strategy": "tokenswift", "strategy_options": {"acceptance": "published"}}
 
-# ---- refusals ---------------------------------------------------------------------------------------------
+# ---- refusals
+# ---------------------------------------------------------------------------------------------
 
 
 def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
@@ -42,8 +43,14 @@ def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sampling": replace(HOT, seed=4), "stop": ("x",)}, "seed is 4, was 3; stop is ['x'], was []"),
-        ({"ignore_eos": False, **PUBLISHED}, "acceptance is 'published', was 'exact'; eos is [257], was []"),
+        (
+            {"sampling": replace(HOT, seed=4), "stop": ("x",)},
+            "seed is 4, was 3; stop is ['x'], was []",
+        ),
+        (
+            {"ignore_eos": False, **PUBLISHED},
+            "acceptance is 'published', was 'exact'; eos is [257], was []",
+        ),
         ({"max_new_tokens": 5}, "max_new_tokens is 5; the run has 20 tokens already"),
     ],
 )
@@ -59,7 +66,8 @@ def test_changed_settings(llm: LLM, tmp_path: Path, change: dict[str, Any], name
 
 
 def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
-    """Other weights, another config, another dtype, another tokenizer, other positions: each is named."""
+    """Other weights, another config, another dtype, another tokenizer, other positions: each is
+    named."""
     folder = tmp_path / "run"
     begin(llm, folder, 20)
     tuned = tiny_model()
@@ -70,7 +78,10 @@ def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path
     other.add_tokens(["hey"])
     cases = [
         (LLM.from_model(tuned, tiny_tokenizer()), "weights differs;"),
-        (LLM.from_model(tiny_model().bfloat16(), tiny_tokenizer()), "dtype is 'bfloat16', was 'float32';"),
+        (
+            LLM.from_model(tiny_model().bfloat16(), tiny_tokenizer()),
+            "dtype is 'bfloat16', was 'float32';",
+        ),
         (LLM.from_model(tiny_model(), other), "tokenizer differs;"),
     ]
     for changed, named in cases:
@@ -97,7 +108,8 @@ def test_another_version_and_no_run(llm: LLM, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 5])
 def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """The run ends with what was kept and how to go on; with room again it goes on to the same text."""
+    """The run ends with what was kept and how to go on; with room again it goes on to the same
+    text."""
     folder = tmp_path / "run"
     monkeypatch.setattr(folders, "SYNC_TOKENS", 4)
     real, left = journal.Appender.append, [room]
@@ -115,8 +127,9 @@ def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ) as caught:
             llm.generate("hello", **CALL, run_dir=folder)
     kept = journal_tokens(folder)
-    assert f"; {kept} tokens are kept in {folder}; continue with: tokenswift resume {folder}" in str(
-        caught.value
+    assert (
+        f"; {kept} tokens are kept in {folder}; continue with: tokenswift resume {folder}"
+        in str(caught.value)
     )
     assert not is_locked(folder)
     assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids

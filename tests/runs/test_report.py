@@ -15,7 +15,8 @@ from tokenswift.runs.folder import cells, summaries
 
 
 def test_states_and_figures(tmp_path: Path) -> None:
-    """One that was interrupted, one that has ended, one whose journal is damaged, one that is none."""
+    """One that was interrupted, one that has ended, one whose journal is damaged, one that is
+    none."""
     llm = LLM.from_model(tiny_model(), tiny_tokenizer())
     for name in ("a", "b", "c"):
         begin(llm, tmp_path / name, 12, strategy="autoregressive")

@@ -28,7 +28,8 @@ STRATEGIES = {"autoregressive": {}, "tokenswift": OPTIONS, "magicdec": SPARSE}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_uninterrupted_text(strategy: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Interrupted twice, then made longer: tokens and text are the uninterrupted run's every time."""
+    """Interrupted twice, then made longer: tokens and text are the uninterrupted run's every
+    time."""
     heads = random_heads("conditioned", 32, 260) if strategy == "tokenswift" else None
     llm = LLM.from_model(tiny_model().to(dtype), tiny_tokenizer(), heads=heads)
     how = {"strategy": strategy, "strategy_options": STRATEGIES[strategy]}
@@ -48,13 +49,17 @@ def test_the_uninterrupted_text(strategy: str, dtype: torch.dtype, tmp_path: Pat
     assert replace(again, metrics=nothing) == replace(found, metrics=nothing)  # nothing to do
     assert again.metrics.steps == found.metrics.steps
     longer = tokenswift.resume(folder, max_new_tokens=130, llm=llm)
-    assert longer.token_ids == llm.generate("hello", **{**CALL, "max_new_tokens": 130}, **how).token_ids
+    assert (
+        longer.token_ids
+        == llm.generate("hello", **{**CALL, "max_new_tokens": 130}, **how).token_ids
+    )
     assert texts(folder) == {"text.txt": longer.text} and len(longer.token_ids) == 130
     assert not is_locked(folder)
 
 
 def test_another_strategy_may_go_on(llm: LLM, tmp_path: Path) -> None:
-    """What drafts never decides the tokens, so it may change; generate with the same run goes on too."""
+    """What drafts never decides the tokens, so it may change; generate with the same run goes on
+    too."""
     begin(llm, tmp_path / "run", 10, strategy="autoregressive")
     steps: list[Step] = []
     call: dict[str, Any] = {**CALL, "strategy": "magicdec", "run_dir": tmp_path / "run"}
@@ -65,7 +70,10 @@ def test_another_strategy_may_go_on(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_options_of_numpy_are_kept_as_numbers(llm: LLM, tmp_path: Path) -> None:
-    how = {"strategy": "tokenswift", "strategy_options": {"tree": (1, np.int64(3)), "ngrams": np.int64(2)}}
+    how = {
+        "strategy": "tokenswift",
+        "strategy_options": {"tree": (1, np.int64(3)), "ngrams": np.int64(2)},
+    }
     begin(llm, tmp_path / "run", 2, **how)
     assert folders.load(tmp_path / "run")[1].session.options == {"tree": [1, 3], "ngrams": 2}
     assert len(tokenswift.resume(tmp_path / "run", llm=llm).token_ids) == CALL["max_new_tokens"]
@@ -76,14 +84,25 @@ def test_a_stop_string_across_the_interruption(llm: LLM, tmp_path: Path, cut: in
     """The run ends inside a stop string: what was held back still counts."""
     plain = llm.generate("hello", **CALL)
     pieces = (plain.text[i : i + 4] for i in range(20, 80))
-    stop = next(one for i, one in enumerate(pieces, 20) if one.isascii() and plain.text.find(one) == i)
+    stop = next(
+        one for i, one in enumerate(pieces, 20) if one.isascii() and plain.text.find(one) == i
+    )
     whole = llm.generate("hello", **CALL, stop=(stop,))
     assert whole.finish_reason == "stop" and whole.text == plain.text[: plain.text.find(stop)]
-    begin(llm, tmp_path / "run", len(whole.token_ids) - cut, strategy="autoregressive", stop=(stop,))
+    begin(
+        llm, tmp_path / "run", len(whole.token_ids) - cut, strategy="autoregressive", stop=(stop,)
+    )
     found = tokenswift.resume(tmp_path / "run", llm=llm)
-    assert (found.token_ids, found.text, found.finish_reason) == (whole.token_ids, whole.text, "stop")
+    assert (found.token_ids, found.text, found.finish_reason) == (
+        whole.token_ids,
+        whole.text,
+        "stop",
+    )
     assert texts(tmp_path / "run") == {"text.txt": whole.text}
-    assert tokenswift.resume(tmp_path / "run", max_new_tokens=120, llm=llm).token_ids == whole.token_ids
+    assert (
+        tokenswift.resume(tmp_path / "run", max_new_tokens=120, llm=llm).token_ids
+        == whole.token_ids
+    )
 
 
 @pytest.mark.parametrize("reason", ["stop", "eos", "length"])
@@ -102,12 +121,17 @@ def test_killed_before_the_text_was_written(llm: LLM, tmp_path: Path, reason: st
     assert whole.finish_reason == reason
     (tmp_path / "run" / "text.txt").unlink()
     found = tokenswift.resume(tmp_path / "run", llm=llm)
-    assert (found.token_ids, found.text, found.finish_reason) == (whole.token_ids, whole.text, reason)
+    assert (found.token_ids, found.text, found.finish_reason) == (
+        whole.token_ids,
+        whole.text,
+        reason,
+    )
     assert texts(tmp_path / "run") == {"text.txt": whole.text}
 
 
 def test_an_end_without_new_tokens(llm: LLM, tmp_path: Path) -> None:
-    """The limit is set to what is there; a longer run is killed before its text replaces the shorter one."""
+    """The limit is set to what is there; a longer run is killed before its text replaces the
+    shorter one."""
     folder = tmp_path / "run"
     begin(llm, folder, 30, strategy="autoregressive")
     tokenswift.resume(folder, max_new_tokens=30, llm=llm)
@@ -132,7 +156,9 @@ def test_text_that_the_user_has_edited_is_kept(llm: LLM, tmp_path: Path) -> None
     (folder / "text.txt").write_text("mine", encoding="utf-8")
     done = tokenswift.resume(folder, llm=llm)
     assert texts(folder) == {"text.old": "mine", "text.txt": done.text}
-    longer = tokenswift.resume(folder, max_new_tokens=100, llm=llm).text  # an end that grew is no edit
+    longer = tokenswift.resume(
+        folder, max_new_tokens=100, llm=llm
+    ).text  # an end that grew is no edit
     assert texts(folder) == {"text.old": "mine", "text.txt": longer}
 
 
@@ -145,7 +171,9 @@ def test_damage_is_refused_and_what_is_good_said(llm: LLM, tmp_path: Path) -> No
     ends = [i for i, byte in enumerate(data) if byte == 10]
     data[ends[-2] - 20] ^= 1
     (folder / "journal").write_bytes(data)
-    with pytest.raises(InputError, match="journal is damaged at byte .*; the 24 tokens before") as caught:
+    with pytest.raises(
+        InputError, match="journal is damaged at byte .*; the 24 tokens before"
+    ) as caught:
         tokenswift.resume(folder, llm=llm)
     assert (folder / "journal").read_bytes() == data and 24 < len(state.tokens)
     command = str(caught.value).rpartition("(")[2].rstrip(")")
@@ -153,7 +181,8 @@ def test_damage_is_refused_and_what_is_good_said(llm: LLM, tmp_path: Path) -> No
     assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids
 
 
-# ---- what is kept and told --------------------------------------------------------------------------------
+# ---- what is kept and told
+# --------------------------------------------------------------------------------
 
 
 def test_tokens_do_not_wait_for_a_slow_step(

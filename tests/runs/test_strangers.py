@@ -1,4 +1,5 @@
-"""Run folders from strangers: nothing outside the folder is read or written, and every fault is one line."""
+"""Run folders from strangers: nothing outside the folder is read or written, and every fault is one
+line."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def everything(place: Path) -> dict[str, tuple[int, bytes]]:
     for path in sorted(place.rglob("*")):
         mode = path.lstat().st_mode
         data = os.readlink(path).encode() if stat.S_ISLNK(mode) else b""
-        found[str(path.relative_to(place))] = (mode, path.read_bytes() if stat.S_ISREG(mode) else data)
+        found[str(path.relative_to(place))] = (
+            mode,
+            path.read_bytes() if stat.S_ISREG(mode) else data,
+        )
     return found
 
 
@@ -69,7 +73,8 @@ def uses(folder: Path, llm: LLM) -> list[Callable[[], object]]:
     ]
 
 
-# ---- links and other things ------------------------------------------------------------------------------
+# ---- links and other things
+# ------------------------------------------------------------------------------
 
 
 def link(path: Path, target: Path) -> str:
@@ -94,8 +99,12 @@ def test_what_is_no_regular_file_is_refused(
         shutil.copy(stranger.parent / "run" / "lock", target)
     what = put(stranger / name, target)
     before = everything(stranger.parent)
-    for use in uses(stranger, llm)[: 3 if name == "journal" else 2]:  # what reads a journal reads no other
-        with pytest.raises(InputError, match=f"run_dir .*run holds '{name}', which is {what}; valid: "):
+    for use in uses(stranger, llm)[
+        : 3 if name == "journal" else 2
+    ]:  # what reads a journal reads no other
+        with pytest.raises(
+            InputError, match=f"run_dir .*run holds '{name}', which is {what}; valid: "
+        ):
             use()
     if name == "journal":
         for argv in (["resume"], ["runs", "--text"], ["runs"]):
@@ -104,23 +113,31 @@ def test_what_is_no_regular_file_is_refused(
     assert everything(stranger.parent) == before
 
 
-def test_a_folder_that_holds_other_files_is_not_filled(llm: LLM, tmp_path: Path, capsys: Any) -> None:
+def test_a_folder_that_holds_other_files_is_not_filled(
+    llm: LLM, tmp_path: Path, capsys: Any
+) -> None:
     place = tmp_path / "thesis"
     place.mkdir()
     (place / "chapter 1.tex").write_text("mine")
     before = everything(tmp_path)
-    line = "run_dir is '.*thesis': it holds 'chapter 1.tex' and no run; valid: a new or an empty folder"
+    line = (
+        "run_dir is '.*thesis': it holds 'chapter 1.tex' and no run; valid: a new or an empty "
+        "folder"
+    )
     with pytest.raises(InputError, match=line):
         llm.generate("hello", **CALL, run_dir=place)
     assert main(["generate", "hello", "--run-dir", str(place)]) == 2
     assert "error: --run-dir is '" in capsys.readouterr().err and everything(tmp_path) == before
     (place / "chapter 1.tex").unlink()
-    (place / "journal.17ab34cd.part").write_text("of a process that died before there was a journal")
+    (place / "journal.17ab34cd.part").write_text(
+        "of a process that died before there was a journal"
+    )
     (place / "lock").write_text("17\n")
     assert llm.generate("hello", **CALL, run_dir=place).finish_reason == "length"
 
 
-# ---- what a journal says ---------------------------------------------------------------------------------
+# ---- what a journal says
+# ---------------------------------------------------------------------------------
 
 
 def put(place: str, value: Any) -> Callable[[Records], object]:
@@ -174,7 +191,9 @@ def test_settings_that_are_left_out(stranger: Path) -> None:
 
 def test_what_is_loaded_is_told_first(stranger: Path, capsys: Any) -> None:
     """Heads and draft model, too: a journal's names may be of anything."""
-    loading = dict(dtype="auto", device="cpu", rope_scaling=None, weights="stored", kv_cache_dtype="auto")
+    loading = dict(
+        dtype="auto", device="cpu", rope_scaling=None, weights="stored", kv_cache_dtype="auto"
+    )
     loading |= {"model": "no/such/model", "heads": "a/heads", "backend": "auto", "eagle": "auto"}
     rewritten(stranger, put("0.model", loading))
     rewritten(stranger, put("3.options", {"draft_model": "a/draft"}))
@@ -189,7 +208,8 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
             tokenswift.resume(stranger, llm=llm)
 
 
-# ---- the whole text --------------------------------------------------------------------------------------
+# ---- the whole text
+# --------------------------------------------------------------------------------------
 
 
 def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:

@@ -1,4 +1,5 @@
-"""Biases, presence and frequency penalties, DRY and what may not come: against plain reference code."""
+"""Biases, presence and frequency penalties, DRY and what may not come: against plain reference
+code."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def test_what_tokens_lose(setting: str) -> None:
             rules = replace(rules, words=())
         gaps = [rnd.choice([0, 0, 0, 3]) for _ in paths]
         positions = [len(history) + len(path) + gap for path, gap in zip(paths, gaps, strict=True)]
-        scores = Sampler(params, V, rules=rules).scores(torch.zeros(4, V), history, paths, positions)
+        scores = Sampler(params, V, rules=rules).scores(
+            torch.zeros(4, V), history, paths, positions
+        )
         for row, path, position in zip(scores, paths, positions, strict=True):
             expected = torch.zeros(V, dtype=torch.float64)
             for token, loss in losses(history + path, position, params, rules).items():
@@ -108,11 +111,20 @@ def test_settings_by_name() -> None:
 
 
 BAD: list[tuple[str, Any]] = [
-    ("presence_penalty", 2.1), ("frequency_penalty", "much"), ("dry_multiplier", -1), ("dry_base", 0.9),
-    ("dry_allowed_length", 0), ("dry_range", 0), ("dry_breakers", [""]), ("logit_bias", {5: 101}),
-    ("logit_bias", {"x": 1}), ("min_tokens", -1), ("bad_words", [[-1]]),
-    ("bad_words", ["a"] * 2000), ("bad_words", 5),
-]  # fmt: skip
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", "much"),
+    ("dry_multiplier", -1),
+    ("dry_base", 0.9),
+    ("dry_allowed_length", 0),
+    ("dry_range", 0),
+    ("dry_breakers", [""]),
+    ("logit_bias", {5: 101}),
+    ("logit_bias", {"x": 1}),
+    ("min_tokens", -1),
+    ("bad_words", [[-1]]),
+    ("bad_words", ["a"] * 2000),
+    ("bad_words", 5),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)

@@ -1,4 +1,5 @@
-"""The choice rule in C against the one in torch: same tokens, same values, whatever the processors."""
+"""The choice rule in C against the one in torch: same tokens, same values, whatever the
+processors."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
         # the text grows as in decoding; a path stands behind it again each time
         for step, widths in enumerate(([1, 2, 2, 1], [1, 2, 5, 40], [1, 2, 5, 40])):
             positions = [
-                len(history) + len(path) + gap for path, gap in zip(paths, (0, 0, 2, 40), strict=True)
+                len(history) + len(path) + gap
+                for path, gap in zip(paths, (0, 0, 2, 40), strict=True)
             ]
             logits = torch.randn(4, V) * rnd.choice([1, 3, 6])
             for row, path in zip(logits, paths, strict=True):
@@ -61,7 +63,9 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
             rows = logits if subset is None else logits[:, subset.ids].contiguous()
             for noise in (0.0, 0.5, 1.0):
                 asked = LogitRows(rows, history, paths, positions, widths, noise, subset)
-                for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
+                for ours, theirs in zip(
+                    native.candidates(asked), plain.candidates(asked), strict=True
+                ):
                     assert ours.tokens == theirs.tokens and ours.values == theirs.values
                     assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
             if subset is None:
@@ -70,13 +74,18 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
 
 
 def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
-    """Masks come first: what they leave is ranked as if the rest had never had a finite score, and a row in
-    whose subset nothing is allowed is ranked as it is."""
+    """Masks come first: what they leave is ranked as if the rest had never had a finite score, and
+    a row in whose subset nothing is allowed is ranked as it is."""
     width, rnd = 1003, random.Random(5)  # no whole number of words
     for seed, limited in enumerate((False, True) * 6):
         torch.manual_seed(seed)
-        params = replace(rnd.choice([one for one in SETTINGS.values() if not one.adjusts]), seed=seed)
-        plain, native = Sampler(params, width), Sampler(params, width, "cpu", kernels.ranker(params))
+        params = replace(
+            rnd.choice([one for one in SETTINGS.values() if not one.adjusts]), seed=seed
+        )
+        plain, native = (
+            Sampler(params, width),
+            Sampler(params, width, "cpu", kernels.ranker(params)),
+        )
         subset = Subset(torch.randperm(width)[:300], width) if limited else None
         logits = torch.randn(4, width) * 4
         allowed = torch.rand(4, width) < rnd.choice([0.003, 0.5, 0.97])
@@ -94,9 +103,15 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
         if subset:
             hidden[2] = logits[2]
         asked = LogitRows(
-            logits[:, columns].contiguous(), [1, 2, 3], [[], [4], [5, 6], [7]], [3, 4, 5, 4], [40] * 4, True,
-            subset, masks=masks,
-        )  # fmt: skip
+            logits[:, columns].contiguous(),
+            [1, 2, 3],
+            [[], [4], [5, 6], [7]],
+            [3, 4, 5, 4],
+            [40] * 4,
+            True,
+            subset,
+            masks=masks,
+        )
         wanted = replace(asked, logits=hidden[:, columns].contiguous(), masks=())
         expected = native.candidates(wanted)
         for sampler in (native, plain):
@@ -116,12 +131,15 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
 def test_bad_logits_are_refused(kernels: CpuBackend, setting: str, bad: Any) -> None:
     params = SETTINGS[setting]
     logits = torch.randn(2, V)
-    logits[1, V - 1 if bad != "all -inf" else slice(None)] = -torch.inf if bad == "all -inf" else bad
+    logits[1, V - 1 if bad != "all -inf" else slice(None)] = (
+        -torch.inf if bad == "all -inf" else bad
+    )
     for ranker in (kernels.ranker(params), None):
         sampler = Sampler(params, V, "cpu", ranker)
         what = "NaN" if str(bad) == "nan" else "no finite maximum"
         with pytest.raises(
-            RunError, match=rf"position 2 hold {what}; no token can be chosen \(try dtype float32\)(\n|$)"
+            RunError,
+            match=rf"position 2 hold {what}; no token can be chosen \(try dtype float32\)(\n|$)",
         ):
             sampler.choose(logits, [1], [[], [4]])
         assert len(sampler.choose(logits[:1], [1], [[]])) == 1
@@ -129,7 +147,8 @@ def test_bad_logits_are_refused(kernels: CpuBackend, setting: str, bad: Any) -> 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None:
-    """Where the next smaller float is more than 25 away, the best token still has all of the probability."""
+    """Where the next smaller float is more than 25 away, the best token still has all of the
+    probability."""
     params = SamplingParams(greedy=greedy, repetition_penalty=1.0)
     logits = torch.tensor([[3e38, 1.0, 2.0]], dtype=torch.float32)
     rows = LogitRows(logits, [], [[]], [0], [2], noise=0.0, with_probs=True)
@@ -141,7 +160,10 @@ def test_the_best_tokens_of_rows(kernels: CpuBackend, size: int) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(size))
     logits[1, size // 2], logits[2] = torch.nan, -torch.inf
     best = logits.nan_to_num(-torch.inf, neginf=-torch.inf).topk(min(5, size))
-    for ranker, rows in (kernels.ranker(SamplingParams()), range(4)), (None, (0, 3)):  # torch puts NaN first
+    for ranker, rows in (
+        (kernels.ranker(SamplingParams()), range(4)),
+        (None, (0, 3)),
+    ):  # torch puts NaN first
         found = Sampler(SamplingParams(), size, "cpu", ranker).best(logits, 5)
         for row in rows:
             real = best.values[row] > -torch.inf

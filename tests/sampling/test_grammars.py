@@ -32,17 +32,26 @@ for _ in range(70):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
+        (
+            lambda: Grammar.json_schema({"type": "foo"}),
+            "the JSON schema cannot be compiled (Invalid",
+        ),
         (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
         (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
-        (lambda: Grammar.json_schema(DEEP), "is too large; valid: up to 524,288 characters, 20,000 values"),
+        (
+            lambda: Grammar.json_schema(DEEP),
+            "is too large; valid: up to 524,288 characters, 20,000 values",
+        ),
         (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "is too large"),
         (lambda: Grammar.json_schema("{"), "is '{'; valid: JSON ("),
         (lambda: Grammar.json_schema("[" * 100_000), "valid: JSON (maximum recursion"),
         (lambda: Grammar.regex("(a"), "unclosed group"),
         (lambda: Grammar.regex("a" * 600_000), "is too large"),
         (lambda: Grammar.regex(""), "is ''; valid: text"),
-        (lambda: Grammar.choice(["a", ""]), "the choice is ['a', '']; valid: texts, none of them empty"),
+        (
+            lambda: Grammar.choice(["a", ""]),
+            "the choice is ['a', '']; valid: texts, none of them empty",
+        ),
         (lambda: Grammar.lark("start: other"), 'unknown name: "other"'),
         (lambda: Grammar.lark("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
         (lambda: Grammar.lark("start: A\nA: /a/ & /b/"), "(no text is possible)"),
@@ -61,8 +70,8 @@ def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
 
 
 def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules that overflow llguidance's stack, and a step of automata that it does not bound, behind a token
-    that is special."""
+    """Rules that overflow llguidance's stack, and a step of automata that it does not bound, behind
+    a token that is special."""
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(5000))
     with pytest.raises(
         InputError, match=r"cannot be compiled \(ends the process that tries it .code -\d+.\)"
@@ -73,7 +82,9 @@ def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch
         masks_of(Grammar.lark('start: <s> %json {"type": "integer", "multipleOf": 999983}'))
     every = " & ".join(f"/(.|\\n)*x{i}(.|\\n)*/" for i in range(40))
     with pytest.raises(InputError, match="cannot be compiled .*takes too long"):
-        masks_of(Grammar.lark(f"start: /[a-z]{{99}}/ A\nA: {every}"))  # behind more than any trial writes
+        masks_of(
+            Grammar.lark(f"start: /[a-z]{{99}}/ A\nA: {every}")
+        )  # behind more than any trial writes
     conjoined = {"allOf": [{"type": "string", "pattern": f"x{i}.*y"} for i in range(40)]}
     with pytest.raises(InputError, match="cannot be compiled .*takes too long"):
         masks_of(Grammar.json_schema(conjoined))
@@ -92,17 +103,27 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
         ({"ignore_eos": True}, "ignore_eos is True beside a grammar"),
         ({"min_tokens": 2}, "min_tokens is 2 beside a grammar"),
         ({"response_format": {"type": "json_object"}}, "given beside"),
-        ({"grammar": None, "response_format": {"type": "xml"}}, "response_format is {'type': 'xml'}"),
-        ({"grammar": None, "response_format": {"type": "json_schema"}}, "is {'type': 'json_schema'}"),
+        (
+            {"grammar": None, "response_format": {"type": "xml"}},
+            "response_format is {'type': 'xml'}",
+        ),
+        (
+            {"grammar": None, "response_format": {"type": "json_schema"}},
+            "is {'type': 'json_schema'}",
+        ),
     ]
     for given, says in calls:
         with pytest.raises(InputError, match=re.escape(says)):
             llm.generate("a", 5, **{"grammar": regex, **given})
-    with LLM.from_model(byte_model(), None, heads=None) as bare, pytest.raises(InputError, match="tokenizer"):
+    with (
+        LLM.from_model(byte_model(), None, heads=None) as bare,
+        pytest.raises(InputError, match="tokenizer"),
+    ):
         bare.generate([5], 5, grammar=regex)
 
 
-# ---- objects have no members that their schema does not list, unless it says so --------------------------
+# ---- objects have no members that their schema does not list, unless it says so
+# --------------------------
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -154,20 +175,36 @@ def test_no_other_members(schema: Any, inside: str) -> None:
     [
         ({**A, "additionalProperties": True}, '{"a": 1, "b": 2}'),
         (Outer, '{"one": {"a": 1}, "many": [], "free": {"b": 2}}'),
-        ({"properties": {"properties": {}}, "additionalProperties": True}, '{"additionalProperties": 1}'),
+        (
+            {"properties": {"properties": {}}, "additionalProperties": True},
+            '{"additionalProperties": 1}',
+        ),
         ({**A, "required": ["a", "b"]}, '{"a": 1, "b": 2}'),
-        ({"allOf": [A, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}, '{"a": 1, "b": 2}'),
-        ({**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"properties": {"b": {}}}}},
-         '{"a": 1, "b": 2}'),
+        (
+            {"allOf": [A, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]},
+            '{"a": 1, "b": 2}',
+        ),
+        (
+            {**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": {"properties": {"b": {}}}}},
+            '{"a": 1, "b": 2}',
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_said_otherwise(schema: Any, text: str) -> None:
     """Open ones, and objects that are described in several places."""
     assert follows(schema, text)
 
 
 def test_what_is_no_schema_is_left_as_it_is() -> None:
-    odd = {"const": dict(A), "default": {"properties": {}}, "properties": [], "anyOf": 3, "items": True}
+    odd = {
+        "const": dict(A),
+        "default": {"properties": {}},
+        "properties": [],
+        "anyOf": 3,
+        "items": True,
+    }
     assert closed(json.loads(json.dumps(odd))) == odd
-    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, {"$ref": "#"}]} for i in range(3000)}
+    chain = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, {"$ref": "#"}]} for i in range(3000)
+    }
     assert closed({"$defs": chain, "$ref": "#/$defs/d2999"})["$defs"] == chain

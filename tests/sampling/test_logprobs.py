@@ -46,7 +46,9 @@ def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]
         best = row.topk(TOP)
         top = [(i, v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
         rank = 1 + int((row > row[token]).sum())
-        made.append(Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf), rank))
+        made.append(
+            Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf), rank)
+        )
     return made
 
 
@@ -60,7 +62,9 @@ def test_logprobs(llm: LLM, params: SamplingParams) -> None:
     assert drafted.token_ids == plain.token_ids and drafted.logprobs == plain.logprobs
     right = wanted(llm, plain.token_ids, params)
     for found, due in zip(plain.logprobs, right, strict=True):
-        assert [token for token, _ in found.top] == [token for token, _ in due.top] and found.rank == due.rank
+        assert [token for token, _ in found.top] == [
+            token for token, _ in due.top
+        ] and found.rank == due.rank
         values = [found.logprob, *(value for _, value in found.top)]
         assert values == pytest.approx([due.logprob, *(value for _, value in due.top)], abs=1e-4)
     if params.greedy:
@@ -83,5 +87,7 @@ def test_a_cut_text_has_as_many_as_tokens(tiny_folder: Callable[..., Path]) -> N
 
 def test_bad_counts(llm: LLM) -> None:
     for value in (-1, 21, 1.5, "3", True):
-        with pytest.raises(InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"):
+        with pytest.raises(
+            InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"
+        ):
             llm.generate(PROMPT, 5, logprobs=value)

@@ -1,4 +1,5 @@
-"""The keyed noise: pinned integers, the distribution of the values, and the distribution of the winner."""
+"""The keyed noise: pinned integers, the distribution of the values, and the distribution of the
+winner."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from scipy.stats import gumbel_r, kstest
 
 from tests.stats import chi_square
-from tokenswift.sampling.choice import Noise, gumbel, gumbels_, gumbels_of, mix64, noise_bits, position_key
+from tokenswift.sampling.choice import (
+    Noise,
+    gumbel,
+    gumbels_,
+    gumbels_of,
+    mix64,
+    noise_bits,
+    position_key,
+)
 
 BIG = 150_000
 KNOWN = {  # of the tokens 0, 1 and 149,999
@@ -72,8 +81,11 @@ def test_neighbours_are_independent(axis: str) -> None:
 
 
 def test_winner_is_uniform_over_the_tokens() -> None:
-    """With equal scores every token wins equally often, from seed to seed and position to position."""
-    picks = [int(Noise(seed, 40).at(position).argmax()) for seed in range(200) for position in range(30)]
+    """With equal scores every token wins equally often, from seed to seed and position to
+    position."""
+    picks = [
+        int(Noise(seed, 40).at(position).argmax()) for seed in range(200) for position in range(30)
+    ]
     assert chi_square(picks, {token: 1 / 40 for token in range(40)}) > 1e-4
 
 

@@ -65,7 +65,13 @@ def test_processors_equal_transformers(seed: int, width: int, spread: float) -> 
 
 def test_processors_in_sequence_equal_transformers() -> None:
     """Filters after filters (rows already hold -inf), in transformers' order."""
-    used: dict[str, Any] = {"temperature": 1.5, "top_k": 60, "top_p": 0.95, "min_p": 0.08, "eta_cutoff": 0.06}
+    used: dict[str, Any] = {
+        "temperature": 1.5,
+        "top_k": 60,
+        "top_p": 0.95,
+        "min_p": 0.08,
+        "eta_cutoff": 0.06,
+    }
     params, off = SamplingParams(**used, repetition_penalty=1.3), dict.fromkeys(used, 0)
     off |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
     filters = (
@@ -74,7 +80,9 @@ def test_processors_in_sequence_equal_transformers() -> None:
         TopPLogitsWarper(0.95),
         MinPLogitsWarper(0.08),
     )
-    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3), *filters, EtaLogitsWarper(0.06)])
+    chain = LogitsProcessorList(
+        [RepetitionPenaltyLogitsProcessor(1.3), *filters, EtaLogitsWarper(0.06)]
+    )
     matters = set()
     for seed in range(30):
         rows = logits_of(seed, 1, 500, 1.0 + seed % 5)
@@ -82,7 +90,9 @@ def test_processors_in_sequence_equal_transformers() -> None:
         ours = Sampler(params, 500).scores(rows, history.tolist(), [[]])
         same(ours, chain(history[None], rows))  # type: ignore[arg-type]
         for name, value in off.items():
-            without = Sampler(replace(params, **{name: value}), 500).scores(rows, history.tolist(), [[]])
+            without = Sampler(replace(params, **{name: value}), 500).scores(
+                rows, history.tolist(), [[]]
+            )
             if not torch.equal(without, ours):
                 matters.add(name)
     assert matters == set(off)  # each processor changed some row
@@ -96,16 +106,25 @@ def naive_window(history: list[int], path: list[int], gap: int, window: int) -> 
 
 @given(
     st.lists(st.integers(0, 9), max_size=12),
-    st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 5)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 5)),
+        min_size=1,
+        max_size=5,
+    ),
     st.integers(1, 14),
 )
 @settings(max_examples=400, deadline=None)
 def test_windows_slide_along_each_path(history, rows, window) -> None:
     params = SamplingParams(repetition_penalty=2.0, penalty_window=window, greedy=True)
-    paths, places = [path for path, _ in rows], [len(history) + len(path) + gap for path, gap in rows]
+    paths, places = (
+        [path for path, _ in rows],
+        [len(history) + len(path) + gap for path, gap in rows],
+    )
     scores = Sampler(params, 10).scores(torch.ones(len(rows), 10), history, paths, places)
     for row, (path, gap) in zip(scores, rows, strict=True):
-        assert set(row.lt(1).nonzero().squeeze(1).tolist()) == naive_window(history, path, gap, window)
+        assert set(row.lt(1).nonzero().squeeze(1).tolist()) == naive_window(
+            history, path, gap, window
+        )
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.booleans())
@@ -113,13 +132,18 @@ def test_windows_slide_along_each_path(history, rows, window) -> None:
 def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: bool) -> None:
     """A row's choice does not depend on the rows around it: tree and autoregressive rows agree.
 
-    On an accelerator the same number of rows is processed whatever was asked for, so that sums are the same.
+    On an accelerator the same number of rows is processed whatever was asked for, so that sums are
+    the same.
     """
-    params = SamplingParams(seed=seed, penalty_window=window, min_p=0.05 if filtered else 0.0, top_p=0.98)
+    params = SamplingParams(
+        seed=seed, penalty_window=window, min_p=0.05 if filtered else 0.0, top_p=0.98
+    )
     sampler = Sampler(params, 64, row_by_row=False)
     generator = torch.Generator().manual_seed(seed)
     history = torch.randint(0, 64, (6,), generator=generator).tolist()
-    paths = [torch.randint(0, 64, (n % (1 + seed % 4),), generator=generator).tolist() for n in range(20)]
+    paths = [
+        torch.randint(0, 64, (n % (1 + seed % 4),), generator=generator).tolist() for n in range(20)
+    ]
     rows = (torch.randn(20, 64, generator=generator) * 2).bfloat16()  # nothing is computed in it
     with mock.patch.object(sampling, "processed", wraps=sampling.processed) as seen:
         together = sampler.choose(rows, history, paths)

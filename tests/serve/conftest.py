@@ -43,7 +43,8 @@ def llm(chatty: Path) -> LLM:
 
 
 class Slow:
-    """Passes of a model, or of a class of models, take ``pause`` seconds longer, and are counted."""
+    """Passes of a model, or of a class of models, take ``pause`` seconds longer, and are
+    counted."""
 
     def __init__(self, target: Any, pause: float = 0.0) -> None:
         self.pause, self.passes = pause, 0
@@ -84,7 +85,9 @@ class Running:
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
         """OpenAI's own, which never tries twice by itself."""
-        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more)
+        made = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more
+        )
         self._clients.append(made)
         return made
 
@@ -137,10 +140,12 @@ def server(llm: LLM) -> Iterator[Running]:
 
 
 class Process:
-    """``tokenswift serve`` in a process of its own; its passes take ``pause`` seconds longer, and each step
-    is an event."""
+    """``tokenswift serve`` in a process of its own; its passes take ``pause`` seconds longer, and
+    each step is an event."""
 
-    def __init__(self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0
+    ) -> None:
         self.log = folder.parent / f"{folder.name}.log"
         command = [sys.executable, "-m", "tests.serve.conftest", str(pause)]
         command += ["--model", str(model)]
@@ -174,7 +179,8 @@ Launch = Callable[..., Process]
 
 @pytest.fixture
 def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
-    """``launch(pause=…)`` → a server in a process of its own, on the folder "answers" of the test."""
+    """``launch(pause=…)`` → a server in a process of its own, on the folder "answers" of the
+    test."""
     made: list[Process] = []
 
     def begin(**more: Any) -> Process:

@@ -19,7 +19,9 @@ CHAT: list[Any] = [{"role": "user", "content": QUESTION}]
 def test_the_pages_example(server: Running, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     """OpenAI's client, as docs/serve.md shows it."""
     page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
-    block = re.findall(r"^```python\n(from openai import OpenAI\n.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    block = re.findall(
+        r"^```python\n(from openai import OpenAI\n.*?)^```", page, re.DOTALL | re.MULTILINE
+    )[0]
     block = block.replace("http://127.0.0.1:8000", server.url).replace("smollm2-135m", "chatty")
     exec(block.replace("max_tokens=4000", "max_tokens=200"), {})
     asked = [{"role": "user", "content": "Tell me a long story."}]

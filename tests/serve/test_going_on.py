@@ -1,4 +1,5 @@
-"""Clients that go away and servers that die: no token is lost, none comes twice, the text is the same."""
+"""Clients that go away and servers that die: no token is lost, none comes twice, the text is the
+same."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ class Reader:
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_is_gone_ends_the_steps(start: Start, slowed: Any, path: str, stream: bool) -> None:
+def test_a_client_that_is_gone_ends_the_steps(
+    start: Start, slowed: Any, path: str, stream: bool
+) -> None:
     llm, slow = slowed
     server = start(llm)
     slow.pause = 0.03
@@ -112,7 +115,12 @@ def test_a_client_that_is_gone_ends_the_steps(start: Start, slowed: Any, path: s
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_disconnects(
-    start: Start, slowed: Any, wanted: str, tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    slowed: Any,
+    wanted: str,
+    tmp_path: Path,
+    kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five, at random; the answer goes on meanwhile."""
     llm, slow = slowed
@@ -155,7 +163,10 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
     reader.read(process.url, 10)
     assert process.end(number) == code
     said = process.log.read_text()
-    assert f"1 answer is kept; it goes on with: tokenswift serve --run-dir {tmp_path / 'answers'}" in said
+    assert (
+        f"1 answer is kept; it goes on with: tokenswift serve --run-dir {tmp_path / 'answers'}"
+        in said
+    )
     assert ("error" in said) == (code != 0)
     process = launch()
     reader.read(process.url, 10**6)
@@ -163,7 +174,9 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
     reader.check(wanted)
 
 
-def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:
+def test_more_is_open_than_the_queue_holds(
+    start: Start, slowed: Any, wanted: str, tmp_path: Path
+) -> None:
     """The next server goes on with all of it, one after the other."""
     llm, slow = slowed
     folder = str(tmp_path / "answers")
@@ -187,7 +200,8 @@ def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: st
 
 
 def test_what_ends_with_its_client(start: Start, slowed: Any, tmp_path: Path) -> None:
-    """A response that is not of the background is cancelled, and stays so; what was written is there."""
+    """A response that is not of the background is cancelled, and stays so; what was written is
+    there."""
     llm, slow = slowed
     server = start(llm, run_dir=str(tmp_path / "answers"))
     slow.pause = 0.02
@@ -203,11 +217,15 @@ def test_what_ends_with_its_client(start: Start, slowed: Any, tmp_path: Path) ->
     assert found["status"] == "cancelled" and found["output"][0]["content"][0]["text"]
 
 
-def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_on_the_disk(
+    start: Start, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """An answer that cannot be read is left alone; the others are there."""
     folder = tmp_path / "answers"
     server = start(run_dir=str(folder))
-    names = [server.post("/v1/responses", {**CALL, "seed": seed}).json()["id"] for seed in (1, 2, 3)]
+    names = [
+        server.post("/v1/responses", {**CALL, "seed": seed}).json()["id"] for seed in (1, 2, 3)
+    ]
     server.close()
     (folder / names[0] / "answer.json").write_text("{}")
     journal = folder / names[1] / "0" / "journal"
@@ -217,7 +235,8 @@ def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pyte
     assert "cannot be read" in caplog.text and "is damaged at byte" in caplog.text
 
 
-# ---- what a server says of itself, and that it ends whatever is under way ----------------------------------
+# ---- what a server says of itself, and that it ends whatever is under way
+# ----------------------------------
 
 KEY = "a-key-of-a-client"
 LONG: dict[str, Any] = {**CALL, "max_output_tokens": 900, "background": True}
@@ -231,7 +250,9 @@ def health(server: Running) -> tuple[int, str]:
 # ---- health -------------------------------------------------------------------------------------
 
 
-def test_health_where_no_step_is_made(start: Start, slowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_where_no_step_is_made(
+    start: Start, slowed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock that is a thousand times as fast as ours."""
     llm, slow = slowed
     monkeypatch.setattr(scheduling, "monotonic", lambda: 1000 * time.monotonic())
@@ -265,7 +286,9 @@ def test_what_is_taken_is_said_before_the_model_is_loaded(
     server = start(run_dir=str(tmp_path / "answers"))
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port)
-    assert done.code == 2 and done.error.startswith(f"--port is {port}: it cannot be opened on 127.0.0.1")
+    assert done.code == 2 and done.error.startswith(
+        f"--port is {port}: it cannot be opened on 127.0.0.1"
+    )
     done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers")
     assert done.code == 2 and "is being written by another process" in done.error
 

@@ -1,5 +1,5 @@
-"""Grammars on a server: each text is what ``LLM.generate`` writes for the same request alone, whatever else
-is in its passes; and what is hostile is refused."""
+"""Grammars on a server: each text is what ``LLM.generate`` writes for the same request alone,
+whatever else is in its passes; and what is hostile is refused."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ from tokenswift.serve.answers import fault_of
 
 NEW = 60
 GROWS = {"kind": "regex", "text": GROWING}
-LIST: dict[str, Any] = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 9}
+LIST: dict[str, Any] = {
+    "type": "array",
+    "items": {"enum": [1, 22, 333]},
+    "minItems": 2,
+    "maxItems": 9,
+}
 REGEX, LARK = "(ab|ac|a[0-9]){9,40}", 'start: "(" start ")" | /[a-d]+/'
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
 #: fields of a request → the grammar of ``LLM.generate``
 ASKED: list[tuple[dict[str, Any], Grammar]] = [
     ({"tokenswift": {"grammar": {"kind": "regex", "text": REGEX}}}, Grammar.regex(REGEX)),
     ({"response_format": {"type": "json_schema", "schema": LIST}}, Grammar.json_schema(LIST)),
-    ({"tokenswift": {"grammar": {"kind": "regex", "text": "yes|no"}}}, Grammar.choice(["yes", "no"])),
+    (
+        {"tokenswift": {"grammar": {"kind": "regex", "text": "yes|no"}}},
+        Grammar.choice(["yes", "no"]),
+    ),
     ({"tokenswift": {"grammar": {"kind": "lark", "text": LARK}}}, Grammar.lark(LARK)),
     ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
     ({"response_format": FORM}, Grammar.json_schema(COLOUR)),
@@ -36,7 +44,9 @@ def test_texts_are_those_of_generate(server: Running, llm: LLM) -> None:
     """Of all grammars at once."""
     body = {"prompt": "A colour: ", "max_tokens": NEW, "seed": 3}
     with ThreadPoolExecutor(len(ASKED)) as pool:
-        made = list(pool.map(lambda one: server.post("/v1/completions", {**body, **one[0]}).json(), ASKED))
+        made = list(
+            pool.map(lambda one: server.post("/v1/completions", {**body, **one[0]}).json(), ASKED)
+        )
     for (_, grammar), found in zip(ASKED, made, strict=True):
         wanted = llm.generate(body["prompt"], NEW, "autoregressive", seed=3, grammar=grammar)
         (choice,) = found["choices"]
@@ -45,11 +55,17 @@ def test_texts_are_those_of_generate(server: Running, llm: LLM) -> None:
 
 
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
-DEEP = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(3000)}
+DEEP = {
+    f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]}
+    for i in range(3000)
+}
 ROOT = {"$defs": DEEP, "$ref": "#/$defs/d0"}
 #: a schema or a choice, and why it is refused
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "json_schema", "text": json.dumps(ENDLESS)}, "no mask for position 2 (parser error: Too many"),
+    (
+        {"kind": "json_schema", "text": json.dumps(ENDLESS)},
+        "no mask for position 2 (parser error: Too many",
+    ),
     ({"kind": "choice", "text": "5"}, "grammar.kind is 'choice'; valid: json_schema, regex, lark"),
     ({"kind": "json_schema", "text": json.dumps(ROOT)}, "ends the process that tries it"),
 ]
@@ -65,13 +81,21 @@ def test_hostile_grammars(server: Running) -> None:
     for (_, says), reply in zip(HOSTILE, (one.result() for one in made), strict=True):
         error = reply.json()["error"]
         assert reply.status_code == 400 and error["type"] == "invalid_request_error", says
-        assert says in error["message"] and "\n" not in error["message"] and len(error["message"]) < 500
+        assert (
+            says in error["message"]
+            and "\n" not in error["message"]
+            and len(error["message"]) < 500
+        )
 
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
-    """The answer is an error, and one that clients do not take for the server's; texts beside it go on."""
+    """The answer is an error, and one that clients do not take for the server's; texts beside it go
+    on."""
     body = {"prompt": "a", "max_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
-    says, free = "the grammar gives no mask for position ", {"prompt": "b", "max_tokens": 60, "seed": 2}
+    says, free = (
+        "the grammar gives no mask for position ",
+        {"prompt": "b", "max_tokens": 60, "seed": 2},
+    )
     with ThreadPoolExecutor(2) as pool:
         beside = pool.submit(server.post, "/v1/completions", free)
         *chunks, last = streamed(server, "/v1/completions", body)

@@ -39,10 +39,16 @@ def test_the_key(start: Start, keys: str) -> None:
     for key in shown:
         for path in ("/v1/models", "/metrics", "/openapi.json"):
             found = server.get(path, headers={"authorization": f"Bearer {key}"})
-            assert found.status_code == 401 and found.json()["error"]["code"] == "invalid_api_key", key
+            assert (
+                found.status_code == 401 and found.json()["error"]["code"] == "invalid_api_key"
+            ), key
     with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
         server.client("wrong").completions.create(model="chatty", prompt="x")
-    assert server.get("/v1/models").status_code == server.post("/v1/completions", HELLO).status_code == 401
+    assert (
+        server.get("/v1/models").status_code
+        == server.post("/v1/completions", HELLO).status_code
+        == 401
+    )
     assert server.get("/v1/models", headers={"authorization": f"Basic {KEY}"}).status_code == 401
     assert server.get("/").status_code == server.get("/health").status_code == 200
 
@@ -57,7 +63,9 @@ def test_limits(start: Start) -> None:
     for body, status, message in wrong:
         found = server.post("/v1/completions", body)
         assert found.status_code == status and found.json()["error"]["message"] == message
-    assert server.post("/v1/completions", {"prompt": "hey"}).json()["usage"]["completion_tokens"] <= 8
+    assert (
+        server.post("/v1/completions", {"prompt": "hey"}).json()["usage"]["completion_tokens"] <= 8
+    )
     parts = (b"x" * 100 for _ in range(10))  # no length ahead
     assert httpx.post(f"{server.url}/v1/completions", content=parts).status_code == 413
 
@@ -71,7 +79,10 @@ def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPa
         said = b""
         while part := client.recv(65536):  # until the server closes it
             said += part
-    assert said.startswith(b"HTTP/1.1 408 ") and b"the body took more than 0.3 seconds; valid: " in said
+    assert (
+        said.startswith(b"HTTP/1.1 408 ")
+        and b"the body took more than 0.3 seconds; valid: " in said
+    )
 
 
 def test_a_full_queue(start: Start, slowed: Any) -> None:
@@ -103,7 +114,9 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG):
         server = start()
         server.post("/v1/completions", {"prompt": secret, "max_tokens": 3})
-        server.post("/v1/responses", {"input": secret, "instructions": secret, "max_output_tokens": 3})
+        server.post(
+            "/v1/responses", {"input": secret, "instructions": secret, "max_output_tokens": 3}
+        )
         server.post("/v1/completions", {"prompt": secret, "temperature": -1})
         server.post("/v1/completions", {"prompt": [secret, 5]})
         server.post("/v1/chat/completions", {"messages": [{"role": secret, "content": secret}]})
@@ -114,7 +127,9 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
 
 def test_metrics(start: Start) -> None:
     server = start()
-    server.post("/v1/completions", {"prompt": "hello", "max_tokens": 30, "tokenswift": {"ignore_eos": True}})
+    server.post(
+        "/v1/completions", {"prompt": "hello", "max_tokens": 30, "tokenswift": {"ignore_eos": True}}
+    )
     lines = dict(line.split(" ") for line in server.get("/metrics").text.splitlines())
     assert int(lines["tokenswift_tokens"]) == 30 >= int(lines["tokenswift_steps"]) > 0
     assert lines["tokenswift_running"] == lines["tokenswift_waiting"] == "0"
@@ -122,7 +137,14 @@ def test_metrics(start: Start) -> None:
 
 def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     server = start(run_dir=str(tmp_path / "answers"))
-    for name in ("../keys", "..%2f..%2fetc%2fpasswd", "resp_" + "0" * 31, "resp_" + "g" * 32, "lock", "%00"):
+    for name in (
+        "../keys",
+        "..%2f..%2fetc%2fpasswd",
+        "resp_" + "0" * 31,
+        "resp_" + "g" * 32,
+        "lock",
+        "%00",
+    ):
         assert server.get(f"/v1/responses/{name}").status_code == 404, name
     made = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 4}).json()["id"]
     server.post("/v1/completions", HELLO)
@@ -135,14 +157,21 @@ def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> N
     llm, slow = slowed
     slow.pause = 0.02
     server = start(llm)
-    body = {"prompt": "hello", "max_tokens": 900, "stream": True, "tokenswift": {"ignore_eos": True}}
+    body = {
+        "prompt": "hello",
+        "max_tokens": 900,
+        "stream": True,
+        "tokenswift": {"ignore_eos": True},
+    }
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         assert "choices" in next(lines)
         server.server.should_exit = True
         *_, last = lines
     slow.pause = 0.0
-    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    assert (
+        json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is shutting down"
+    )
 
 
 def test_the_server_ends_before_an_answer_has_begun(
@@ -165,13 +194,20 @@ def test_the_server_ends_before_an_answer_has_begun(
         assert reads.wait(30)
         server.close()
         said = found.result()
-    assert said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
+    assert (
+        said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
+    )
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["lock"]
 
 
-# ---- clients do not see each other: no answer, and no prompt by its time ---------------------------------
+# ---- clients do not see each other: no answer, and no prompt by its time
+# ---------------------------------
 
-CALL: dict[str, Any] = {"input": "hello", "max_output_tokens": 5, "tokenswift": {"ignore_eos": True}}
+CALL: dict[str, Any] = {
+    "input": "hello",
+    "max_output_tokens": 5,
+    "tokenswift": {"ignore_eos": True},
+}
 SHARED = "What everybody begins with, and which is long enough to be worth a copy. " * 3
 
 
@@ -195,7 +231,9 @@ def test_an_answer_belongs_to_its_key(start: Start, keys: str, slowed: Any) -> N
         wanted = nothing.json()["error"]["message"].replace("0" * 32, name.removeprefix("resp_"))
         assert found.json()["error"]["message"] == wanted, "it says that there is something"
     goes_on = {**CALL, "previous_response_id": name}
-    assert "there is no response" in server.post("/v1/responses", goes_on, headers=shown(OTHER)).text
+    assert (
+        "there is no response" in server.post("/v1/responses", goes_on, headers=shown(OTHER)).text
+    )
     assert httpx.delete(f"{server.url}/v1/responses/{name}", headers=shown(OTHER)).is_error
     own = server.get(f"/v1/responses/{name}", headers=shown(KEY)).json()
     assert own["status"] in ("queued", "in_progress"), "another client has stopped it"
@@ -240,7 +278,9 @@ def test_health_while_the_model_is_loaded(start: Start) -> None:
             asked = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})
             assert asked.status_code == 503 and asked.headers["retry-after"] == "1"
             assert asked.json()["error"]["message"].startswith("the model is being loaded; valid: ")
-            with socket.create_connection(taken.getsockname()):  # asks nothing, and holds nothing up
+            with socket.create_connection(
+                taken.getsockname()
+            ):  # asks nothing, and holds nothing up
                 assert httpx.head(f"{url}/").status_code == 503
         with ThreadPoolExecutor() as pool:
             early = pool.submit(httpx.get, f"{url}/health", timeout=60)

@@ -26,7 +26,9 @@ def test_origins_from_elsewhere(server: Running) -> None:
     host = server.url.removeprefix("http://")
     for origin in ("http://[", "null", "", f"https://{host}", host, f"{server.url}/", SITE):
         found = server.post("/v1/completions", HELLO, headers={"origin": origin})
-        assert found.status_code == 403 and "Origin header" in found.json()["error"]["message"], origin
+        assert found.status_code == 403 and "Origin header" in found.json()["error"]["message"], (
+            origin
+        )
     assert server.post("/v1/completions", HELLO, headers={"origin": server.url}).status_code == 200
 
 
@@ -45,10 +47,15 @@ def test_other_sites_that_may_ask(start: Start) -> None:
     for origin in ("https://other.example", f"{SITE}.evil.example", "http://chat.example"):
         other = httpx.options(f"{server.url}/v1/completions", headers={**asked, "origin": origin})
         assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
-        assert server.post("/v1/completions", HELLO, headers={"origin": origin, **key}).status_code == 403
+        assert (
+            server.post("/v1/completions", HELLO, headers={"origin": origin, **key}).status_code
+            == 403
+        )
 
 
-def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_not_encoded(
+    start: Start, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def encode(prompt: Any) -> list[int]:
         raise AssertionError("it was encoded")
 
@@ -87,7 +94,9 @@ def test_long_lists(server: Running, path: str, body: dict[str, Any], message: s
     assert caught.value.error_count() <= 4  # type: ignore[attr-defined]
     found = server.post(f"/v1/{path}", body)
     error = found.json()["error"]
-    assert found.status_code == 400 and message in error["message"] and error["param"] in body, error
+    assert found.status_code == 400 and message in error["message"] and error["param"] in body, (
+        error
+    )
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}
@@ -110,9 +119,18 @@ WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"temperature": -1}, "temperature is -1.0; valid: "),
     ],
     "chat/completions": [
-        ({"messages": [{"content": "x"}]}, "prompt[0] is {'content': 'x'}; valid: a message such as "),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs is not supported; valid: leave it out"),
-        ({"tokenswift": {"grammar": "a"}}, "grammar is 'a'; valid: a Grammar, or an object such as "),
+        (
+            {"messages": [{"content": "x"}]},
+            "prompt[0] is {'content': 'x'}; valid: a message such as ",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}},
+            "structured_outputs is not supported; valid: leave it out",
+        ),
+        (
+            {"tokenswift": {"grammar": "a"}},
+            "grammar is 'a'; valid: a Grammar, or an object such as ",
+        ),
         ({"response_format": SCHEMA}, "the JSON schema cannot be compiled (Invalid type: any)"),
         ({"tool_choice": "required"}, "tool_choice is 'required'; valid: none, auto, or "),
         ({"logit_bias": {"-1": 1}}, "logit_bias is {'-1': 1}; valid: up to 16,384 token ids"),
@@ -134,20 +152,30 @@ def test_errors_name_the_value(server: Running, path: str) -> None:
         assert len(error["message"]) < 400
 
 
-# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one --------------
+# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one
+# --------------
 
 DEEP = "[" * 5000 + "]" * 5000
 SAID = '"messages": [{"role": "user", "content": "hello"}]'
 #: bodies, as they are sent
 BROKEN: dict[str, list[str]] = {
     "completions": [
-        "", "{", DEEP, '{"prompt":' + DEEP + "}", '{"prompt": [-1]}', '{"prompt": [99999999999999999999]}',
-        '{"prompt": "\\ud800"}', '{"prompt": "x", "temperature": NaN}', '{"prompt": "x", "n": 0}',
-        '{"prompt": "x", "seed": 9223372036854775808}', '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',
+        "",
+        "{",
+        DEEP,
+        '{"prompt":' + DEEP + "}",
+        '{"prompt": [-1]}',
+        '{"prompt": [99999999999999999999]}',
+        '{"prompt": "\\ud800"}',
+        '{"prompt": "x", "temperature": NaN}',
+        '{"prompt": "x", "n": 0}',
+        '{"prompt": "x", "seed": 9223372036854775808}',
+        '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',
         '{"prompt": "x", "tokenswift": {"run_dir": "/tmp/kept"}}',
     ],
     "chat/completions": [
-        "{}", '{"messages": [{"role": "tool", "content": "x"}]}',
+        "{}",
+        '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         '{"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}',
         "{" + SAID + ', "tools": [{"type": "function", "function": {"name": "a b"}}]}',
@@ -155,18 +183,21 @@ BROKEN: dict[str, list[str]] = {
         "{" + SAID + ', "tools": ' + DEEP[4900:-4900] + "}",
     ],
     "responses": [
-        '{"input": []}', '{"input": "x", "metadata": {"a": "\\ud800"}}',
+        '{"input": []}',
+        '{"input": "x", "metadata": {"a": "\\ud800"}}',
         '{"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}',
         '{"input": "x", "previous_response_id": "../answers"}',
     ],
-}  # fmt: skip
+}
 CASES = [(path, body) for path, bodies in BROKEN.items() for body in bodies]
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=lambda value: value[:60])
 def test_bodies(server: Running, path: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    found = httpx.post(f"{server.url}/v1/{path}", content=body.encode(), headers=headers, timeout=60)
+    found = httpx.post(
+        f"{server.url}/v1/{path}", content=body.encode(), headers=headers, timeout=60
+    )
     assert 400 <= found.status_code < 500, found.text
     error = found.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
@@ -175,17 +206,29 @@ def test_bodies(server: Running, path: str, body: str) -> None:
 
 PATHS = [
     ("GET", "/v1/responses/resp_" + "0" * 32, 404, "there is no response "),
-    ("GET", "/v1/responses/resp_1?stream=true&starting_after=x", 400, "starting_after is 'x'; valid: "),
+    (
+        "GET",
+        "/v1/responses/resp_1?stream=true&starting_after=x",
+        400,
+        "starting_after is 'x'; valid: ",
+    ),
     ("GET", "/v1/models/none", 404, "the model 'none' is not served; valid: chatty"),
     ("GET", "/%ff%00", 404, "there is no GET "),
-    ("POST", "/chat/completions", 404, "there is no POST '/chat/completions'; valid: /v1/chat/completions, "),
+    (
+        "POST",
+        "/chat/completions",
+        404,
+        "there is no POST '/chat/completions'; valid: /v1/chat/completions, ",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("method", "path", "status", "message"), PATHS)
 def test_paths(server: Running, method: str, path: str, status: int, message: str) -> None:
     found = httpx.request(method, f"{server.url}{path}", timeout=60)
-    assert found.status_code == status and found.json()["error"]["message"].startswith(message), found.text
+    assert found.status_code == status and found.json()["error"]["message"].startswith(message), (
+        found.text
+    )
 
 
 def test_the_description(server: Running) -> None:

@@ -1,4 +1,5 @@
-"""OpenAI's own client runs unchanged, every chunk is of its types, and the text is plain decoding's."""
+"""OpenAI's own client runs unchanged, every chunk is of its types, and the text is plain
+decoding's."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from tests.serve.conftest import Running, Start
 from tokenswift import LLM
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+CHAT: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello!"},
+]
 NEW = 40
 COLOUR: dict[str, Any] = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
 COLOUR |= {"required": ["colour"], "additionalProperties": False}
@@ -30,11 +34,17 @@ def alone(llm: LLM, prompt: Any, **more: Any) -> str:
 
 def streamed(server: Running, path: str, body: dict[str, Any]) -> list[str]:
     """The data of a stream's events, as they are on the wire."""
-    with httpx.stream("POST", f"{server.url}{path}", json={"stream": True, **body}, timeout=60) as response:
+    with httpx.stream(
+        "POST", f"{server.url}{path}", json={"stream": True, **body}, timeout=60
+    ) as response:
         assert response.status_code == 200 and response.headers["content-type"].startswith(
             "text/event-stream"
         )
-        return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+        return [
+            line.removeprefix("data: ")
+            for line in response.iter_lines()
+            if line.startswith("data: ")
+        ]
 
 
 def test_models(server: Running, start: Start) -> None:
@@ -44,13 +54,17 @@ def test_models(server: Running, start: Start) -> None:
     assert model.id == "chatty" and client.models.retrieve("chatty").id == "chatty"
     with pytest.raises(openai.NotFoundError, match="the model 'gpt' is not served; valid: chatty"):
         client.models.retrieve("gpt")
-    assert client.chat.completions.create(model="gpt", messages=CHAT, max_tokens=2).model == "chatty"
+    assert (
+        client.chat.completions.create(model="gpt", messages=CHAT, max_tokens=2).model == "chatty"
+    )
     named = start(served_model_name="mine/best").client()
     assert named.models.retrieve("mine/best").id == named.models.list().data[0].id == "mine/best"
 
 
 def test_chat(server: Running, llm: LLM) -> None:
-    found = server.client().chat.completions.create(model="chatty", messages=CHAT, max_tokens=NEW, seed=5)
+    found = server.client().chat.completions.create(
+        model="chatty", messages=CHAT, max_tokens=NEW, seed=5
+    )
     ChatCompletion.model_validate(found.to_dict(), strict=True)
     assert found.choices[0].message.content == alone(llm, CHAT)
     assert found.usage is not None and found.usage.prompt_tokens == len(llm.encode(CHAT))
@@ -58,14 +72,21 @@ def test_chat(server: Running, llm: LLM) -> None:
 
 
 def test_chat_as_a_stream(server: Running, llm: LLM) -> None:
-    body = {"messages": CHAT, "max_tokens": NEW, "seed": 5, "stream_options": {"include_usage": True}}
+    body = {
+        "messages": CHAT,
+        "max_tokens": NEW,
+        "seed": 5,
+        "stream_options": {"include_usage": True},
+    }
     *lines, last = streamed(server, "/v1/chat/completions", body)
     chunks = [ChatCompletionChunk.model_validate_json(line, strict=True) for line in lines]
     assert last == "[DONE]" and len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
     assert text == alone(llm, CHAT)
-    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["length"]
+    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == [
+        "length"
+    ]
     assert chunks[-1].choices == [] and chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == NEW and all(c.usage is None for c in chunks[:-1])
 
@@ -77,7 +98,9 @@ def test_completion(server: Running, llm: LLM) -> None:
     for prompt in ("hello", llm.encode("hello"), ["hello"]):
         found = create(model="chatty", prompt=prompt, max_tokens=NEW, seed=5)
         Completion.model_validate(found.to_dict(), strict=True)
-        assert found.choices[0].text == wanted and found.usage.prompt_tokens == len(llm.encode("hello"))
+        assert found.choices[0].text == wanted and found.usage.prompt_tokens == len(
+            llm.encode("hello")
+        )
     stream = create(model="chatty", prompt="hello", max_tokens=NEW, seed=5, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == wanted
 
@@ -86,11 +109,22 @@ def test_penalties_biases_and_words(server: Running, llm: LLM) -> None:
     """The fields of OpenAI's interface, and of vLLM's."""
     given: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
     given["logit_bias"] = {"7": -100, "9": 3}
-    more = {"min_tokens": 9, "bad_words": ["a"], "stop_token_ids": [9], "tokenswift": {"dry_multiplier": 0.8}}
+    more = {
+        "min_tokens": 9,
+        "bad_words": ["a"],
+        "stop_token_ids": [9],
+        "tokenswift": {"dry_multiplier": 0.8},
+    }
     found = server.client().chat.completions.create(
         model="chatty", messages=CHAT, max_tokens=NEW, seed=5, **given, extra_body=more
     )
-    own: dict[str, Any] = {**given, "min_tokens": 9, "bad_words": ["a"], "stop": [[9]], "dry_multiplier": 0.8}
+    own: dict[str, Any] = {
+        **given,
+        "min_tokens": 9,
+        "bad_words": ["a"],
+        "stop": [[9]],
+        "dry_multiplier": 0.8,
+    }
     whole = llm.generate(CHAT, NEW, "autoregressive", seed=5, **own)
     assert found.choices[0].message.content == whole.text != alone(llm, CHAT)
     assert whole.finish_reason == "stop" and found.usage is not None
@@ -101,10 +135,14 @@ def test_no_seed_is_another_text_each_time(server: Running) -> None:
     """As OpenAI's server has it; what was drawn is told."""
     texts: dict[str, int] = {}
     for _ in range(2):
-        found: Any = server.client().completions.create(model="chatty", prompt="hello", max_tokens=NEW)
+        found: Any = server.client().completions.create(
+            model="chatty", prompt="hello", max_tokens=NEW
+        )
         texts[found.choices[0].text] = found.tokenswift["seed"]
     (first, seed), _ = texts.items()
-    again = server.client().completions.create(model="chatty", prompt="hello", max_tokens=NEW, seed=seed)
+    again = server.client().completions.create(
+        model="chatty", prompt="hello", max_tokens=NEW, seed=seed
+    )
     assert again.choices[0].text == first
 
 
@@ -124,7 +162,9 @@ def test_responses(server: Running, llm: LLM) -> None:
 def events(server: Running, name: str, after: int | None) -> list[Any]:
     """The events of a response from a place on, each checked against the client's types."""
     params = {"stream": "true"} | ({} if after is None else {"starting_after": str(after)})
-    with httpx.stream("GET", f"{server.url}/v1/responses/{name}", params=params, timeout=60) as response:
+    with httpx.stream(
+        "GET", f"{server.url}/v1/responses/{name}", params=params, timeout=60
+    ) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     return [EVENT.validate_json(line.removeprefix("data: "), strict=True) for line in lines]
 
@@ -138,7 +178,10 @@ def test_a_stream_is_taken_up_at_every_place(server: Running, llm: LLM) -> None:
     numbers = [event.sequence_number for event in whole]
     assert numbers == sorted(set(numbers)) and numbers[:4] == [0, 1, 2, 3]
     kinds = [event.type for event in whole]
-    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
+    assert (
+        kinds[:2] == ["response.created", "response.in_progress"]
+        and kinds[-1] == "response.incomplete"
+    )
     first: Any = whole[0]
     name = first.response.id
     said = {e.sequence_number: e.delta for e in whole if e.type == "response.output_text.delta"}
@@ -150,6 +193,8 @@ def test_a_stream_is_taken_up_at_every_place(server: Running, llm: LLM) -> None:
         found = [e.sequence_number for e in rest if e.type != "response.output_text.delta"]
         assert found == [number for number in others if number > start]
         deltas = [event for event in rest if event.type == "response.output_text.delta"]
-        assert "".join(e.delta for e in deltas) == "".join(text for at, text in said.items() if at > start)
+        assert "".join(e.delta for e in deltas) == "".join(
+            text for at, text in said.items() if at > start
+        )
         assert all(event.sequence_number > start for event in rest)
     assert events(server, name, 10**9) == []

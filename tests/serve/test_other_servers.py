@@ -1,4 +1,5 @@
-"""Requests as clients of OpenAI's and vLLM's servers send them: taken as there, or refused in their words."""
+"""Requests as clients of OpenAI's and vLLM's servers send them: taken as there, or refused in their
+words."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from tests.serve.conftest import Running
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
 
-HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 5}
+HELLO: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hello!"}],
+    "max_tokens": 8,
+    "seed": 5,
+}
 TEXT: dict[str, Any] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
 SAID: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 8}
 
@@ -33,9 +38,17 @@ def test_every_field_of_the_client_may_be_null(server: Running) -> None:
 
 #: fields that ask for nothing
 NOTHING: dict[str, Any] = {
-    "seed": -1, "temperature": 0, "stop": [""], "top_k": -1, "n": 1.0,
-    "mirostat": 0, "functions": [], "suffix": "", "use_beam_search": False, "stop_token_ids": [],
-}  # fmt: skip
+    "seed": -1,
+    "temperature": 0,
+    "stop": [""],
+    "top_k": -1,
+    "n": 1.0,
+    "mirostat": 0,
+    "functions": [],
+    "suffix": "",
+    "use_beam_search": False,
+    "stop_token_ids": [],
+}
 
 
 def test_what_asks_for_nothing(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,33 +66,68 @@ def test_what_asks_for_nothing(server: Running, llm: LLM, caplog: pytest.LogCapt
 def test_what_may_be_left_out(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     """The answer is the same without it; the log names it."""
     caplog.set_level(logging.INFO, "tokenswift")
-    many = {"max_token": 3, "wrong\nü": [1], "user": "me", **dict.fromkeys(map(str, range(50_000)), [1])}
+    many = {
+        "max_token": 3,
+        "wrong\nü": [1],
+        "user": "me",
+        **dict.fromkeys(map(str, range(50_000)), [1]),
+    }
     found = server.post("/v1/chat/completions", {**HELLO, **many})
     assert (
         "left out of a request to /v1/chat/completions: max_token, wrong\\n\\xfc, user, 0, 1, 2"
         in caplog.text
     )
-    assert found.json()["choices"][0]["message"]["content"] == llm.chat(HELLO["messages"], 8, seed=5).text
+    assert (
+        found.json()["choices"][0]["message"]["content"]
+        == llm.chat(HELLO["messages"], 8, seed=5).text
+    )
 
 
 def test_what_agents_send(server: Running, llm: LLM) -> None:
     """Codex and its kin on /v1/responses: tools of OpenAI's own servers, and fields for them."""
     create: Any = server.client().responses.create
-    function = {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}}
-    hosted = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "namespace"}]
-    said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}
+    function = {
+        "type": "function",
+        "name": "shell",
+        "strict": False,
+        "parameters": {"type": "object"},
+    }
+    hosted = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "apply_patch"},
+        {"type": "namespace"},
+    ]
+    said = {
+        "type": "message",
+        "role": "developer",
+        "content": [{"type": "input_text", "text": "Be brief."}],
+    }
+    asked = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hello!"}],
+    }
     found = create(
-        model="chatty", input=[said, asked], tools=[*hosted, function], tool_choice="auto", store=False,
-        parallel_tool_calls=False, include=["reasoning.encrypted_content"], prompt_cache_key="k",
-        reasoning={"effort": "medium", "summary": "auto"}, text={"verbosity": "low"}, max_output_tokens=8,
+        model="chatty",
+        input=[said, asked],
+        tools=[*hosted, function],
+        tool_choice="auto",
+        store=False,
+        parallel_tool_calls=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        reasoning={"effort": "medium", "summary": "auto"},
+        text={"verbosity": "low"},
+        max_output_tokens=8,
         extra_body={"client_metadata": {"a": "b"}, "seed": 5},
-    )  # fmt: skip
+    )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
     assert [tool.name for tool in found.tools] == ["shell"]
     alone = create(model="chatty", input=[said, asked], tools=hosted, max_output_tokens=8)
     assert alone.tools == [] and alone.usage.input_tokens == len(llm.encode(messages))
-    with pytest.raises(openai.BadRequestError, match="tool_choice is 'required'; valid: none, auto"):
+    with pytest.raises(
+        openai.BadRequestError, match="tool_choice is 'required'; valid: none, auto"
+    ):
         create(model="chatty", input="Hello!", tools=hosted, tool_choice="required")
 
 
@@ -113,13 +161,16 @@ def test_words_without_which_nothing_can_be_said(server: Running, strategy: str)
     assert (error["type"], error["message"]) == ("invalid_request_error", said)
 
 
-# ---- chat templates ---------------------------------------------------------------------------------------
+# ---- chat templates
+# ---------------------------------------------------------------------------------------
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 THINKS = "{% if enable_thinking is false %}quick{% else %}slow{% endif %}"
 
 
-def test_options_of_the_template(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_template(
+    server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM's field, and OpenAI's effort where the template knows how to do without thoughts."""
     monkeypatch.setattr(llm.source.codec, "chat_template", TEMPLATE + THINKS)
     asked = {"messages": ASKED["messages"], "max_tokens": 8, "seed": 5}
@@ -145,7 +196,9 @@ def test_an_answer_that_has_begun_is_continued(server: Running, llm: LLM) -> Non
     messages: list[Any] = [*ASKED["messages"], {"role": "assistant", "content": "Well, "}]
     usual = replace(llm.default_sampling(messages), seed=5)
     for given in (None, True, False):
-        option: Any = {"template_options": {"continue_final_message": False}} if given is False else {}
+        option: Any = (
+            {"template_options": {"continue_final_message": False}} if given is False else {}
+        )
         body = {"messages": messages, "max_tokens": 8, "seed": 5, "continue_final_message": given}
         found = server.post("/v1/chat/completions", body).json()
         wanted = llm.generate(llm.encode(messages, **option), 8, sampling=usual)

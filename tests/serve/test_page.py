@@ -1,4 +1,5 @@
-"""The page: what it may do, what it asks of the server, and a conversation where there is a browser."""
+"""The page: what it may do, what it asks of the server, and a conversation where there is a
+browser."""
 
 from __future__ import annotations
 
@@ -20,11 +21,20 @@ STYLE = PAGE.partition("<style>")[2].partition("</style>")[0]
 
 
 def test_nothing_becomes_markup() -> None:
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+    ):
         assert word not in SCRIPT
     for text in (SCRIPT, STYLE):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"-src 'sha256-{digest}'" in PAGE, f"the policy at the top of the page needs sha256-{digest}"
+        assert f"-src 'sha256-{digest}'" in PAGE, (
+            f"the policy at the top of the page needs sha256-{digest}"
+        )
     markup = PAGE.replace(SCRIPT, "").replace(STYLE, "")
     assert not re.search(r"\s(style|on\w+|src|href)=", markup), (
         "the policy forbids it, or it is from elsewhere"
@@ -34,11 +44,18 @@ def test_nothing_becomes_markup() -> None:
 NUMBERS = json.loads(SCRIPT.partition("NUMBERS = ")[2].partition(";")[0])
 #: a request as the page makes it, with all its settings
 ASKED: dict[str, Any] = {
-    "background": True, "stream": True, "instructions": "Be brief.", "max_output_tokens": 40,
-    "temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1, "seed": 7,
+    "background": True,
+    "stream": True,
+    "instructions": "Be brief.",
+    "max_output_tokens": 40,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "seed": 7,
     "tokenswift": {"strategy": "auto"},
     "input": [{"role": role, "content": "a"} for role in ("user", "assistant", "user")],
-}  # fmt: skip
+}
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -56,7 +73,8 @@ def test_what_it_reads_is_what_the_server_writes(server: Running) -> None:
     own, usage = last["response"]["tokenswift"], last["response"]["usage"]
     assert own["seed"] == 7 and 0 < own["steps"] <= usage["output_tokens"]
     assert last["response"]["output"][0]["content"][0]["text"] == text
-    again = f"{server.url}/v1/responses/{name}?stream=true&starting_after=-1"  # a page that was loaded again
+    # a page that was loaded again
+    again = f"{server.url}/v1/responses/{name}?stream=true&starting_after=-1"
     with httpx.stream("GET", again, timeout=60) as second:
         assert second.headers["x-answer-id"] == name
         assert "".join(event.get("delta", "") for event in events(second)) == text

@@ -58,7 +58,12 @@ def call(tools: Running) -> dict[str, Any]:
 
 def of_responses(call: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The same of a response."""
-    wanted = {"model": call["model"], "input": "How is the weather?", "tools": [FLAT], "temperature": 0}
+    wanted = {
+        "model": call["model"],
+        "input": "How is the weather?",
+        "tools": [FLAT],
+        "temperature": 0,
+    }
     return {**wanted, "max_output_tokens": 400, **more}
 
 
@@ -72,13 +77,21 @@ def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> 
     alone = calling.chat(ASKED, 400, "autoregressive", tools=[TOOL], temperature=0)
     assert called.function.arguments == alone.tool_calls[0].arguments
     Weather.model_validate_json(called.function.arguments)
-    result = {"role": "tool", "tool_call_id": called.id, "content": [{"type": "text", "text": "rain"}]}
-    second = client.chat.completions.create(**{**call, "messages": [*ASKED, choice.message, result]})
+    result = {
+        "role": "tool",
+        "tool_call_id": called.id,
+        "content": [{"type": "text", "text": "rain"}],
+    }
+    second = client.chat.completions.create(
+        **{**call, "messages": [*ASKED, choice.message, result]}
+    )
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("ok", "stop")
     assert second.choices[0].message.tool_calls is None
 
 
-@pytest.mark.parametrize("choice", ["auto", {"type": "function", "function": {"name": "Weather"}}, "none"])
+@pytest.mark.parametrize(
+    "choice", ["auto", {"type": "function", "function": {"name": "Weather"}}, "none"]
+)
 def test_choices(tools: Running, call: dict[str, Any], choice: Any) -> None:
     """Whole and as a stream they are the same."""
     more = {**call, "tool_choice": choice, "temperature": 1, "seed": 4, "max_tokens": 300}
@@ -86,7 +99,9 @@ def test_choices(tools: Running, call: dict[str, Any], choice: Any) -> None:
     called: list[Any] = whole.message.tool_calls or []
     assert bool(called) is (choice != "none")
     *lines, _ = streamed(tools, "/v1/chat/completions", more)
-    chunks = [ChatCompletionChunk.model_validate_json(line, strict=True).choices[0] for line in lines]
+    chunks = [
+        ChatCompletionChunk.model_validate_json(line, strict=True).choices[0] for line in lines
+    ]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == (whole.message.content or "")
     assert chunks[-1].finish_reason == whole.finish_reason
     pieces = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
@@ -103,31 +118,47 @@ def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
     assert item.type == "function_call" and isinstance(item.parsed_arguments, Weather)
     first = client.responses.create(**of_responses(call))
     Response.model_validate(first.to_dict(), strict=True)
-    assert first.status == "completed" and first.tool_choice == "auto" and first.tools[0].type == "function"
+    assert (
+        first.status == "completed"
+        and first.tool_choice == "auto"
+        and first.tools[0].type == "function"
+    )
     called: Any = first.output[0]
-    result: list[Any] = [{"type": "function_call_output", "call_id": called.call_id, "output": "rain"}]
+    result: list[Any] = [
+        {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
+    ]
     more = of_responses(call, input=result)
     second = client.responses.create(**more, previous_response_id=first.id)
     assert second.output_text == "ok" and second.previous_response_id == first.id
     asked: list[Any] = [{"type": "message", **ASKED[0]}, called.to_dict(), *result]
     assert client.responses.create(**of_responses(call, input=asked)).output_text == "ok"
-    third = client.responses.create(**of_responses(call, input="And now?"), previous_response_id=second.id)
+    third = client.responses.create(
+        **of_responses(call, input="And now?"), previous_response_id=second.id
+    )
     assert third.usage and second.usage and third.usage.input_tokens > second.usage.input_tokens
 
 
 def test_going_on_from_a_response_after_a_restart(
-    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    calling: LLM,
+    call: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was said before is kept with the answer, and lasts longer than what it came from."""
     folder = str(tmp_path / "answers")
     before = start(calling, run_dir=folder)
     first = before.client().responses.create(**of_responses(call))
     called: Any = first.output[0]
-    result: list[Any] = [{"type": "function_call_output", "call_id": called.call_id, "output": "rain"}]
+    result: list[Any] = [
+        {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
+    ]
     before.close()
     server = start(calling, run_dir=folder)
     client = server.client()
-    second = client.responses.create(**of_responses(call, input=result), previous_response_id=first.id)
+    second = client.responses.create(
+        **of_responses(call, input=result), previous_response_id=first.id
+    )
     assert second.output_text == "ok"
     write, pause = answers.write_whole, 0.3
     monkeypatch.setattr(answers, "write_whole", lambda *kept: (time.sleep(pause), write(*kept)))
@@ -143,7 +174,9 @@ def test_going_on_from_a_response_after_a_restart(
     server.close()
     client = start(calling, run_dir=folder).client()
     assert client.responses.retrieve(second.id).output_text == "ok"
-    third = client.responses.create(**of_responses(call, input="And?"), previous_response_id=second.id)
+    third = client.responses.create(
+        **of_responses(call, input="And?"), previous_response_id=second.id
+    )
     assert third.usage is not None and third.usage.input_tokens > 100
     with pytest.raises(openai.BadRequestError, match="there is no response") as caught:
         client.responses.create(**of_responses(call), previous_response_id=first.id)
@@ -160,7 +193,8 @@ def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]
     assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
-# ---- what a model thinks before it answers ----------------------------------------------------------------
+# ---- what a model thinks before it answers
+# ----------------------------------------------------------------
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"messages": HI, "temperature": 0, "max_tokens": 60}
@@ -187,7 +221,11 @@ def test_a_chat(thinks: Running) -> None:
     for form in ({}, {"response_format": FORM}):
         message = create(model="x", **CHAT, **form).choices[0].message
         assert message.reasoning_content == "y"
-        assert json.loads(message.content)["colour"] in ("red", "blue") if form else message.content == "o"
+        assert (
+            json.loads(message.content)["colour"] in ("red", "blue")
+            if form
+            else message.content == "o"
+        )
         pieces = {"content": "", "reasoning_content": ""}
         for line in streamed(thinks, "/v1/chat/completions", {**CHAT, **form})[:-1]:
             delta = ChatCompletionChunk.model_validate_json(line, strict=True).choices[0].delta
@@ -196,11 +234,21 @@ def test_a_chat(thinks: Running) -> None:
         assert pieces == {"content": message.content, "reasoning_content": "y"}
     ChatCompletion.model_validate(create(model="x", **CHAT).to_dict(), strict=True)
     cut = create(model="x", **{**CHAT, "max_tokens": 8}).choices[0]
-    assert (cut.message.content, cut.message.reasoning_content, cut.finish_reason) == ("", "y", "length")
-    plain = create(model="x", **CHAT, reasoning_effort="none", response_format=FORM).choices[0].message
+    assert (cut.message.content, cut.message.reasoning_content, cut.finish_reason) == (
+        "",
+        "y",
+        "length",
+    )
+    plain = (
+        create(model="x", **CHAT, reasoning_effort="none", response_format=FORM).choices[0].message
+    )
     assert json.loads(plain.content)["colour"] and not hasattr(plain, "reasoning_content")
-    text = thinks.post("/v1/completions", {"prompt": "assistant:", "temperature": 0, "max_tokens": 60})
-    assert text.json()["choices"][0]["text"] == "<think>y</think>o", "a text that is continued is text"
+    text = thinks.post(
+        "/v1/completions", {"prompt": "assistant:", "temperature": 0, "max_tokens": 60}
+    )
+    assert text.json()["choices"][0]["text"] == "<think>y</think>o", (
+        "a text that is continued is text"
+    )
 
 
 def test_a_response(thinks: Running) -> None:
@@ -213,10 +261,23 @@ def test_a_response(thinks: Running) -> None:
     lines = streamed(thinks, "/v1/responses", SAID)
     whole = [EVENT.validate_json(line, strict=True) for line in lines]
     kinds = [event.type.removeprefix("response.") for event in whole]
-    assert kinds == ["created", "in_progress", "output_item.added", "reasoning_text.delta",
-                     "reasoning_text.done", "output_item.done", "output_item.added", "content_part.added",
-                     "output_text.delta",
-                     "output_text.done", "content_part.done", "output_item.done", "completed"]  # fmt: skip
+    assert kinds == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
     again = [thought.to_dict(), message.to_dict()]
     asked: Any = [{"role": "user", "content": "Hi"}, *again, {"role": "user", "content": "And?"}]
-    assert thinks.client().responses.create(model="x", **{**SAID, "input": asked}).output_text == "o"
+    assert (
+        thinks.client().responses.create(model="x", **{**SAID, "input": asked}).output_text == "o"
+    )

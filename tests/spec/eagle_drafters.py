@@ -13,7 +13,9 @@ from tokenswift.spec.eagle import EagleWeights
 
 #: as wide as the models of `tests.tiny`
 SIZES = replace(
-    eagles.config(eagles.target(hidden_size=48, vocab_size=97), draft_vocab=97, feature_layers=(0, 1, 2)),
+    eagles.config(
+        eagles.target(hidden_size=48, vocab_size=97), draft_vocab=97, feature_layers=(0, 1, 2)
+    ),
     **{"head_dim": 12, "intermediate": 80, "trained": 512},
 )
 
@@ -35,10 +37,11 @@ def random_eagle(
 
 
 def scripted_eagle(names: bool = False, **changes: Any) -> EagleWeights:
-    """The drafter of the scripted model: from the feature of a token, whose class it takes, and the embedding
-    of the next it makes the state that the model would have, and so its distribution.
+    """The drafter of the scripted model: from the feature of a token, whose class it takes, and the
+    embedding of the next it makes the state that the model would have, and so its distribution.
 
-    The feature is what leaves the last layer: (class, class before). Attention sees the row itself alone, and
+    The feature is what leaves the last layer: (class, class before). Attention sees the row itself
+        alone, and
     takes off the residual: (class of the embedding, class of the feature).
 
     Args:

@@ -1,4 +1,5 @@
-"""Acceptance on hand-made trees: which nodes are kept, which rows are looked at, and determinism."""
+"""Acceptance on hand-made trees: which nodes are kept, which rows are looked at, and
+determinism."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ def test_tokens_ahead_of_the_text_count_like_text() -> None:
     tree = example()
     logits = torch.randn(len(tree), 10, generator=torch.Generator().manual_seed(1))
     for seed, all_rows in itertools.product(range(20), (False, True)):
-        sampler = Sampler(SamplingParams(seed=seed, penalty_window=3, repetition_penalty=3.0, min_p=0.0), 10)
+        sampler = Sampler(
+            SamplingParams(seed=seed, penalty_window=3, repetition_penalty=3.0, min_p=0.0), 10
+        )
         whole = accept_exact(tree, logits, [4, 1, 2, 9], sampler, all_rows)
         assert accept_exact(tree, logits, [4, 1], sampler, all_rows, ahead=[2, 9]) == whole
 
@@ -112,7 +115,8 @@ def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> N
 
 
 def test_published_paths_stand_in_the_published_order() -> None:
-    """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
+    """The tree's leaves, the deepest and worst ranked first; then the branches in the order of
+    retrieval."""
     builder = CandidateTree(9)
     add_levels(builder, [[1], [4, 2], [5, 3]])
     builder.add_path([1, 7, 8])
@@ -145,10 +149,27 @@ def test_the_draws_of_the_published_rule_are_pinned() -> None:
     builder = CandidateTree(9)
     for tokens in ([1, 2], [1, 3], [2, 2], [1, 2]):
         builder.add_path(tokens)
-    tree, sampler = builder.build(), Sampler(SamplingParams(seed=8, min_p=0.0, repetition_penalty=1.0), 4)
+    tree, sampler = (
+        builder.build(),
+        Sampler(SamplingParams(seed=8, min_p=0.0, repetition_penalty=1.0), 4),
+    )
     logits = torch.linspace(0, 33, 4 * len(tree)).sin().view(-1, 4)
     found = [accept_published(tree, logits, [9] * length, sampler) for length in range(1, 17)]
     assert [(one.nodes[-1], one.token) for one in found] == [
-        (1, 1), (2, 2), (2, 1), (1, 1), (1, 1), (2, 2), (3, 3), (4, 3),
-        (2, 3), (1, 3), (2, 2), (2, 0), (1, 0), (1, 2), (1, 1), (1, 1),
-    ]  # fmt: skip
+        (1, 1),
+        (2, 2),
+        (2, 1),
+        (1, 1),
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 3),
+        (2, 3),
+        (1, 3),
+        (2, 2),
+        (2, 0),
+        (1, 0),
+        (1, 2),
+        (1, 1),
+        (1, 1),
+    ]

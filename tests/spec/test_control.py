@@ -1,4 +1,5 @@
-"""What the controller decides on made-up times of steps: it wastes little, and follows text and machine."""
+"""What the controller decides on made-up times of steps: it wastes little, and follows text and
+machine."""
 
 from __future__ import annotations
 
@@ -33,10 +34,16 @@ class Decoder:
     def __init__(self, rows: Callable[[int], float] = flat, heads: float | None = None) -> None:
         self.rows, self.heads = rows, heads
         self.control = Control(Costs(), {} if heads is None else {"heads": HEADS})
-        self.rnd, self.slow, self.drafted, self.modes = random.Random(0), 1.0, list[int](), list[str]()
+        self.rnd, self.slow, self.drafted, self.modes = (
+            random.Random(0),
+            1.0,
+            list[int](),
+            list[str](),
+        )
 
     def write(self, tokens: int, chance: float, load: BatchLoad = ALONE) -> float:
-        """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of time."""
+        """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of
+        time."""
         made, spent = 0, 0.0
         while made < tokens:
             new, took = self._step(chance, load)
@@ -59,7 +66,9 @@ class Decoder:
         right = next((i for i in range(len(chain)) if self.rnd.random() >= chance), len(chain))
         if not right and len(chain) < len(nodes):
             right = int(self.rnd.random() < (self.heads or 0.0))
-        verify = self.rows(1 + len(nodes) + load.rows) * self.slow * self.rnd.lognormvariate(0, 0.05)
+        verify = (
+            self.rows(1 + len(nodes) + load.rows) * self.slow * self.rnd.lognormvariate(0, 0.05)
+        )
         verify *= 20 if self.rnd.random() < 0.01 else 1  # a hiccup of the machine
         control.record_step(1 + right, 1 + len(nodes), 30 * verify, 30 * draft * self.slow)
         self.drafted.append(len(nodes))
@@ -90,10 +99,15 @@ def test_heads_are_left_where_the_text_itself_tells_as_much() -> None:
 
 def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
     """The free drafters are judged by the steps in which they alone were asked."""
-    control, cases = Control(Costs(), {"heads": HEADS}, {"heads": 0.5}), ((1, 0.59), (1, 0.61), (3, 0.3))
+    control, cases = (
+        Control(Costs(), {"heads": HEADS}, {"heads": 0.5}),
+        ((1, 0.59), (1, 0.61), (3, 0.3)),
+    )
     plain, control.current, control.modes["heads"].draft = control.modes[PLAIN], "heads", 0.21
     asked = [control.worth("heads", 1.1, 2, chance) for control.rate, chance in cases]
-    assert asked == [True, False, True] and control.modes["heads"].bias == 0.5  # as earlier texts showed
+    assert (
+        asked == [True, False, True] and control.modes["heads"].bias == 0.5
+    )  # as earlier texts showed
     for expected, bias in ((3.0, 1.0), (1.5, 1.3)):
         for _ in range(40):
             control.drafted(Drafted("heads", expected, 4))
@@ -104,7 +118,8 @@ def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
 
 
 def test_many_texts_and_dear_rows() -> None:
-    """Beside seven texts in a pass that is bound by arithmetic only what is nearly sure is drafted."""
+    """Beside seven texts in a pass that is bound by arithmetic only what is nearly sure is
+    drafted."""
     beside = BatchLoad(rows=7, tokens=7.0)
     decoder = Decoder(lambda rows: 0.2 + 0.8 * rows)
     decoder.write(200, 0.6, beside)
@@ -120,7 +135,8 @@ def test_rows_that_turn_out_dear_are_not_drafted() -> None:
 
 
 def test_a_busy_machine_changes_no_decision() -> None:
-    """Half-way every pass takes three times as long, drafting too; nothing is drafted less for it."""
+    """Half-way every pass takes three times as long, drafting too; nothing is drafted less for
+    it."""
     decoder = Decoder()
     decoder.write(400, 0.7)
     before = sum(decoder.drafted[-60:])
@@ -134,7 +150,9 @@ def test_a_busy_machine_changes_no_decision() -> None:
 def test_the_gain_is_said_as_it_was(chance: float) -> None:
     decoder = Decoder()
     decoder.write(50, chance)
-    rate = decoder.write(1000, chance)  # that of plain decoding is 1; hiccups, not in it, take a fifth
+    rate = decoder.write(
+        1000, chance
+    )  # that of plain decoding is 1; hiccups, not in it, take a fifth
     assert 0.7 * rate < decoder.control.record()["gain"] < 0.95 * rate
 
 
@@ -148,7 +166,9 @@ def test_a_cache_is_loaded_only_where_much_is_to_come(left: int | None, tried: b
 
 
 @pytest.mark.parametrize(("right", "least", "most"), [(0.05, 0.0, 0.02), (0.8, 0.9, 1.0)])
-def test_heads_are_used_where_they_pay_and_else_rarely(right: float, least: float, most: float) -> None:
+def test_heads_are_used_where_they_pay_and_else_rarely(
+    right: float, least: float, most: float
+) -> None:
     decoder = Decoder(heads=right)
     decoder.write(2000, 0.02)
     assert least <= decoder.modes[100:].count("heads") / len(decoder.modes[100:]) <= most
@@ -157,8 +177,8 @@ def test_heads_are_used_where_they_pay_and_else_rarely(right: float, least: floa
 
 @pytest.mark.parametrize("wrong", [0.8, 1.25])
 def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
-    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128 mend both.
-    Fewer rows than are known by now to be cheap are not held to be dear."""
+    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128
+    mend both. Fewer rows than are known by now to be cheap are not held to be dear."""
     decoder = Decoder()
     decoder.write(600, 0.8)
     costs = decoder.control.costs
@@ -188,8 +208,16 @@ def test_figures_are_pinned() -> None:
     """Other ones say that drafting takes another course, which is to be measured."""
     decoder, known = Decoder(heads=0.6), Calibration()
     ranked = Ranked([4, 5, 6], [3.0, 1.0, -9.0], [0.8, 0.1, 0.1])
-    decoder.control = control = Control(Costs(), {"heads": replace(HEADS, pass_cost=0.3, best_chance=0.4)})
-    for heads, chance, load in ((0.6, 0.3, 0), (0.1, 0.1, 0), (0.6, 0.5, 2), (0.6, 0.02, 0), (0.2, 0.9, 0)):
+    decoder.control = control = Control(
+        Costs(), {"heads": replace(HEADS, pass_cost=0.3, best_chance=0.4)}
+    )
+    for heads, chance, load in (
+        (0.6, 0.3, 0),
+        (0.1, 0.1, 0),
+        (0.6, 0.5, 2),
+        (0.6, 0.02, 0),
+        (0.2, 0.9, 0),
+    ):
         decoder.heads = heads
         decoder.write(250, chance, BatchLoad(load, 1.5 * load, 3.0 * load))
         control.record_rest(30.0, 1.0)
@@ -198,13 +226,46 @@ def test_figures_are_pinned() -> None:
             chances, learn = known.chances("backbone", ranked, load)
             learn(right)
     mode, costs, said = control.modes["heads"], control.costs, control.record()
-    found = [control.rate, control.row, control.level, *map(control.best_chance, ("heads", 0)), *chances]
+    found = [
+        control.rate,
+        control.row,
+        control.level,
+        *map(control.best_chance, ("heads", 0)),
+        *chances,
+    ]
     for values in ([2.0], [2.0, 1.5]):
         found += known.chances("other", Ranked([8, 9][: len(values)], values, [0.5, 0.3]), 0)[0]
-    found += [mode.tokens, mode.rows, mode.draft, mode.bias, mode.pass_cost, control.expected_rate("heads")]
+    found += [
+        mode.tokens,
+        mode.rows,
+        mode.draft,
+        mode.bias,
+        mode.pass_cost,
+        control.expected_rate("heads"),
+    ]
     found += [costs.unit, costs.verify(5), costs.verify(40), said["gain"]]
-    pinned = [2.973216, 0.04690143, 0.04895654, 0.3942, 0.35, 0.9374508, 0.02943959, 0.0131096, 0.6041652]
-    pinned += [0.3073141, 0.1483087, 1.424455, 2.908744, 0.2025293, 0.7795906, 0.1468696, 0.9972742, 31.66068]
+    pinned = [
+        2.973216,
+        0.04690143,
+        0.04895654,
+        0.3942,
+        0.35,
+        0.9374508,
+        0.02943959,
+        0.0131096,
+        0.6041652,
+    ]
+    pinned += [
+        0.3073141,
+        0.1483087,
+        1.424455,
+        2.908744,
+        0.2025293,
+        0.7795906,
+        0.1468696,
+        0.9972742,
+        31.66068,
+    ]
     pinned += [1.193134, 4.029045, 1.037952]
     assert found == pytest.approx(pinned, rel=1e-6)
     assert said["modes"]["plain"] == {"steps": 636, "tokens": 983, "nodes": 986}

@@ -29,10 +29,17 @@ def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
 @settings(max_examples=200, deadline=None)
 def test_trie_holds_exactly_the_prefixes(paths) -> None:
     tree = build(paths)
-    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.sources[0]) == (9, -1, 0, "target")
+    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.sources[0]) == (
+        9,
+        -1,
+        0,
+        "target",
+    )
     assert len(tree) == len(tree.parents) == len(tree.depths) == len(tree.sources)
     prefixes = {tuple(tokens[:n]) for tokens, _ in paths for n in range(1, len(tokens) + 1)}
-    by_heads = {tuple(tokens[:n]) for tokens, ngram in paths if not ngram for n in range(1, len(tokens) + 1)}
+    by_heads = {
+        tuple(tokens[:n]) for tokens, ngram in paths if not ngram for n in range(1, len(tokens) + 1)
+    }
     found = []
     for node in range(1, len(tree)):
         assert 0 <= tree.parents[node] < node  # parents first
@@ -41,7 +48,9 @@ def test_trie_holds_exactly_the_prefixes(paths) -> None:
         assert (tree.sources[node] == "ngram") == (prefix not in by_heads)
         found.append(prefix)
     assert len(found) == len(set(found)) and set(found) == prefixes
-    edges = {(parent, *edge) for parent, below in enumerate(children(tree)) for edge in below.items()}
+    edges = {
+        (parent, *edge) for parent, below in enumerate(children(tree)) for edge in below.items()
+    }
     assert edges == {(tree.parents[node], tree.tokens[node], node) for node in range(1, len(tree))}
 
 
@@ -63,9 +72,16 @@ def test_what_two_sources_propose_is_likelier() -> None:
 
 def test_check_tree() -> None:
     check_tree((1, 3, 3, 3), vocab_size=3)
-    with pytest.raises(InputError, match="tree is '1,4'; valid: widths up to 3, the vocabulary size"):
+    with pytest.raises(
+        InputError, match="tree is '1,4'; valid: widths up to 3, the vocabulary size"
+    ):
         check_tree((1, 4), vocab_size=3)
-    for widths, hint in (((3,) * 8, "4096"), ((1,) * 5000, "4096"), ((), "such as"), ((1, 0), "such as")):
+    for widths, hint in (
+        ((3,) * 8, "4096"),
+        ((1,) * 5000, "4096"),
+        ((), "such as"),
+        ((1, 0), "such as"),
+    ):
         with pytest.raises(InputError, match=hint):
             TokenSwiftOptions(tree=widths)
 

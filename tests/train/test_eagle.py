@@ -1,4 +1,5 @@
-"""Training of EAGLE-3 drafters: features, training-time test against drafting itself, and the whole way."""
+"""Training of EAGLE-3 drafters: features, training-time test against drafting itself, and the whole
+way."""
 
 from __future__ import annotations
 
@@ -32,19 +33,30 @@ def model(**changes: Any) -> Any:
 def test_training_sees_what_drafting_sees(window: int | None) -> None:
     """Each depth of each position, against a chain from there with a cache."""
     base = model()
-    sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "draft_vocab": 260, "window": window}
+    sizes = {
+        "hidden": 64,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 64,
+        "draft_vocab": 260,
+        "window": window,
+    }
     config = eagles.config(base.config, feature_layers=(2, 3, 4), parts=PARTS, **sizes)
     found = eagles.tensors(config)
     frozen = FrozenBase(LLM.from_model(base), torch.arange(260))
     student, depths, m = EagleStudent(config, found, 4).eval(), 4, 11
     tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.levels, 96)
-    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
+    embedding, head = (
+        part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings())
+    )
     got = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
     reference = EagleReference(EagleWeights(config, found, None, ""), embedding, head)
     for row in range(2):
         whole = EagleCache()
         text, at = tokens[row], torch.arange(m)
-        states, logits = reference.step(text[1 : m + 1], reference.fuse(features[row, :m]), at, whole)
+        states, logits = reference.step(
+            text[1 : m + 1], reference.fuse(features[row, :m]), at, whole
+        )
         torch.testing.assert_close(got[0][row], logits, atol=1e-4, rtol=1e-4)
         for t in range(m):
             chain, state = EagleCache(whole.keys, whole.values, whole.positions), states[t : t + 1]
@@ -57,7 +69,13 @@ def test_training_sees_what_drafting_sees(window: int | None) -> None:
 
 def job(folder: Path, **options: Any) -> Job:
     """A short training on what the model writes."""
-    training: dict[str, Any] = {"window": 32, "batch": 4, "epochs": 4, "loss_vocabulary": 64, "held_out": 0.1}
+    training: dict[str, Any] = {
+        "window": 32,
+        "batch": 4,
+        "epochs": 4,
+        "loss_vocabulary": 64,
+        "held_out": 0.1,
+    }
     training |= {"save_every": 5, "bf16": False, "lr": 3e-3}
     source = DataOptions(data="self", tokens=1500, sequence_length=96, write_batch=4)
     sampling = SamplingParams(temperature=1.0, min_p=0.0, repetition_penalty=1.0)
@@ -76,7 +94,8 @@ def trained(llm: LLM, work: Job, told: Any = lambda *_: None, **how: Any) -> dic
 
 
 def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter learns, is written, read again as it was, and a resumed training equals an unbroken one."""
+    """A drafter learns, is written, read again as it was, and a resumed training equals an unbroken
+    one."""
     llm = LLM.from_model(model(initializer_range=0.2), tiny_tokenizer())
     whole = job(tmp_path / "a")
     notes = trained(llm, whole)

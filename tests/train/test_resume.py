@@ -1,4 +1,5 @@
-"""Resume: no stage and no step is done twice, and only by the training that a work folder belongs to."""
+"""Resume: no stage and no step is done twice, and only by the training that a work folder belongs
+to."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def text(tmp_path: Path) -> str:
 
 
 def test_no_step_is_done_twice(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended in its sixth step, after the checkpoint of the fourth: four and a half steps are not repeated."""
+    """Ended in its sixth step, after the checkpoint of the fourth: four and a half steps are not
+    repeated."""
     calls: list[int] = []
     steps: list[int] = []
 
@@ -59,11 +61,15 @@ def test_no_step_is_done_twice(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(loop, "collect", None)
     full_run(tiny_model(), text, killed, TRAINING, told=told)
     assert len(calls) == 6 + 5 and steps == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
-    one, other = (load_heads(f / "h.safetensors", host_of(tiny_model())).state_dict() for f in (calm, killed))
+    one, other = (
+        load_heads(f / "h.safetensors", host_of(tiny_model())).state_dict() for f in (calm, killed)
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_no_batch_of_states_is_made_twice(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_batch_of_states_is_made_twice(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ended after its third append: the rest follows, and the store is that of an unbroken run."""
     made: list[int] = []
     whole = HiddenStore.append

@@ -1,4 +1,5 @@
-"""Training: data, the store, the loss by its definition, starts, the whole way, faults, processes."""
+"""Training: data, the store, the loss by its definition, starts, the whole way, faults,
+processes."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_a_store_is_whole_up_to_its_last_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
 @pytest.mark.parametrize("targets", ["model", "text"])
 def test_loss_by_definition(kind: str, targets: str, tmp_path: Path) -> None:
-    """Row by row: processed distribution of the base model, or the text's own token, against the head's."""
+    """Row by row: processed distribution of the base model, or the text's own token, against the
+    head's."""
     model = tiny_model()
     store = filled(tmp_path, model, (40,))
     torch.manual_seed(2)
@@ -138,7 +140,10 @@ def full_run(
 ) -> dict[str, Any]:
     """Heads in ``folder``, of two levels and a small hidden layer."""
     places = (folder / "h.safetensors", folder / "work", "tiny", SamplingParams())
-    job, llm = Job(options(source, **changes), training, *places), LLM.from_model(model, tiny_tokenizer())
+    job, llm = (
+        Job(options(source, **changes), training, *places),
+        LLM.from_model(model, tiny_tokenizer()),
+    )
     return train_heads(llm, job, said, told, kind=kind, count=2, inner=16)
 
 
@@ -160,13 +165,17 @@ def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     lines: list[str] = []
     how: dict[str, Any] = {"tokens": 400, "told": lambda *stage: told.append(stage)}
-    notes = full_run(model, source, tmp_path, small(steps=12, lr=0.01), kind, said=lines.append, **how)
+    notes = full_run(
+        model, source, tmp_path, small(steps=12, lr=0.01), kind, said=lines.append, **how
+    )
     assert notes["steps"] == 12 and math.isfinite(notes["loss"])
     heads = load_heads(tmp_path / "h.safetensors", host_of(model))
     assert (heads.kind, heads.count) == (kind, 2) and heads.frequent is not None
     _, _, kept = read_heads(tmp_path / "h.safetensors")
     assert kept["kind"] == kind and kept["data"] == Path(source).name
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines if " of 12, loss " in line]
+    losses = [
+        float(line.split("loss ")[1].split(",")[0]) for line in lines if " of 12, loss " in line
+    ]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
     assert [done for stage, done, _ in told if stage == "train"] == list(range(1, 13))
@@ -208,7 +217,9 @@ BOOK = words(2000)
 def with_bos() -> PreTrainedTokenizerFast:
     """The tiny tokenizer, made to put <s> before a text as Llama-3's does."""
     made = tiny_tokenizer()
-    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 256)]
+    )
     return made
 
 
@@ -218,7 +229,9 @@ def test_blocks_begin_as_decoding_begins(tmp_path: Path) -> None:
     made = list(blocks(str(tmp_path), tokenizer, 1000, 100))
     assert all(block[0] == 256 and len(block) == 100 and 256 not in block[1:] for block in made)
     assert made[0] == tokenizer(BOOK)["input_ids"][:100]
-    assert [t for block in made for t in block[1:]] == tokenizer(BOOK)["input_ids"][1 : 1 + 99 * len(made)]
+    assert [t for block in made for t in block[1:]] == tokenizer(BOOK)["input_ids"][
+        1 : 1 + 99 * len(made)
+    ]
 
 
 def test_blocks_never_cross_documents(tmp_path: Path) -> None:
@@ -248,12 +261,15 @@ def test_the_teacher_is_the_models_processed_distribution(sampling: SamplingPara
 
 
 def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's distribution is told of the likeliest; what the student gives any other token counts."""
+    """The model's distribution is told of the likeliest; what the student gives any other token
+    counts."""
     monkeypatch.setattr(loop, "MANY", 16)
     base, states, made = frozen(tiny_model()), torch.randn(1, 9, D), torch.randn(8, D)
     plain = SamplingParams(**NEUTRAL)
     student = Mock(spec=Student, levels=1, return_value=[made])
-    loss = Distillation(student, base, plain)(torch.zeros(1, 10).long(), states, torch.ones(1, 8).bool())
+    loss = Distillation(student, base, plain)(
+        torch.zeros(1, 10).long(), states, torch.ones(1, 8).bool()
+    )
     shares, places = base.teacher(states[:, 1:], plain)
     assert shares.shape == (1, 8, loop.LIKELIEST)
     log_chances = base.logits(made).log_softmax(-1).gather(-1, places[0])
@@ -263,5 +279,7 @@ def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyP
 def test_every_item_once_an_epoch() -> None:
     options = TrainingOptions(batch=2, accumulate=3, seed=5)
     taken = [item for step in range(7) for batch in picks(7, options, step) for item in batch]
-    assert len(taken) == 42 and all(sorted(taken[i : i + 7]) == list(range(7)) for i in range(0, 42, 7))
+    assert len(taken) == 42 and all(
+        sorted(taken[i : i + 7]) == list(range(7)) for i in range(0, 42, 7)
+    )
     assert taken[:7] != taken[7:14]

@@ -1,7 +1,7 @@
 """``tokenswift chat``: a conversation with a model, and its commands.
 
-In a terminal lines are edited with prompt_toolkit. Elsewhere each line of standard input is a message, and
-nothing but the answers goes to standard output.
+In a terminal lines are edited with prompt_toolkit. Elsewhere each line of standard input is a
+message, and nothing but the answers goes to standard output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from tokenswift.files import line_of
 from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError, RunError, counted
 
-KEYS = "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps what there is."
+KEYS = (
+    "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps "
+    "what there is."
+)
 logger = logging.getLogger("tokenswift")
 
 
@@ -45,10 +48,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talk with a model through its chat template; /help lists the commands of the chat. Answers stream to
-    standard output. In a terminal, lines can be edited and earlier ones brought back; Ctrl-C stops an answer
-    and keeps what there is of it, Ctrl-D ends the chat. Without a terminal, each line of standard input is a
-    message."""
+    """Talk with a model through its chat template; /help lists the commands of the chat. Answers
+    stream to standard output. In a terminal, lines can be edited and earlier ones brought back;
+    Ctrl-C stops an answer and keeps what there is of it, Ctrl-D ends the chat. Without a terminal,
+    each line of standard input is a message."""
     options.sampling_from(args)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
@@ -80,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
             logger.error("error: %s", args.parser.in_words(str(error)))
 
 
-# ---- where messages come from ------------------------------------------------------------------------------
+# ---- where messages come from
+# ------------------------------------------------------------------------------
 
 
 def editor() -> Callable[[], str]:
@@ -108,7 +112,8 @@ def piped() -> str:
         ) from error
 
 
-# ---- the conversation --------------------------------------------------------------------------------------
+# ---- the conversation
+# --------------------------------------------------------------------------------------
 
 
 class Chat:
@@ -124,7 +129,9 @@ class Chat:
         messages: the conversation, oldest first.
     """
 
-    def __init__(self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any) -> None:
+    def __init__(
+        self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any
+    ) -> None:
         from tokenswift.engine.sequence import PrefixCache
 
         self._llm, self._args, self._call = llm, args, call
@@ -135,7 +142,8 @@ class Chat:
         """Do what a line says, a command or a message.
 
         Raises:
-            InputError, RunError: a command or an answer failed; the conversation is as it was before.
+            InputError, RunError: a command or an answer failed; the conversation is as it was
+                before.
             Interrupted: a signal other than Ctrl-C ended the answer.
             EOFError: the chat is to end.
         """
@@ -146,12 +154,18 @@ class Chat:
         elif found is not None:
             done = getattr(self, f"do_{found[1]}", None)
             if done is None:
-                raise InputError(f"/{found[1]} is not a command; valid: {', '.join(self.commands())}")
+                raise InputError(
+                    f"/{found[1]} is not a command; valid: {', '.join(self.commands())}"
+                )
             done(found[2] or "")
 
     def commands(self) -> dict[str, str]:
         """What each command does."""
-        return {f"/{name[3:]}": str(getattr(self, name).__doc__) for name in dir(self) if name[:3] == "do_"}
+        return {
+            f"/{name[3:]}": str(getattr(self, name).__doc__)
+            for name in dir(self)
+            if name[:3] == "do_"
+        }
 
     def answer(self, text: str) -> None:
         """Answer a message; what Ctrl-C left of the answer is kept."""
@@ -197,5 +211,7 @@ class Chat:
                 json.dump(self.messages, file, ensure_ascii=False, indent=1)
         except (OSError, ValueError) as error:
             why = line_of(error)
-            raise InputError(f"/save {name} cannot be written ({why}); valid: a new file") from error
+            raise InputError(
+                f"/save {name} cannot be written ({why}); valid: a new file"
+            ) from error
         logger.info("%s written to %s", counted(len(self.messages), "message"), name)

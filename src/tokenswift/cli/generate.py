@@ -1,5 +1,5 @@
-"""``tokenswift generate``: one text, streamed, or with ``--prompts`` many at once, a folder for each.
-``resume`` and ``runs``: what to do with runs that ``--run-dir`` kept."""
+"""``tokenswift generate``: one text, streamed, or with ``--prompts`` many at once, a folder for
+each. ``resume`` and ``runs``: what to do with runs that ``--run-dir`` kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 #: options of one text
 ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
 logger = logging.getLogger("tokenswift")
-ASKED = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")  # options that are arguments of a request
+ASKED = (
+    "max_new_tokens",
+    "strategy",
+    "ignore_eos",
+    "on_loop",
+)  # options that are arguments of a request
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
 
@@ -50,12 +55,12 @@ class Prompt:
     """What is answered or continued.
 
     Attributes:
-        prompt: text to answer, or to continue (see --continue); text from a pipe is the prompt, or stands
-            before PROMPT; - reads standard input
+        prompt: text to answer, or to continue (see --continue); text from a pipe is the prompt, or
+            stands before PROMPT; - reads standard input
         prompt_file: UTF-8 file with that text; - reads standard input
         prompt_ids: token ids instead of text, 0 or more each
-        raw: continue the prompt as it is; default: a model that has a chat template answers it, whether it
-            comes as an argument, by a pipe or from a file
+        raw: continue the prompt as it is; default: a model that has a chat template answers it,
+            whether it comes as an argument, by a pipe or from a file
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
@@ -69,13 +74,14 @@ class Text:
     """What is written.
 
     Attributes:
-        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model ends it,
-            a continued text after 200
+        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model
+            ends it, a continued text after 200
         json_schema: write JSON that the JSON schema in this file describes
         regex: write text that this regular expression matches from its beginning to its end
         grammar: write text of the grammar in this file, in Lark's syntax
         stop: end before this text, which is left out; may be given several times; default: none
-        stop_ids: end after these tokens; the last one adds no text; may be given several times; default: none
+        stop_ids: end after these tokens; the last one adds no text; may be given several times;
+            default: none
         ignore_eos: continue after an end-of-text token
         on_loop: when the text repeats itself: report (continue and say so) or stop
     """
@@ -96,8 +102,8 @@ class Results(options.Shown, options.Record):
 
     Attributes:
         output: write the text to this file too, as it comes
-        run_dir: keep a journal of the run in this folder, so that resume DIR finishes it after a crash; with
-            a run in it already, that run is resumed
+        run_dir: keep a journal of the run in this folder, so that resume DIR finishes it after a
+            crash; with a run in it already, that run is resumed
     """
 
     output: str | None = option(None, "FILE")
@@ -110,11 +116,12 @@ class Several:
 
     Attributes:
         prompts: JSON Lines file of prompts, with --out; a line is {"prompt": text to continue} or
-            {"messages": a chat to answer}, with an id and settings of its own if wanted, such as seed and
-            max_new_tokens
-        out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
-            resumes what is missing
-        at_once: sequences written concurrently; default: as many as fit in memory and make it faster
+            {"messages": a chat to answer}, with an id and settings of its own if wanted, such as
+            seed and max_new_tokens
+        out: folder of the texts, with a run's folder for each prompt, by its id or line; the same
+            command resumes what is missing
+        at_once: sequences written concurrently; default: as many as fit in memory and make it
+            faster
     """
 
     prompts: str | None = option(None, "FILE")
@@ -141,8 +148,8 @@ class Listed(options.Record):
 
     Attributes:
         folder: a run's folder, or one that has such folders in it; default: the current folder
-        text: write the whole text of the run, or the text so far, to this file; with - or no FILE, to
-            standard output
+        text: write the whole text of the run, or the text so far, to this file; with - or no FILE,
+            to standard output
     """
 
     folder: str = option(".", "DIR", place=True, nargs="?")
@@ -155,7 +162,9 @@ def add_parser(subparsers: Any) -> None:
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Results)
     add_options(parser.add_argument_group("many prompts"), Several)
-    parser = command(subparsers, "resume", resume, "finish an interrupted run, or lengthen one", "DIR")
+    parser = command(
+        subparsers, "resume", resume, "finish an interrupted run, or lengthen one", "DIR"
+    )
     add_options(parser, Longer)
     add_options(parser, Text, ("on_loop",), on_loop=None)
     add_options(parser, options.Record)
@@ -174,8 +183,8 @@ def add_call_options(parser: Parser) -> None:
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
-    """The prompt as given, and the other arguments of a request; everything that needs no model is checked.
-    :func:`with_model` makes the request."""
+    """The prompt as given, and the other arguments of a request; everything that needs no model is
+    checked. :func:`with_model` makes the request."""
     continued = "--continue" if args.raw else None if args.prompt_ids is None else "--prompt-ids"
     if args.system is not None and continued:
         raise InputError(f"--system and {continued} given; valid: one of them")
@@ -183,7 +192,8 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of a request besides its prompt, those of its sampling that are given among them."""
+    """The arguments of a request besides its prompt, those of its sampling that are given among
+    them."""
     options.check_model_options(args)
     settings = {name: getattr(args, name) for name in ASKED} | options.given_sampling(args)
     settings |= {
@@ -204,7 +214,9 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     """
     given = [name for name in GRAMMARS if getattr(args, name) is not None]
     if len(given) > 1:
-        raise InputError(f"{' and '.join(f'--{dashed(name)}' for name in given)} given; valid: one of them")
+        raise InputError(
+            f"{' and '.join(f'--{dashed(name)}' for name in given)} given; valid: one of them"
+        )
     for name in given:
         option, text = f"--{dashed(name)}", getattr(args, name)
         try:
@@ -224,8 +236,9 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write a text. A chat model answers the prompt; with --continue, or without a chat template, it
-    continues it. The text streams to standard output; progress and summary go to standard error."""
+    """Write a text. A chat model answers the prompt; with --continue, or without a chat template,
+    it continues it. The text streams to standard output; progress and summary go to standard
+    error."""
     if args.prompts is not None or args.out is not None:
         return write_all(args, settings_from(args))
     prompt, call = call_from(args)
@@ -235,7 +248,9 @@ def run(args: argparse.Namespace) -> int:
     journal = args.run_dir and f"{args.run_dir}/journal"
     for name, other in (("--prompt-file", args.prompt_file), ("--run-dir", journal)):
         if file and other and os.path.realpath(file) == os.path.realpath(os.path.expanduser(other)):
-            raise InputError(f"{name} and --output are both {args.output}; valid: two different files")
+            raise InputError(
+                f"{name} and --output are both {args.output}; valid: two different files"
+            )
     check_record(args.json)
     before = None
     if args.run_dir is not None:
@@ -247,7 +262,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             folders.check_new(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
-        logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
+        logger.warning(
+            "the published acceptance rule is not lossless: the text differs from plain decoding"
+        )
     if not args.raw and args.prompt_ids is None:
         from tokenswift.loader.prompts import prepare
 
@@ -259,7 +276,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(
-    args: argparse.Namespace, llm: Any, request: Request, before: RunState | None, file: Path | None = None
+    args: argparse.Namespace,
+    llm: Any,
+    request: Request,
+    before: RunState | None,
+    file: Path | None = None,
 ) -> None:
     """Run a request: its text, summary and record go where the options have them.
 
@@ -276,7 +297,12 @@ def write(
 
 
 def stream(
-    llm: Any, request: Request, sink: TextSink, quiet: bool, before: RunState | None = None, known: Any = None
+    llm: Any,
+    request: Request,
+    sink: TextSink,
+    quiet: bool,
+    before: RunState | None = None,
+    known: Any = None,
 ) -> Generation:
     """Run a request with its text and progress shown.
 
@@ -286,7 +312,9 @@ def stream(
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
-    go_on = "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
+    go_on = (
+        "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
+    )
     tokens, live = 0 if before is None else len(before.tokens), sys.stdout.isatty()
     sink.write("" if before is None else before.text, again=True)
 
@@ -306,7 +334,9 @@ def stream(
                     tokens += len(step.token_ids)
                     signals.check()
                 result = steps.result
-            sink.write(result.text[len(sink.text) :])  # what an earlier session held back; makes the file
+            sink.write(
+                result.text[len(sink.text) :]
+            )  # what an earlier session held back; makes the file
             sink.close()
     except BrokenPipeError as error:
         raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error
@@ -316,7 +346,8 @@ def stream(
     return result
 
 
-# ---- many prompts ------------------------------------------------------------------------------------------
+# ---- many prompts
+# ------------------------------------------------------------------------------------------
 
 
 def read_prompts(args: argparse.Namespace) -> list[Asked]:
@@ -360,7 +391,9 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     llm = options.load_model(args)
     if any(is_chat(one.prompt) for one in prompts):
         options.check_template(llm, "messages")
-    requests = [one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts]
+    requests = [
+        one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts
+    ]
     begun = perf_counter()
     done, tokens = written(args, llm, [one.name for one in prompts], requests)
     failed = [name for name, made in done.items() if made["error"] is not None]
@@ -369,15 +402,17 @@ def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
     if record is not None:
         write_json(record, *(done[one.name] for one in prompts))
     if failed:
-        raise RunError(f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}")
+        raise RunError(
+            f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}"
+        )
     return 0
 
 
 def written(
     args: argparse.Namespace, llm: Any, names: list[str], requests: list[Request]
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """The records of texts that are written at once, by name, in the order in which they end; of a failed one
-    its ``error``. And the new tokens of this session."""
+    """The records of texts that are written at once, by name, in the order in which they end; of a
+    failed one its ``error``. And the new tokens of this session."""
     from tokenswift.engine.scheduler import Scheduler, run_all
 
     done, tokens, stages = dict[str, dict[str, Any]](), 0, Stages(args.quiet)
@@ -389,7 +424,10 @@ def written(
 
     def kept() -> str:
         there = sum(made["error"] is None for made in done.values())
-        return f"{there} of {counted(len(names), 'text is', 'texts are')} written; the same command resumes"
+        return (
+            f"{there} of {counted(len(names), 'text is', 'texts are')} written; the same "
+            f"command resumes"
+        )
 
     with stages, keeping(kept), Scheduler(llm, args.at_once or "auto") as scheduler:
         for number, result in run_all(scheduler, requests, on_step):
@@ -403,12 +441,14 @@ def written(
     return done, tokens
 
 
-# ---- runs that were kept -----------------------------------------------------------------------------------
+# ---- runs that were kept
+# -----------------------------------------------------------------------------------
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The continuation
-    streams to standard output; the whole text is in the folder. --max-new-tokens makes a finished run longer.
+    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The
+    continuation streams to standard output; the whole text is in the folder. --max-new-tokens makes
+    a finished run longer.
     """
     from tokenswift.runs import folder as folders
 
@@ -416,7 +456,9 @@ def resume(args: argparse.Namespace) -> int:
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
     how = state.header.model
-    names = [how.model, how.heads, how.eagle, state.session.options.get("draft_model")] if how else []
+    names = (
+        [how.model, how.heads, how.eagle, state.session.options.get("draft_model")] if how else []
+    )
     named = ", ".join(str(name) for name in names if name not in (None, "auto", "none"))
     logger.info("loading %s", named or state.header.name)
     with Stages(args.quiet, "loading") as stages:
@@ -429,12 +471,13 @@ def resume(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what needs no model -----------------------------------------------------------------------------------
+# ---- what needs no model
+# -----------------------------------------------------------------------------------
 
 
 def list_runs(args: argparse.Namespace) -> int:
-    """List the runs that were kept with generate --run-dir, with state and figures; or print the text of one
-    (--text). No model is needed."""
+    """List the runs that were kept with generate --run-dir, with state and figures; or print the
+    text of one (--text). No model is needed."""
     from tokenswift.runs import folder as folders
     from tokenswift.runs.folder import COLUMNS, cells, summaries
 
@@ -443,7 +486,9 @@ def list_runs(args: argparse.Namespace) -> int:
     if text is not None:
         contents, state = folders.load(folder)
         if contents.damaged:
-            logger.warning("the journal is damaged at byte %d; what is before it is taken", contents.good)
+            logger.warning(
+                "the journal is damaged at byte %d; what is before it is taken", contents.good
+            )
         end = "\n" if text == STDOUT and sys.stdout.isatty() else ""
         write_text(text, state.text + state.tail + end)
         return 0
@@ -452,5 +497,12 @@ def list_runs(args: argparse.Namespace) -> int:
         write_json(record, *rows)
     if record != STDOUT:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        say((table(tuple(COLUMNS), lines, right=range(2, 8)) if rows else f"no runs in {args.folder}") + "\n")
+        say(
+            (
+                table(tuple(COLUMNS), lines, right=range(2, 8))
+                if rows
+                else f"no runs in {args.folder}"
+            )
+            + "\n"
+        )
     return 0

@@ -1,8 +1,9 @@
 """The command ``tokenswift``: parse, call, and turn every error into one line and an exit code.
 
 Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
-subcommand is in a module of this package, by :data:`MODULES`, whose ``add_parser(subparsers)`` makes it by
-`options.command` of a function ``run(args) -> int``. Heavy imports (torch, transformers) belong inside that.
+subcommand is in a module of this package, by :data:`MODULES`, whose ``add_parser(subparsers)``
+makes it by `options.command` of a function ``run(args) -> int``. Heavy imports (torch,
+transformers) belong inside that.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, t
 
 
 class ShowVersion(argparse.Action):
-    """--version: found out only when it is asked for, without importing torch (which takes seconds)."""
+    """--version: found out only when it is asked for, without importing torch (which takes
+    seconds)."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
         from importlib.metadata import version
@@ -47,7 +49,9 @@ class ShowVersion(argparse.Action):
 
         parts = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         parts.append(f"Python {platform.python_version()} on {platform.machine()}")
-        print(f"tokenswift {__version__} ({', '.join(parts)}; CPU kernels: {describe()})", flush=True)
+        print(
+            f"tokenswift {__version__} ({', '.join(parts)}; CPU kernels: {describe()})", flush=True
+        )
         parser.exit()
 
 
@@ -55,12 +59,14 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     """The parser of the command line; each subcommand's has its function as the default of ``run``.
 
     Args:
-        argv: a command line; where it begins with a subcommand, the others are left out, which is faster.
+        argv: a command line; where it begins with a subcommand, the others are left out, which is
+            faster.
     """
     parser = Parser(
         prog="tokenswift",
         usage="tokenswift COMMAND [options]",
-        description="Write long text with open language models by speculative decoding: the tokens are those "
+        description="Write long text with open language models by speculative decoding: the "
+        "tokens are those "
         "of plain decoding.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,7 +74,9 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     parser.add_argument("-h", "--help", action="help", help="show this, and exit")
     words = "show the versions of tokenswift and what it runs on, and exit"
     parser.add_argument("--version", action=ShowVersion, nargs=0, help=words)
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", required=True
+    )
     names = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
     for module in dict.fromkeys(MODULES.get(name, name) for name in names):
         import_module(f"tokenswift.cli.{module}").add_parser(subparsers)

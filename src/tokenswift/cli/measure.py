@@ -1,5 +1,5 @@
-"""``tokenswift bench``, ``demo``, ``plan`` and ``audit``: how fast a model is on this machine, what a run
-will take, and that drafting changes no token."""
+"""``tokenswift bench``, ``demo``, ``plan`` and ``audit``: how fast a model is on this machine, what
+a run will take, and that drafting changes no token."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ from tokenswift.types import Generation, InputError, RunError, Step, check_integ
 STRATEGIES = ("autoregressive", "auto")
 LETTERS = 16  # characters of a token at most: what of a text is tokenized
 WARM, TRIAL = 8, 64  # tokens that are written, and read, before anything is measured in a demo
-LIST, NEW = 600, 384  # tokens of the demo's list that is continued, and of each of its texts, at most
+LIST, NEW = (
+    600,
+    384,
+)  # tokens of the demo's list that is continued, and of each of its texts, at most
 READING, WRITING = 20, 25  # seconds that a prompt, and each of the demo's four texts, may take
-SHORT, NEAR = 96, 1024  # tokens of a plan's short run, and of the end of the prompt that it continues
+SHORT, NEAR = (
+    96,
+    1024,
+)  # tokens of a plan's short run, and of the end of the prompt that it continues
 GIGA = 1e9
 logger = logging.getLogger("tokenswift")
 
@@ -51,8 +57,8 @@ class Demo(options.Record):
     """What is compared.
 
     Attributes:
-        max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this machine
-            writes in three minutes
+        max_new_tokens: tokens to write of each text, at least 1; default: 384, or as many as this
+            machine writes in three minutes
     """
 
     max_new_tokens: int | None = option(None, least=1)
@@ -105,19 +111,23 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser.add_argument_group("results"), options.Record)
 
 
-# ---- bench -------------------------------------------------------------------------------------------------
+# ---- bench
+# -------------------------------------------------------------------------------------------------
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure a model on this machine: prompt tokens per second, and tokens per second of plain decoding and
-    of adaptive drafting, in turns, with the same prompt and the same text. Medians, with minimum and maximum
-    in brackets. In a checkout, python -m benchmarks measures the paper's tables."""
+    """Measure a model on this machine: prompt tokens per second, and tokens per second of plain
+    decoding and of adaptive drafting, in turns, with the same prompt and the same text. Medians,
+    with minimum and maximum in brackets. In a checkout, python -m benchmarks measures the paper's
+    tables."""
     options.check_model_options(args)
     for context in args.contexts or [0]:
         check_integer("contexts", context, 2)
     if args.prompt_file is None:
         stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
-        text = "\n\n".join(one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name))
+        text = "\n\n".join(
+            one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name)
+        )
     else:
         text = options.read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
@@ -144,7 +154,9 @@ def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> li
     ids = llm.encode(text[: LETTERS * context])[:context]
     if len(ids) < context:
         has = counted(len(ids), "token")
-        raise InputError(f"contexts is {context}, the text has {has}; valid: fewer, or a longer prompt_file")
+        raise InputError(
+            f"contexts is {context}, the text has {has}; valid: fewer, or a longer prompt_file"
+        )
     llm.target.check_room(context + args.max_new_tokens)
     return ids
 
@@ -158,8 +170,9 @@ def measure(
     warm: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> dict[str, Any]:
-    """Everything after one prompt: rates of each kind in the order in which they were measured; whether both
-    ways of decoding wrote the same tokens. They take turns, forth and back, so that neither is always first.
+    """Everything after one prompt: rates of each kind in the order in which they were measured;
+    whether both ways of decoding wrote the same tokens. They take turns, forth and back, so that
+    neither is always first.
 
     Args:
         new: tokens to write each time.
@@ -180,7 +193,9 @@ def measure(
         "prompt_tokens_per_second": [len(ids) / state.seconds for state in states[warm:]],
         "plain_tokens_per_second": [one.tokens_per_second for one in plain],
         "adaptive_tokens_per_second": [one.tokens_per_second for one in adaptive],
-        "speedup": [b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, adaptive, strict=True)],
+        "speedup": [
+            b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, adaptive, strict=True)
+        ],
         "tokens_a_pass": adaptive[-1].mean_acceptance_length,
         "identical": len({tuple(one.token_ids) for ones in made.values() for one in ones}) == 1,
     }
@@ -193,7 +208,14 @@ def rates_of(made: dict[str, Any]) -> str:
         rates = [cell(one[f"{name}_tokens_per_second"]) for name in ("prompt", "plain", "adaptive")]
         same = "yes" if one["identical"] else "no"
         rows.append([f"{one['context']:,}", *rates, cell(one["speedup"], 2), same])
-    head = ("context", "prompt, tokens/s", "plain, tokens/s", "adaptive, tokens/s", "×", "identical")
+    head = (
+        "context",
+        "prompt, tokens/s",
+        "plain, tokens/s",
+        "adaptive, tokens/s",
+        "×",
+        "identical",
+    )
     first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
     first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
     return f"{first}\n\n{table(head, rows, right=range(5))}"
@@ -204,23 +226,32 @@ def cell(times: list[float], digits: int = 1) -> str:
     return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(median(times), min(times), max(times), d=digits)
 
 
-# ---- demo --------------------------------------------------------------------------------------------------
+# ---- demo
+# --------------------------------------------------------------------------------------------------
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice with the
-    same seed: by plain decoding, then with drafts. Print the texts, a table, and whether every token is the
-    same (exit code 1 if not)."""
+    """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice
+    with the same seed: by plain decoding, then with drafts. Print the texts, a table, and whether
+    every token is the same (exit code 1 if not)."""
     options.check_model_options(args)
     record = check_record(args.json)
-    story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
+    story = (
+        resources.files("tokenswift")
+        .joinpath("data/demo_prompt.txt")
+        .read_text(encoding="utf-8")
+        .strip()
+    )
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
     greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
     length, new = sizes(llm, repeating)
     rows, made = list[tuple[str, ...]](), dict[str, Any]()
-    for words, ids, how in (("prose", llm.encode(story), SamplingParams()), ("list", repeating, greedy)):
+    for words, ids, how in (
+        ("prose", llm.encode(story), SamplingParams()),
+        ("list", repeating, greedy),
+    ):
         ids = ids[-length:]
         say(f"\n--- …{llm.tokenizer.decode(ids)[-60:]}\n")
         one = measure(llm, ids, args.max_new_tokens or new, 1, how, 0, lambda step: say(step.text))
@@ -232,9 +263,17 @@ def demo(args: argparse.Namespace) -> int:
         made[words] = one
     same = all(one["identical"] for one in made.values())
     head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
-    give(record, made, f"{table(head, rows, right=range(2, 5))}\nidentical: {'yes' if same else 'no'}")
+    give(
+        record,
+        made,
+        f"{table(head, rows, right=range(2, 5))}\nidentical: {'yes' if same else 'no'}",
+    )
     if not same:
-        near = "" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)"
+        near = (
+            ""
+            if llm.dtype == "float32"
+            else f" (near-ties flip in {llm.dtype}; compare in float32)"
+        )
         raise RunError(f"the two texts differ{near}")
     return 0
 
@@ -247,8 +286,8 @@ def repeating_list(length: int) -> str:
 
 
 def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
-    """Tokens of a prompt and of a text, so that the model has the positions and all takes three minutes at
-    most. What is tried for it warms both ways of decoding up."""
+    """Tokens of a prompt and of a text, so that the model has the positions and all takes three
+    minutes at most. What is tried for it warms both ways of decoding up."""
     trial = llm.prefill(ids[:TRIAL])
     for name in (*STRATEGIES, "autoregressive"):
         rate = trial.generate(WARM, name, ignore_eos=True).metrics.tokens_per_second
@@ -257,12 +296,14 @@ def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
     return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
 
 
-# ---- plan --------------------------------------------------------------------------------------------------
+# ---- plan
+# --------------------------------------------------------------------------------------------------
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Estimate what generate would take with these options: memory by part, compared with what is free, and
-    time, from a short run. A run that cannot fit is refused, with the greatest length that would fit."""
+    """Estimate what generate would take with these options: memory by part, compared with what is
+    free, and time, from a short run. A run that cannot fit is refused, with the greatest length
+    that would fit."""
     prompt, call = call_from(args)
     record = check_record(args.json)
     llm = options.load_model(args)
@@ -275,8 +316,9 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def expected(run: Any, measured: bool) -> dict[str, Any]:
-    """What a run will take: its parts of memory in bytes, their sum, what is free and the most new tokens
-    that fit it (None where the system does not tell), and seconds (None where nothing is measured).
+    """What a run will take: its parts of memory in bytes, their sum, what is free and the most new
+    tokens that fit it (None where the system does not tell), and seconds (None where nothing is
+    measured).
 
     Args:
         run: the run, made but not begun (so it is known to fit what is free).
@@ -288,7 +330,11 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
     memory, limit = target.backend.memory(), target.rotary.limit
     parts = {"weights": target.weight_bytes + target.copied_bytes}
     parts["the rest of the program"] = max(0, target.backend.held() - parts["weights"])
-    parts |= {f"{n.name} {n.value}": n.nbytes for n in needs_of(target, run.strategy, prompt, new) if n.sure}
+    parts |= {
+        f"{n.name} {n.value}": n.nbytes
+        for n in needs_of(target, run.strategy, prompt, new)
+        if n.sure
+    }
     made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
     made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
     if memory is not None:
@@ -314,18 +360,24 @@ def text_of(made: dict[str, Any]) -> str:
         fits = counted(made["most"], "new token fits", "new tokens fit")
         lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
     if made["seconds"] is not None:
-        rate = f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a token takes"
-        lines.append(f"expected time about {timedelta(seconds=round(made['seconds']))} ({rate} longer)")
+        rate = (
+            f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a "
+            f"token takes"
+        )
+        lines.append(
+            f"expected time about {timedelta(seconds=round(made['seconds']))} ({rate} longer)"
+        )
     return "\n".join(lines)
 
 
-# ---- audit -------------------------------------------------------------------------------------------------
+# ---- audit
+# -------------------------------------------------------------------------------------------------
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Compare strategies with plain decoding, token by token, on this model, dtype and device, and the logits
-    of both with transformers' own pass in float32; show every difference with the scores of both tokens. The
-    exit code is 1 where something is not exact."""
+    """Compare strategies with plain decoding, token by token, on this model, dtype and device, and
+    the logits of both with transformers' own pass in float32; show every difference with the scores
+    of both tokens. The exit code is 1 where something is not exact."""
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("PROMPT is empty; valid: a text of at least one word")
     sampling = options.sampling_from(args)

@@ -1,5 +1,5 @@
-"""Options of commands and how they are read: a field of a dataclass is an option, and its class's docstring
-says what it is.
+"""Options of commands and how they are read: a field of a dataclass is an option, and its class's
+docstring says what it is.
 
 ::
 
@@ -13,9 +13,10 @@ says what it is.
 
         max_new_tokens: int = option(200, least=1)
 
-``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help, and refuses 0.
-Text is answered where the model has a chat template, however it comes; token ids are continued.
-``--continue`` has text continued, too; ``--system`` insists on an answer. Light: no torch in here.
+``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help, and
+refuses 0. Text is answered where the model has a chat template, however it comes; token ids are
+continued. ``--continue`` has text continued, too; ``--system`` insists on an answer. Light: no
+torch in here.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ from tokenswift.types import InputError, check_choice, meant
 SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t", "verbose": "-v"}
 #: the options that ``--help`` shows; ``--help-all`` shows all
 USUAL = frozenset(
-    "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature top_k top_p "
-    "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts repeats seeds "
+    "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature "
+    "top_k top_p "
+    "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts "
+    "repeats seeds "
     "no_measure folder text kind num_heads data work "
-    "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue max_tokens "
+    "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue "
+    "max_tokens "
     "max_prompt".split()
 )
 
@@ -59,14 +63,17 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
     Args:
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
-        more: ``names``, in place of the usual one; ``least`` of a number, and ``valid``, that in words;
-            ``place``, for an argument without a name; anything else is argparse's.
+        more: ``names``, in place of the usual one; ``least`` of a number, and ``valid``, that in
+            words; ``place``, for an argument without a name; anything else is argparse's.
     """
-    return field(default=default, metadata=more if metavar is None else {"metavar": metavar, **more})
+    return field(
+        default=default, metadata=more if metavar is None else {"metavar": metavar, **more}
+    )
 
 
 def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
-    """An argparse type: what ``read`` makes of a text; one that it refuses is told with what is valid."""
+    """An argparse type: what ``read`` makes of a text; one that it refuses is told with what is
+    valid."""
 
     def parse(text: str) -> Any:
         try:
@@ -104,7 +111,10 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (reader(int, "an integer"), "N"),
     "float": (reader(float, "a number"), "X"),  # its range is checked later, NaN included
     "Path": (Path, "FILE"),
-    "tuple[int, ...]": (reader(_widths, "auto, or integers of at least 1, such as 1,3,3,3"), "N,N,…"),
+    "tuple[int, ...]": (
+        reader(_widths, "auto, or integers of at least 1, such as 1,3,3,3"),
+        "N,N,…",
+    ),
     "Texts": (lambda text: [] if text == "none" else [text], "TEXT"),
     "Biases": (reader(_biases, BIASES), "ID=X,…"),
 }
@@ -140,14 +150,18 @@ def add_options(
     said = texts_of(kind)
     for one in fields(kind):
         if not only or one.name in only:
-            text = re.sub(r"(?<=\(see )\w+", lambda found: f"--{dashed(found[0])}", said.get(one.name, ""))
+            text = re.sub(
+                r"(?<=\(see )\w+", lambda found: f"--{dashed(found[0])}", said.get(one.name, "")
+            )
             add_option(to, one, text, defaults.get(one.name, one.default), unset)
 
 
 def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool = False) -> None:
     """One option; its default is added to its text where that says none."""
     how: dict[str, Any] = dict(one.metadata)
-    names, place, least, valid = (how.pop(name, None) for name in ("names", "place", "least", "valid"))
+    names, place, least, valid = (
+        how.pop(name, None) for name in ("names", "place", "least", "valid")
+    )
     type_name = str(one.type).partition(" | ")[0]
     if type_name == "bool":
         how["action"] = "store_true"
@@ -179,7 +193,8 @@ def shown(default: Any) -> str:
 
 
 class HelpAll(argparse.Action):
-    """--help-all: the help with rare options too, and with all of each text, not only its first clause."""
+    """--help-all: the help with rare options too, and with all of each text, not only its first
+    clause."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         for action in parser._actions:
@@ -189,7 +204,8 @@ class HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
+    """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no
+    exit)."""
 
     def __init__(self, **kwargs: Any) -> None:
         wrapped = {"formatter_class": partial(argparse.HelpFormatter, max_help_position=30)}
@@ -213,15 +229,19 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
     def in_words(self, message: str) -> str:
-        """The message with fields written as the options that set them: the one that it begins with, and
-        names with an underscore anywhere."""
+        """The message with fields written as the options that set them: the one that it begins
+        with, and names with an underscore anywhere."""
         options = {one.dest: one.option_strings[-1] for one in self._actions if one.option_strings}
         names = r"^(?!out of )'?\w+'?(?=[ :])|(?<![\w./-])\w+_\w+(?![\w./-])"  # not --out of memory
         return re.sub(names, lambda found: options.get(found[0].strip("'"), found[0]), message)
 
 
 def command(
-    subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], words: str, places: str = ""
+    subparsers: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    words: str,
+    places: str = "",
 ) -> Parser:
     """The parser of a subcommand.
 
@@ -240,7 +260,8 @@ def command(
     return parser
 
 
-# ---- options that commands share ---------------------------------------------------------------------------
+# ---- options that commands share
+# ---------------------------------------------------------------------------
 
 
 logger = logging.getLogger("tokenswift")
@@ -254,12 +275,12 @@ class Model:
     """Which model, and what drafts for it.
 
     Attributes:
-        model: alias, folder, hub id or GGUF file; a GGUF file of the hub is owner/name:file.gguf; the default
-            is downloaded once; default: smollm2-135m
-        heads: draft heads: a file, folder or hub id, auto or none; auto takes those that ship with the model;
-            conditioned, linear (the paper's) and medusa are kinds that ship
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, shipped, none, or auto (the one
-            that tokenswift train made for it)
+        model: alias, folder, hub id or GGUF file; a GGUF file of the hub is owner/name:file.gguf;
+            the default is downloaded once; default: smollm2-135m
+        heads: draft heads: a file, folder or hub id, auto or none; auto takes those that ship with
+            the model; conditioned, linear (the paper's) and medusa are kinds that ship
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, shipped, none, or auto
+            (the one that tokenswift train made for it)
     """
 
     model: str = option(DEFAULT, "M")
@@ -294,8 +315,8 @@ class Record(Quiet):
     """Results as JSON.
 
     Attributes:
-        json: write JSON records, one a line, to this file; with - or no FILE, to standard output in place of
-            the text
+        json: write JSON records, one a line, to this file; with - or no FILE, to standard output in
+            place of the text
     """
 
     json: str | None = option(None, "FILE", nargs="?", const="-")
@@ -338,16 +359,23 @@ def add_sampling_options(
 
 
 def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
-    """--strategy, and every field of the strategies' options, with the default of each that has it."""
+    """--strategy, and every field of the strategies' options, with the default of each that has
+    it."""
     group = parser.add_argument_group("method (changes the speed, never the text)")
     names = [*OPTIONS, *(["all"] if strategy == "all" else [])]
-    words = f"drafting method: {', '.join(names)}; --help-all shows the options of each; default: {strategy}"
+    words = (
+        f"drafting method: {', '.join(names)}; --help-all shows the options of each; "
+        f"default: {strategy}"
+    )
     group.add_argument("--strategy", default=strategy, metavar="S", help=words)
     texts = texts_of(config.MethodOptions)
     for name in METHOD:
-        owners = {key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name}
+        owners = {
+            key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name
+        }
         usual = [
-            key if one.default is None else f"{key}: {shown(one.default)}" for key, one in owners.items()
+            key if one.default is None else f"{key}: {shown(one.default)}"
+            for key, one in owners.items()
         ]
         add_option(group, next(iter(owners.values())), f"{texts[name]} ({'; '.join(usual)})", None)
 
@@ -364,17 +392,23 @@ def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None)
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names, those of --preset included."""
     given = {name: getattr(args, name, None) for name in SAMPLING}
-    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    given = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }
     return given if args.preset is None else {**config.preset(args.preset), **given}
 
 
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options that were given, checked against the strategy; with ``all`` each must suit the
-    strategies that have it, which get it. InputError names the bad one."""
+    """The strategy options that were given, checked against the strategy; with ``all`` each must
+    suit the strategies that have it, which get it. InputError names the bad one."""
     given = {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
     for strategy in OPTIONS if args.strategy == "all" else [args.strategy]:
         check_choice("strategy", strategy, tuple(OPTIONS))
-        known = given if args.strategy != "all" else [name for name in given if name in names_of(strategy)]
+        known = (
+            given
+            if args.strategy != "all"
+            else [name for name in given if name in names_of(strategy)]
+        )
         config.build_options(strategy, {name: given[name] for name in known})
     return given
 
@@ -392,7 +426,10 @@ def check_heads(heads: str) -> None:
     path, kinds = Path(heads).expanduser(), ", ".join(HEAD_KINDS)
     shaped = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
     if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
-        valid = f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub id with heads"
+        valid = (
+            f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub "
+            f"id with heads"
+        )
         raise InputError(f"heads is {heads!r}: no such file; valid: {valid}")
 
 
@@ -402,7 +439,9 @@ def load_model(args: argparse.Namespace) -> Any:
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.llm import LLM
 
-        llm = LLM(args.model, **loading_of(args), heads=args.heads, eagle=args.eagle, on_progress=stages)
+        llm = LLM(
+            args.model, **loading_of(args), heads=args.heads, eagle=args.eagle, on_progress=stages
+        )
     strategy = f", {args.strategy}" if hasattr(args, "strategy") else ""
     logger.info("%s, %s on %s%s", llm.name, llm.dtype, llm.device, strategy)
     return llm
@@ -413,7 +452,8 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING}
 
 
-# ---- prompts: what is read ---------------------------------------------------------------------------------
+# ---- prompts: what is read
+# ---------------------------------------------------------------------------------
 
 
 def _ids(text: str) -> list[int]:
@@ -428,8 +468,8 @@ token_ids = reader(_ids, "integers such as 1,2,3, no negative ids")
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
-    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else), or token
-    ids. What a pipe brings beside an argument stands before it."""
+    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else),
+    or token ids. What a pipe brings beside an argument stands before it."""
     text, file = (None, "-") if args.prompt == "-" else (args.prompt, args.prompt_file)
     sources = {"PROMPT": text, "--prompt-file": file, "--prompt-ids": args.prompt_ids}
     given = [name for name, value in sources.items() if value is not None]
@@ -444,7 +484,9 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
         text = f"{piped}\n\n{text}" if text else piped
     prompt = args.prompt_ids or text
     if not prompt:
-        raise InputError(f"{given[0] if given else 'standard input'} is empty; valid: at least one token")
+        raise InputError(
+            f"{given[0] if given else 'standard input'} is empty; valid: at least one token"
+        )
     return prompt
 
 
@@ -452,8 +494,8 @@ def piped_text(beside: bool) -> str | None:
     """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
 
     Args:
-        beside: an argument is the prompt already. A socket, which programs that start this one may leave
-            open for ever, is not read then.
+        beside: an argument is the prompt already. A socket, which programs that start this one may
+            leave open for ever, is not read then.
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
@@ -466,19 +508,22 @@ def piped_text(beside: bool) -> str | None:
 
 
 def read_named(name: str, option: str) -> str:
-    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
-    the one line end that shells and editors put at the end."""
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and
+    without the one line end that shells and editors put at the end."""
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error
+        raise InputError(
+            f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text"
+        ) from error
     except (AttributeError, OSError, ValueError) as error:  # standard input may be closed
         valid = "valid: a UTF-8 text file"
         raise InputError(f"{option} {name} cannot be read ({line_of(error)}); {valid}") from error
 
 
-# ---- prompts: how they are taken ---------------------------------------------------------------------------
+# ---- prompts: how they are taken
+# ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -518,7 +563,8 @@ def check_template(llm: Any, what: str) -> None:
     """Refuse a model without a chat template; ``what`` asks for one."""
     if not llm.has_chat_template:
         raise InputError(
-            f"{what} needs a chat template, and the model {llm.name} has none; valid: a model made for chat, "
+            f"{what} needs a chat template, and the model {llm.name} has none; valid: a model "
+            f"made for chat, "
             f"or tokenswift generate --continue"
         )
 

@@ -27,14 +27,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the background;
-    a client that was cut off resumes where it was), /v1/models, /health, /metrics, and a page at /. It
-    listens on this machine only, unless --host and --api-key-file are given. SIGTERM or Ctrl-C stops it
-    between two steps, a second one at once; the exit code after SIGTERM is 0."""
+    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the
+    background; a client that was cut off resumes where it was), /v1/models, /health, /metrics, and
+    a page at /. It listens on this machine only, unless --host and --api-key-file are given.
+    SIGTERM or Ctrl-C stops it between two steps, a second one at once; the exit code after SIGTERM
+    is 0."""
     settings = Settings(**{one.name: getattr(args, one.name) for one in fields(Settings)})
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
-            raise InputError(f"{name} is not installed; valid: pip install 'tokenswift-exact[serve]'")
+            raise InputError(
+                f"{name} is not installed; valid: pip install 'tokenswift-exact[serve]'"
+            )
     settings.keys()
     if settings.run_dir is not None:
         check_writable("--run-dir", settings.run_dir, "folder")
@@ -45,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
             llm = options.load_model(args)
             from tokenswift.serve.app import Server
 
-            llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
+            llm.generate(
+                [0, 0], 2, ignore_eos=True
+            )  # compiles what the first client would wait for
         server = Server(llm, settings, taken)
         server.run()
     left = server.answers.left

@@ -1,4 +1,5 @@
-"""What a command shows and keeps: text, records, streams as shells leave them, signals, progress, tables."""
+"""What a command shows and keeps: text, records, streams as shells leave them, signals, progress,
+tables."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from typing import IO, Any
 from tokenswift.files import line_of, replacing
 from tokenswift.types import Generation, InputError, RunError, counted
 
-# ---- text that commands nothing ----------------------------------------------------------------------------
+# ---- text that commands nothing
+# ----------------------------------------------------------------------------
 
-#: control characters but line end and tab, DEL, C1; what turns the direction of writing; separators that are
-#: line ends to some; deprecated, annotation and tag characters, which hide text
+#: control characters but line end and tab, DEL, C1; what turns the direction of writing; separators
+#: that are line ends to some; deprecated, annotation and tag characters, which hide text
 COMMANDING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
@@ -32,7 +34,8 @@ COMMANDING = re.compile(
 def visible(text: str) -> str:
     """The text with characters that command a terminal written as JSON writes them: ``\\u001b``.
 
-    Each character is looked at by itself, so a text may come in any pieces; JSON stays the same JSON.
+    Each character is looked at by itself, so a text may come in any pieces; JSON stays the same
+    JSON.
     """
     return COMMANDING.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
@@ -43,7 +46,8 @@ def shown_on(stream: IO[str], text: str) -> str:
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Log lines on standard error as it is now (above a line of progress, say); they command no terminal."""
+    """Log lines on standard error as it is now (above a line of progress, say); they command no
+    terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -53,10 +57,16 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return shown_on(sys.stderr, super().format(record))
 
 
-# ---- streams -----------------------------------------------------------------------------------------------
+# ---- streams
+# -----------------------------------------------------------------------------------------------
 
 #: words of torch's and the system's errors when memory ran out
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "Unable to allocate",
+)
 
 
 def say(text: str) -> None:
@@ -79,26 +89,31 @@ def usable_streams() -> bool:
     """Make both output streams usable; whether standard output is open."""
     is_open = sys.stdout is not None
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # closed by the shell: a file of the run would get the number, and what libraries print
+        # closed by the shell: a file of the run would get the number, and what libraries print
+        pass
     os.close(null)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that lacks a character is no reason to stop
     return is_open
 
 
 def flush() -> None:
-    """Throw away what cannot be written of standard output: the interpreter would fail at its exit."""
+    """Throw away what cannot be written of standard output: the interpreter would fail at its
+    exit."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-# ---- signals -----------------------------------------------------------------------------------------------
+# ---- signals
+# -----------------------------------------------------------------------------------------------
 
 #: signal → how the error line begins
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -121,8 +136,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and a closed terminal: while entered, signals set a flag that :meth:`check` raises, so
-    that the step is finished first; before the first check they raise at once, and a second one ends at once.
+    """Ctrl-C, SIGTERM and a closed terminal: while entered, signals set a flag that :meth:`check`
+    raises, so that the step is finished first; before the first check they raise at once, and a
+    second one ends at once.
 
     A signal that is ignored (``nohup``, background jobs of a shell) stays ignored.
 
@@ -188,22 +204,25 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
         except InputError:
             raise
         except (KeyboardInterrupt, Exception) as error:
-            if signals.number or isinstance(error, KeyboardInterrupt):  # a hung up terminal takes no text
+            if signals.number or isinstance(
+                error, KeyboardInterrupt
+            ):  # a hung up terminal takes no text
                 raise Interrupted(signals.number or signal.SIGINT, kept()) from None
             if isinstance(error, BrokenPipeError) or "kept" in str(error):
                 raise
             raise RunError(f"{reason(error)}; {kept()}") from error
 
 
-# ---- progress ----------------------------------------------------------------------------------------------
+# ---- progress
+# ----------------------------------------------------------------------------------------------
 
 #: stages (`types.OnProgress`) whose names say too little
 STAGES = {"prompt": "prefill", "write": "the model writes"}
 
 
 class Stages:
-    """A moving line on standard error, where that is a terminal, that says how far the work is; called as
-    `types.OnProgress` says. The line goes away when its stage ends.
+    """A moving line on standard error, where that is a terminal, that says how far the work is;
+    called as `types.OnProgress` says. The line goes away when its stage ends.
 
     Args:
         quiet: show nothing.
@@ -224,7 +243,9 @@ class Stages:
             if self._shown and self._line is None:
                 self._line = _moving_line()
             if self._line is not None:
-                self._line.update(self._line.task_ids[0], completed=done, total=total, description=text)
+                self._line.update(
+                    self._line.task_ids[0], completed=done, total=total, description=text
+                )
 
     def end(self) -> None:
         """Take the line away; what is told next has a new one."""
@@ -242,15 +263,23 @@ class Stages:
 
 
 def _moving_line() -> Any:
-    """A line of rich's: a bar, a text, and the time. The cursor stays: a second signal ends the program at
-    once."""
+    """A line of rich's: a bar, a text, and the time. The cursor stays: a second signal ends the
+    program at once."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(file=sys.stderr, highlight=False)
     console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
     columns = BarColumn(16), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    line = Progress(*columns, TimeRemainingColumn(), console=console, redirect_stdout=False, transient=True)
+    line = Progress(
+        *columns, TimeRemainingColumn(), console=console, redirect_stdout=False, transient=True
+    )
     line.add_task("")
     line.start()
     return line
@@ -279,7 +308,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
-# ---- what a run leaves behind ------------------------------------------------------------------------------
+# ---- what a run leaves behind
+# ------------------------------------------------------------------------------
 
 
 #: what ``--json -`` stands for
@@ -298,11 +328,11 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
     """The path behind ``name``, after making sure that it can be written (nothing is left).
 
     Args:
-        kind: "file" (a pipe, a character device or :data:`STDOUT` will do), "regular file" (whose place
-            another takes), or "folder" (which need not be there yet).
+        kind: "file" (a pipe, a character device or :data:`STDOUT` will do), "regular file" (whose
+            place another takes), or "folder" (which need not be there yet).
     Raises:
-        InputError: naming the option, the path and the reason; a file's folder may be missing, which is not
-            made.
+        InputError: naming the option, the path and the reason; a file's folder may be missing,
+            which is not made.
     """
     path = Path(name).expanduser()
     if path == STDOUT:
@@ -311,7 +341,9 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
         if not str(name):
             raise OSError(0, "it is empty")
         if kind == "folder":
-            TemporaryFile(dir=next(one for one in (path, *path.absolute().parents) if one.exists())).close()
+            TemporaryFile(
+                dir=next(one for one in (path, *path.absolute().parents) if one.exists())
+            ).close()
         elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
             if path.exists() and not path.is_file():
                 raise OSError(0, "it is not a regular file")
@@ -330,7 +362,8 @@ def check_record(name: str | None, option: str = "--json") -> Path | None:
 
 
 class TextSink:
-    """Writes the text to standard output and to a file as it comes; the file is opened at the first write.
+    """Writes the text to standard output and to a file as it comes; the file is opened at the first
+    write.
 
     Args:
         path: the file, if there is to be one.
@@ -372,7 +405,9 @@ class TextSink:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            raise RunError(f"writing {path} failed ({line_of(error)}); what fitted in it was kept") from error
+            raise RunError(
+                f"writing {path} failed ({line_of(error)}); what fitted in it was kept"
+            ) from error
 
     def close(self) -> None:
         """End the last line on standard output and close the file."""
@@ -406,7 +441,8 @@ def write_json(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text: to standard output, into a pipe or a device, or over a regular file or none.
+    """Write a whole text: to standard output, into a pipe or a device, or over a regular file or
+    none.
 
     Raises: as :func:`write_json`.
     """
@@ -420,12 +456,14 @@ def write_text(path: Path, text: str) -> None:
         with replacing(path) as part:
             part.write_text(text, "utf-8", "replace", "")
     except OSError as error:
-        raise RunError(f"writing {path} failed ({line_of(error)}); what was there before was kept") from error
+        raise RunError(
+            f"writing {path} failed ({line_of(error)}); what was there before was kept"
+        ) from error
 
 
 def drafted(result: Generation) -> str:
-    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
-    were some; "" where no draft was accepted."""
+    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was,
+    where there were some; "" where no draft was accepted."""
     counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
     names = [name for name, count in counts if count and name != "target"]
     if not names:
@@ -436,7 +474,8 @@ def drafted(result: Generation) -> str:
 
 
 def summary(result: Generation, verbose: bool = False) -> str:
-    """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
+    """One line about a finished run: tokens, seconds, why it ended; says so when it was not
+    lossless.
 
     Args:
         verbose: prefill, passes, acceptance and why it was drafted so, too.
@@ -445,7 +484,10 @@ def summary(result: Generation, verbose: bool = False) -> str:
     text = counted(len(result.token_ids), "token")
     text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
     if verbose or m.prefill_seconds >= READING_SECONDS:
-        text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
+        text += (
+            f", after {m.prefill_seconds:.1f} s for a prompt of "
+            f"{counted(result.prompt_tokens, 'token')}"
+        )
     text += f"; {ENDINGS[result.finish_reason]}{drafted(result)}"
     if verbose:
         text += f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "

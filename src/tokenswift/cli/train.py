@@ -28,16 +28,17 @@ class Drafter(options.Quiet):
 
     Attributes:
         model: alias, folder or hub id of the model that it drafts for
-        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3); or draft
-            heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs a large GPU)
-        out: file to write, good for --heads; of eagle by default a file in the cache folder, which is found
-            whenever the model is loaded
+        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3);
+            or draft heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs
+                a large GPU)
+        out: file to write, good for --heads; of eagle by default a file in the cache folder, which
+            is found whenever the model is loaded
         num_heads: number of heads
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         hidden: width of eagle, a multiple of 64
-        data: what the model writes after: self (questions, essays, stories, code and tables that it is asked
-            for), or a text file or a folder of them, whose passages it continues
+        data: what the model writes after: self (questions, essays, stories, code and tables that it
+            is asked for), or a text file or a folder of them, whose passages it continues
         work: folder for states and checkpoint; default: OUT.work
         dtype: of the model's passes, as for generate
         device: auto, cpu, cuda or cuda:N
@@ -76,9 +77,9 @@ def place_for(model: str, kind: str) -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what drafts for a model: it learns the model's next-token distribution, as decoding processes it,
-    from hidden states that the model makes of the data once. The same command resumes an interrupted
-    training."""
+    """Train what drafts for a model: it learns the model's next-token distribution, as decoding
+    processes it, from hidden states that the model makes of the data once. The same command resumes
+    an interrupted training."""
     check_choice("kind", args.kind, tuple(RECIPES))
     if args.out is None:
         args.out = place_for(args.model, args.kind)
@@ -99,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
     with keeping(kept), Stages(args.quiet) as stages:
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
         if args.kind == "eagle":
-            notes = train_eagle(llm, job, logger.info, stages, depths=args.depths, hidden=args.hidden)
+            notes = train_eagle(
+                llm, job, logger.info, stages, depths=args.depths, hidden=args.hidden
+            )
         else:
             how = {"kind": args.kind, "count": args.num_heads, "inner": args.inner}
             notes = train_heads(llm, job, logger.info, stages, **how)
@@ -108,11 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
-    """The job, and the model's dtype and device. Options that are not given come from the kind's recipe, then
-    from the place to run.
+    """The job, and the model's dtype and device. Options that are not given come from the kind's
+    recipe, then from the place to run.
 
     Raises:
-        InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
+        InputError: an option out of its range, a place that cannot be written, or --data that names
+            nothing.
     """
     from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.states import files_of
@@ -125,7 +129,9 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     if args.data != "self":
         files_of(args.data)
     chosen: dict[str, Any] = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA)
-    chosen |= RECIPES[args.kind] | {name: value for name, value in vars(args).items() if value is not None}
+    chosen |= RECIPES[args.kind] | {
+        name: value for name, value in vars(args).items() if value is not None
+    }
     chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
     data, training = (
         {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}

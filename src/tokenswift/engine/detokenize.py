@@ -1,8 +1,9 @@
 """Tokens to text, in complete characters, with stop strings; and detection of loops.
 
-The text of a token can depend on the tokens before it (a character's bytes may be split over tokens, and some
-tokenizers drop the first space). So a token is decoded together with the few before it, and the new text is
-what it adds: the cost of a token does not grow with the length of the text.
+The text of a token can depend on the tokens before it (a character's bytes may be split over
+tokens, and some tokenizers drop the first space). So a token is decoded together with the few
+before it, and the new text is what it adds: the cost of a token does not grow with the length of
+    the text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from tokenswift.types import InputError, Loop
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
-MAX_WAIT = 16  # tokens without a complete character after which the bytes, which are no UTF-8, are released
+# tokens without a complete character after which the bytes, which are no UTF-8, are released
+MAX_WAIT = 16
 MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
 
 
@@ -36,10 +38,14 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
         if stop and tokenizer is None:
-            raise InputError(f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none")
+            raise InputError(
+                f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none"
+            )
         self._tokenizer = tokenizer
         self.stop = tuple(stop)
-        self._window: list[int] = []  # newest tokens: some whose text is released, then those still waiting
+        self._window: list[
+            int
+        ] = []  # newest tokens: some whose text is released, then those still waiting
         self._shown = ""  # the released part of the window's text
         self._waiting = 0  # tokens since the window's text was last released in full
         self._held = ""  # text that may be the beginning of a stop string
@@ -47,8 +53,8 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """Add a token; returns the text that it releases: complete characters that cannot belong to a stop
-        string. After a stop string, always ""."""
+        """Add a token; returns the text that it releases: complete characters that cannot belong to
+        a stop string. After a stop string, always ""."""
         if self.stopped or self._tokenizer is None:
             return ""
         return self._release(self._decode(token))
@@ -84,11 +90,13 @@ class TextStream:
         return new
 
     def _text(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def _find(self, text: str) -> int | None:
-        """Where the stop string that is completed first begins; None: there is none, or none may end the
-        text."""
+        """Where the stop string that is completed first begins; None: there is none, or none may
+        end the text."""
         if not self.may_stop:
             return None
         ends = [(place + len(s), place) for s in self.stop if (place := text.find(s)) >= 0]
@@ -115,10 +123,12 @@ class TextStream:
 class LoopGuard:
     """Detects that a text repeats itself, at a small and constant cost per token.
 
-    A *pattern*, as in vLLM's ``repetition_detection``: the newest ``size · count`` tokens are ``count``
-    copies of ``size`` tokens. For every size, the guard counts how many of the newest tokens equal the one
-    ``size`` places before, by a few vector operations per token. Short patterns are common in normal text
-    (dots, rules of tables, rows of zeros), so the copies must also add up to ``TOKENS`` tokens.
+    A *pattern*, as in vLLM's ``repetition_detection``: the newest ``size · count`` tokens are
+        ``count``
+    copies of ``size`` tokens. For every size, the guard counts how many of the newest tokens equal
+    the one ``size`` places before, by a few vector operations per token. Short patterns are common
+    in normal text (dots, rules of tables, rows of zeros), so the copies must also add up to
+    ``TOKENS`` tokens.
 
     Attributes:
         loop: the current loop; None: there is none.

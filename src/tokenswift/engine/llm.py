@@ -43,31 +43,32 @@ class LLM(AbstractContextManager["LLM"]):
     """A language model that writes long text, exactly as plain decoding would.
 
     Args:
-        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a GGUF file,
-            a folder with one, or one of the hub (``"owner/name:file.gguf"``).
-        dtype: what is computed in: "auto", "int8", "float32", "bfloat16", "float16", or one of these of
-            torch. "auto" is the checkpoint's; for quantized weights int8 on a CPU, bfloat16 on CUDA. "int8":
-            products of quantized weights, and keys and values; the rest in float32.
+        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a
+            GGUF file, a folder with one, or one of the hub (``"owner/name:file.gguf"``).
+        dtype: what is computed in: "auto", "int8", "float32", "bfloat16", "float16", or one of
+            these of torch. "auto" is the checkpoint's; for quantized weights int8 on a CPU,
+            bfloat16 on CUDA. "int8": products of quantized weights, and keys and values; the rest
+                in float32.
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
-        heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
-            ("conditioned", "linear", "medusa"), a heads file, the folder or hub id of a published checkpoint
-            with heads, or the heads themselves.
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the one that
-            `tokenswift train` made for it, if it did; None: none.
-        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "load"
-            (tensors) and "pack" (layers).
+        heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by
+            kind ("conditioned", "linear", "medusa"), a heads file, the folder or hub id of a
+            published checkpoint with heads, or the heads themselves.
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the
+            one that `tokenswift train` made for it, if it did; None: none.
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages
+            "load" (tensors) and "pack" (layers).
 
     Keyword Args:
-        rope_scaling (str | None): None, "yarn:4" (four times the model's positions) or "yarn" (room for
-            131,072), for texts beyond the model's positions.
-        threads (int | None): CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None
-            leaves them.
-        weights (str): what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
-            quantized at loading: "q8_0", "q4_0", "q4_1".
-        kv_cache_dtype (str): of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half
-            the memory of bfloat16, for long texts).
-        backend (str): what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
-            "cuda" (those kernels, or an error), or "torch", for diagnosis.
+        rope_scaling (str | None): None, "yarn:4" (four times the model's positions) or "yarn" (room
+            for 131,072), for texts beyond the model's positions.
+        threads (int | None): CPU threads of the whole process, as ``torch.set_num_threads`` sets
+            them; None leaves them.
+        weights (str): what they are stored as: "stored" (as the files hold them), "float32",
+            "bfloat16", or quantized at loading: "q8_0", "q4_0", "q4_1".
+        kv_cache_dtype (str): of keys and values: "auto" (as the rest), "float32", "bfloat16" or
+            "int8" (half the memory of bfloat16, for long texts).
+        backend (str): what computes: "auto" (the device's kernels, or torch where they do not
+            work), "cpu" or "cuda" (those kernels, or an error), or "torch", for diagnosis.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
@@ -93,7 +94,9 @@ class LLM(AbstractContextManager["LLM"]):
         source, self.name = open_model(model, how, on_progress), str(model)
         self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
         self.loading = {
-            "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
+            "model": str(Path(model).expanduser().absolute())
+            if Path(model).exists()
+            else str(model),
             "heads": str(heads) if isinstance(heads, str | Path) else None,
             "eagle": str(eagle) if isinstance(eagle, str | Path) else None,
             **{f.name: getattr(how, f.name) for f in fields(how) if f.name != "threads"},
@@ -109,10 +112,11 @@ class LLM(AbstractContextManager["LLM"]):
         backend: Backend | str = "auto",
         eagle: str | Path | EagleWeights | None = "auto",
     ) -> LLM:
-        """Wrap a loaded transformers model, whose layers may lie on several devices (its ``device_map``); the
-        object itself stays as it is.
+        """Wrap a loaded transformers model, whose layers may lie on several devices (its
+        ``device_map``); the object itself stays as it is.
 
-        On the CPU a supported family's weights are copied in packed form: ``llm.target.copied_bytes``.
+        On the CPU a supported family's weights are copied in packed form:
+        ``llm.target.copied_bytes``.
 
         Args:
             model: a causal LM of transformers.
@@ -149,8 +153,8 @@ class LLM(AbstractContextManager["LLM"]):
 
     @property
     def model(self) -> Any:
-        """The transformers model, loaded at the first use of this where the weights came straight from its
-        files, which then take twice the memory."""
+        """The transformers model, loaded at the first use of this where the weights came straight
+        from its files, which then take twice the memory."""
         with self.resources.lock:
             return self.source.model
 
@@ -161,8 +165,8 @@ class LLM(AbstractContextManager["LLM"]):
             return self.source.tokenizer
 
     def close(self) -> None:
-        """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
-        `from_model` is as it was before."""
+        """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model
+        given to `from_model` is as it was before."""
         self._resources = None
 
     def __repr__(self) -> str:
@@ -194,16 +198,16 @@ class LLM(AbstractContextManager["LLM"]):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
-        chat messages by the model's template, up to where the answer begins; ``tools`` and
-        ``template_options`` are given to it."""
+        """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special
+        tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
+        and ``template_options`` are given to it."""
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
-        """The sampling of a prompt for which none is given: the paper's for text and token ids, which are
-        gone on from. Answers to chat messages have what the model itself names, else temperature 0.7 and
-        min-p 0.05 without a penalty."""
+        """The sampling of a prompt for which none is given: the paper's for text and token ids,
+        which are gone on from. Answers to chat messages have what the model itself names, else
+        temperature 0.7 and min-p 0.05 without a penalty."""
         return self.source.answers if is_chat(prompt) else CONTINUED
 
     def generate(
@@ -220,27 +224,29 @@ class LLM(AbstractContextManager["LLM"]):
         """Generate up to ``max_new_tokens`` tokens.
 
         Args:
-            prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
-                ``[{"role": "user", "content": "What is the capital of France?"}]``.
-            max_new_tokens: default: 200 of a continued text; an answer ends where the model ends it, or with
-                its positions (see `memory.default_length`).
-            strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive drafting,
-                "tokenswift" the paper's method.
-            strategy_options: a dict of its options, such as ``{"tree": (1, 3)}`` (`config.MethodOptions`).
-            sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt. Instead of
-                it, its fields as keywords, the others as by default:
+            prompt: text, which is continued as it is; token ids; or chat messages, which are
+                answered: ``[{"role": "user", "content": "What is the capital of France?"}]``.
+            max_new_tokens: default: 200 of a continued text; an answer ends where the model ends
+                it, or with its positions (see `memory.default_length`).
+            strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive
+                drafting, "tokenswift" the paper's method.
+            strategy_options: a dict of its options, such as ``{"tree": (1, 3)}``
+                (`config.MethodOptions`).
+            sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt.
+                Instead of it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.
             on_step: called with each step as it happens.
-            options: ``ignore_eos=True`` goes on after an end-of-text token (default False); ``stop="…"``, or
-                a list of strings, ends the text, which is cut before the first to appear (default none);
-                ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
-                so); ``run_dir=DIR`` keeps a journal of the run there, and goes on with it when DIR holds this
-                very run already (see docs/runs.md); ``logprobs=N`` tells each new token's log-probability
-                and those of the N likeliest, 0 to 20 (`Logprob`, kept by no journal); ``response_format=…``,
-                in OpenAI's form, or a `Grammar`, says what the text has to be like (the sampling's
-                ``grammar``; see docs/grammars.md); ``template_options={"enable_thinking": False}`` are
-                variables of the chat template; ``on_progress(stage, done, total)`` is called
-                during the prefill (stage "prompt", in tokens).
+            options: ``ignore_eos=True`` goes on after an end-of-text token (default False);
+                ``stop="…"``, or a list of strings, ends the text, which is cut before the first to
+                appear (default none); ``on_loop="stop"`` ends a text that repeats itself (default
+                "report": `Metrics.loop` says so); ``run_dir=DIR`` keeps a journal of the run there,
+                and goes on with it when DIR holds this very run already (see docs/runs.md);
+                ``logprobs=N`` tells each new token's log-probability and those of the N likeliest,
+                0 to 20 (`Logprob`, kept by no journal); ``response_format=…``, in OpenAI's form, or
+                a `Grammar`, says what the text has to be like (the sampling's ``grammar``; see
+                docs/grammars.md); ``template_options={"enable_thinking": False}`` are variables of
+                the chat template; ``on_progress(stage, done, total)`` is called during the prefill
+                (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
@@ -249,9 +255,9 @@ class LLM(AbstractContextManager["LLM"]):
         return self.stream(prompt, *how, **options).finish(on_step)
 
     def stream(self, prompt: Prompt, *args: Any, **options: Any) -> Stream:
-        """The steps of `generate`, with its arguments, as they happen; their ``text`` holds complete
-        characters only. After the last one ``stream.result`` is what `generate` would have returned (see
-        `Stream`)."""
+        """The steps of `generate`, with its arguments, as they happen; their ``text`` holds
+        complete characters only. After the last one ``stream.result`` is what `generate` would have
+        returned (see `Stream`)."""
         return self.start(Request.of(prompt, self.default_sampling, *args, **options))
 
     def chat(
@@ -266,14 +272,15 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> Reply:
         """Answer a conversation, in which functions may be called.
 
-        Arguments of calls are always valid by their schemas, whatever the model: a grammar sees to it. To
-        go on, append ``reply.message`` and a result of each call to the messages (docs/tools.md).
+        Arguments of calls are always valid by their schemas, whatever the model: a grammar sees to
+        it. To go on, append ``reply.message`` and a result of each call to the messages
+        (docs/tools.md).
 
         Args:
             messages: in the form of OpenAI's interface: ``{"role": …, "content": …}``, those with
                 ``tool_calls`` and of the role "tool" too.
-            tools: functions as OpenAI's interface has them: ``{"type": "function", "function": {"name": …,
-                "description": …, "parameters": JSON schema}}``.
+            tools: functions as OpenAI's interface has them: ``{"type": "function", "function":
+                {"name": …, "description": …, "parameters": JSON schema}}``.
             tool_choice: "auto" (default; the model may call), "none", "required" (it has to), or
                 ``{"type": "function", "function": {"name": …}}`` (that one).
             parallel_tool_calls: whether an answer may hold several calls.
@@ -283,7 +290,8 @@ class LLM(AbstractContextManager["LLM"]):
         asked = tools_of(tools, tool_choice, parallel_tool_calls)
         request, calls = self.chat_request(messages, asked, *args, **options)
         made = self.start(request).finish(on_step)
-        key = f"{request.prompt} {made.token_ids}"  # seeds the ids of calls: the same for the same run
+        # seeds the ids of calls: the same for the same run
+        key = f"{request.prompt} {made.token_ids}"
         text, called, thought = calls.read(made.text, key)
         return Reply(text, called, made, thought)
 
@@ -317,12 +325,20 @@ class LLM(AbstractContextManager["LLM"]):
         return replace(made, sampling=calls.bound(made.sampling), asked=asked), calls
 
     def request(
-        self, prompt: Prompt, ids: list[int], max_new_tokens: int | None = None, *how: Any, **options: Any
+        self,
+        prompt: Prompt,
+        ids: list[int],
+        max_new_tokens: int | None = None,
+        *how: Any,
+        **options: Any,
     ) -> Request:
-        """A request for a prompt with these token ids, with the defaults of length and sampling for it."""
+        """A request for a prompt with these token ids, with the defaults of length and sampling for
+        it."""
         if max_new_tokens is None:
             max_new_tokens = default_length(self.target, is_chat(prompt), len(ids))
-        return Request.of(ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options)
+        return Request.of(
+            ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options
+        )
 
     def start(self, request: Request, prefixes: PrefixCache | None = None) -> Stream:
         """Run a request as `stream` does.
@@ -341,31 +357,39 @@ class LLM(AbstractContextManager["LLM"]):
         on_result: Callable[[int, Generation], None] | None = None,
         **options: Any,
     ) -> list[Generation]:
-        """Generate after several prompts, concurrently; the results are in the order of the prompts.
+        """Generate after several prompts, concurrently; the results are in the order of the
+        prompts.
 
-        Each result is, token by token, what `generate` returns for its prompt alone. All are checked first.
+        Each result is, token by token, what `generate` returns for its prompt alone. All are
+        checked first.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
             at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
-            on_result: called after each prompt with its index and its result, in the order in which they
-                end, for progress::
+            on_result: called after each prompt with its index and its result, in the order in which
+                they end, for progress::
 
                     llm.generate_many(prompts, on_result=lambda i, r: print("done:", prompts[i]))
 
         The others are `generate`'s, fields of `SamplingParams` too, the same for all prompts; no
-        ``run_dir``, which keeps one run. Times of a result are those of its own steps, which it shared with
-        others. Where one fails, its error is raised and the others end.
+        ``run_dir``, which keeps one run. Times of a result are those of its own steps, which it
+        shared with others. Where one fails, its error is raised and the others end.
         """
         if "run_dir" in options:
-            raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
+            raise InputError(
+                "run_dir is not an argument of generate_many; valid: generate, one run a folder"
+            )
         check_callback("on_result", on_result)
-        ids = several_ids(prompts, self.source.codec, self.target.vocab_size, options.get("template_options"))
+        ids = several_ids(
+            prompts, self.source.codec, self.target.vocab_size, options.get("template_options")
+        )
         pairs = zip(prompts, ids, strict=True)
         requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]
         if not requests:
             return []
-        TextSequence(self, max(requests, key=lambda one: len(one.prompt)))  # if it fits, the others do
+        TextSequence(
+            self, max(requests, key=lambda one: len(one.prompt))
+        )  # if it fits, the others do
         results: dict[int, Generation] = {}
         with Scheduler(self, at_once) as scheduler:
             for i, result in run_all(scheduler, requests):
@@ -377,8 +401,8 @@ class LLM(AbstractContextManager["LLM"]):
         return [results[i] for i in range(len(requests))]
 
     def prefill(self, prompt: Prompt) -> Prefilled:
-        """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
-        with the arguments of this object's (but for the prompt) and the same tokens.
+        """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of
+        it, with the arguments of this object's (but for the prompt) and the same tokens.
 
         Raises:
             InputError: naming the prompt's fault and what is valid.
@@ -402,8 +426,8 @@ def resume(
         on_step: called with each new step.
         on_loop: "report" or "stop"; None as before.
     Raises:
-        InputError: no run, a damaged one, another process writes it, or something that decides the tokens
-            is not what it was; the line names it.
+        InputError: no run, a damaged one, another process writes it, or something that decides the
+            tokens is not what it was; the line names it.
     """
     _, state = load(Path(run_dir).expanduser())
     request = request_of(state, run_dir, max_new_tokens, on_loop)
@@ -414,7 +438,10 @@ def resume(
 
 
 def request_of(
-    state: RunState, run_dir: str | Path, max_new_tokens: int | None = None, on_loop: str | None = None
+    state: RunState,
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    on_loop: str | None = None,
 ) -> Request:
     """The request that continues a run. The arguments are those of
     :func:`resume`.
@@ -446,7 +473,8 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
     """
     if state.header.model is None:
         raise InputError(
-            f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
+            f"llm is not given, and the run's model {state.header.name} came from a program; "
+            f"valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
     loading = msgspec.structs.asdict(state.header.model)

@@ -1,5 +1,5 @@
-"""`Request`: the arguments of one generation, checked once. And their JSON forms: a record of ``--prompts``
-or of a data set, and what ``--json`` writes. Imports no torch."""
+"""`Request`: the arguments of one generation, checked once. And their JSON forms: a record of
+``--prompts`` or of a data set, and what ``--json`` writes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The arguments of ``LLM.generate``, which describes them; checked, with numbers as Python's own.
+    """The arguments of ``LLM.generate``, which describes them; checked, with numbers as Python's
+    own.
 
     Attributes:
-        asked: the digest of the conversation that the prompt's ids are of (see `sequence.chat_digest`), or
-            None.
+        asked: the digest of the conversation that the prompt's ids are of (see
+            `sequence.chat_digest`), or None.
         options: the strategy's options as a dataclass.
 
     Raises:
@@ -79,8 +80,8 @@ class Request:
         Args:
             usual: gives the default sampling for a prompt.
             sampling: None: the default sampling, with the sampling fields among the options.
-            options: other fields of a request, fields of the sampling, and ``response_format``, which becomes
-                the sampling's grammar.
+            options: other fields of a request, fields of the sampling, and ``response_format``,
+                which becomes the sampling's grammar.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
@@ -112,7 +113,9 @@ class Request:
         if self.sampling.grammar is not None:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
-                    raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
+                    raise InputError(
+                        f"{name} is {value} beside a grammar; valid: one of the two", name
+                    )
             if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
                 raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
         keep_field(self, "stop", check_texts("stop", self.stop))
@@ -120,13 +123,18 @@ class Request:
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
-                raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
+                raise InputError(
+                    f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder"
+                )
             keep_field(self, "run_dir", Path(self.run_dir))
         if self.logprobs is not None and self.run_dir is not None:
-            raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
+            raise InputError(
+                "logprobs are not kept in a run_dir; valid: one of the two", "logprobs"
+            )
 
 
-# ---- as JSON --------------------------------------------------------------------------------------
+# ---- as JSON
+# --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,9 @@ class Asked:
     prompt: str | list[dict[str, Any]]
     given: dict[str, Any]
 
-    def request(self, call: Mapping[str, Any], usual: SamplingParams, folder: Path | None) -> Request:
+    def request(
+        self, call: Mapping[str, Any], usual: SamplingParams, folder: Path | None
+    ) -> Request:
         """The request of it.
 
         Args:
@@ -167,7 +177,9 @@ def asked(record: Any, name: str) -> Asked:
         InputError: naming the field that is wrong.
     """
     if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
-        raise InputError(f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}")
+        raise InputError(
+            f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}"
+        )
     for key in record:
         if key not in FIELDS:
             raise InputError(f"{shown(key)} is not a field; valid: {', '.join(FIELDS)}")
@@ -178,7 +190,9 @@ def asked(record: Any, name: str) -> Asked:
     if "prompt" in record and not (isinstance(prompt, str) and prompt):
         raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
     if "messages" in record and not is_chat(prompt):
-        raise InputError(f"messages is {shown(prompt)}; valid: a list of objects with role and content")
+        raise InputError(
+            f"messages is {shown(prompt)}; valid: a list of objects with role and content"
+        )
     given = {key: record[key] for key in (*OWN, *SAMPLING) if key in record}
     Request.of(prompt, lambda _: SamplingParams(), **given)
     return Asked(name, prompt, given)
@@ -190,7 +204,9 @@ def record_of(llm: Any, result: Generation, request: Request) -> dict[str, Any]:
 
     from tokenswift.loader.weights import versions
 
-    own = {one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN}
+    own = {
+        one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN
+    }
     return {
         "model": llm.name,
         "strategy": request.strategy,

@@ -1,9 +1,11 @@
-"""Continuous batching: many sequences of one model join and leave between steps, and share each verify pass.
+"""Continuous batching: many sequences of one model join and leave between steps, and share each
+verify pass.
 
-One thread does all the work. It alternates between a step of all running sequences (`step.step`) and a chunk
-of one waiting prompt's prefill, sized to take about one and a half steps, so that decoding never stalls for
-long. Each sequence gets the tokens that it would get alone; strategy, sampler, journal and errors are its
-own. The memory of their KV caches limits how many run at once; the others wait in a queue.
+One thread does all the work. It alternates between a step of all running sequences (`step.step`)
+and a chunk of one waiting prompt's prefill, sized to take about one and a half steps, so that
+decoding never stalls for long. Each sequence gets the tokens that it would get alone; strategy,
+sampler, journal and errors are its own. The memory of their KV caches limits how many run at once;
+the others wait in a queue.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import PrefixCache, Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv import FeatureStore
-from tokenswift.types import Cancelled, Generation, InputError, Step, check_callback, check_integer, counted
+from tokenswift.types import (
+    Cancelled,
+    Generation,
+    InputError,
+    Step,
+    check_callback,
+    check_integer,
+    counted,
+)
 
 MAX_AT_ONCE = 16  # sequences at once with "auto": with more, a row costs about what it costs alone
 PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
@@ -42,7 +52,8 @@ logger = logging.getLogger("tokenswift")
 
 
 class Ticket:
-    """The caller's handle on a submitted request, made by `Scheduler.submit`; usable from any thread.
+    """The caller's handle on a submitted request, made by `Scheduler.submit`; usable from any
+    thread.
 
     Each step is delivered once: by `steps`, by ``async for step in ticket``, or to the callback of
     `on_event`.
@@ -96,7 +107,8 @@ class Ticket:
             raise event
 
     def _follow(self, callback: Callable[[Event], object]) -> None:
-        """`on_event`; the last event is repeated if another consumer has had it, or is having it now."""
+        """`on_event`; the last event is repeated if another consumer has had it, or is having it
+        now."""
         self.on_event(callback)
         if self.is_over:
             callback(self._done.exception())  # type: ignore[arg-type]
@@ -112,14 +124,17 @@ class Ticket:
 
     @property
     def result(self) -> Generation:
-        """The generation; a cancelled one has the tokens so far, and the ``finish_reason`` "cancelled".
+        """The generation; a cancelled one has the tokens so far, and the ``finish_reason``
+        "cancelled".
 
         Raises:
             InputError: it is not over yet.
             Exception: the error that ended it.
         """
         if not self.is_over or (made := self._done.result()) is None:
-            raise InputError("ticket.result is not available before the end; valid: after ticket.wait()")
+            raise InputError(
+                "ticket.result is not available before the end; valid: after ticket.wait()"
+            )
         return made
 
     def cancel(self) -> None:
@@ -128,8 +143,8 @@ class Ticket:
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Call ``callback(step)`` for each step, and at the end ``callback(None)``, or
-        ``callback(exception)`` after an error: from the scheduler's thread, but for past events from the
-        caller's. A callback that raises ends the sequence."""
+        ``callback(exception)`` after an error: from the scheduler's thread, but for past events
+        from the caller's. A callback that raises ends the sequence."""
         check_callback("callback", callback)
         while True:
             with self._lock:
@@ -160,7 +175,17 @@ class QueueFull(InputError):
 
 
 #: names of the counts in `Scheduler.figures`
-FIGURES = ("running", "reading", "waiting", "ended", "failed", "cancelled", "steps", "passes", "tokens")
+FIGURES = (
+    "running",
+    "reading",
+    "waiting",
+    "ended",
+    "failed",
+    "cancelled",
+    "steps",
+    "passes",
+    "tokens",
+)
 FIGURES += ("drafted", "accepted", "read", "reused", "rows")
 
 
@@ -175,14 +200,19 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         queue: requests that may wait; None: any number.
 
     Attributes:
-        is_closed: whether it accepts no more requests: `close` was called, or an internal error ended it.
+        is_closed: whether it accepts no more requests: `close` was called, or an internal error
+            ended it.
     Raises:
         InputError: naming the argument and what is valid.
     """
 
-    def __init__(self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None) -> None:
+    def __init__(
+        self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None
+    ) -> None:
         valid = "auto, or an integer of at least 1"
-        self.at_once = MAX_AT_ONCE if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
+        self.at_once = (
+            MAX_AT_ONCE if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
+        )
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
         self._prefixes = PrefixCache.for_model(llm.target)
@@ -210,10 +240,10 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Queue a request. Its journal begins now.
 
         Args:
-            owner: its client: sequences of one owner share KV caches of common prefixes, and owners take
-                turns.
-            features: keeps the features of its tokens (see `BaseTarget.set_feature_layers`), but for a copied
-                prefix.
+            owner: its client: sequences of one owner share KV caches of common prefixes, and owners
+                take turns.
+            features: keeps the features of its tokens (see `BaseTarget.set_feature_layers`), but
+                for a copied prefix.
             prefixes: the prefix cache to use; None: the scheduler's own.
         Raises:
             InputError: the request is invalid, or can never fit the memory.
@@ -255,11 +285,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     def figures(self) -> SimpleNamespace:
         """The current state and the totals, as attributes.
 
-        ``running``, ``reading``, ``waiting``: sequences now, by `Ticket.state`; ``ended``, ``failed``,
-        ``cancelled``: sequences so far; ``steps``: their steps, ``passes``: the verify passes, which several
-        share; ``tokens``, ``drafted``, ``accepted``: new tokens, drafted nodes and accepted ones; ``read``,
-        ``reused``: prompt tokens that were prefilled, and copied from the prefix cache; ``rows``: rows of the
-        last verify pass.
+        ``running``, ``reading``, ``waiting``: sequences now, by `Ticket.state`; ``ended``,
+            ``failed``,
+        ``cancelled``: sequences so far; ``steps``: their steps, ``passes``: the verify passes,
+            which several
+        share; ``tokens``, ``drafted``, ``accepted``: new tokens, drafted nodes and accepted ones;
+        ``read``, ``reused``: prompt tokens that were prefilled, and copied from the prefix cache;
+        ``rows``: rows of the last verify pass.
         """
         with self._changed:
             states = Counter(ticket.state for ticket in self._tickets)
@@ -272,8 +304,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             return monotonic() - self._last_progress if self._tickets else 0.0
 
     def close(self) -> None:
-        """Cancel all sequences after the current step, and end the thread; waits for that, except in a
-        callback."""
+        """Cancel all sequences after the current step, and end the thread; waits for that, except
+        in a callback."""
         with self._changed:
             self.is_closed = True
             self._changed.notify()
@@ -304,7 +336,9 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                     self._step()
                 if self._in_state("reading"):
                     self._prefill()
-        except BaseException as error:  # an error of the scheduler itself: no caller may wait for ever
+        except (
+            BaseException
+        ) as error:  # an error of the scheduler itself: no caller may wait for ever
             with self._changed:
                 self.is_closed = True  # before the rest is ended, so that none is added
             for ticket in list(self._tickets):
@@ -312,7 +346,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._prefixes.clear()
 
     def _wait_for_work(self) -> bool:
-        """Wait for work, and end cancelled sequences; returns False once the scheduler is closed."""
+        """Wait for work, and end cancelled sequences; returns False once the scheduler is
+        closed."""
         with self._changed:
             while not (self.is_closed or self._tickets):
                 self._changed.wait()
@@ -323,8 +358,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         return not closed
 
     def _admit(self) -> None:
-        """Admit waiting sequences while there is room: first of the owner with the fewest admitted ones, then
-        of the one whose last admission is longest ago."""
+        """Admit waiting sequences while there is room: first of the owner with the fewest admitted
+        ones, then of the one whose last admission is longest ago."""
         while len(under_way := self._in_state("reading", "running")) < self.at_once:
             held = Counter(one.sequence.owner for one in under_way)
             with self._changed:
@@ -364,13 +399,21 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         return room >= 0
 
     def _prefill(self) -> None:
-        """Prefill a chunk of one prompt: alternately of the sequence admitted first, and of the one with the
-        fewest tokens left, so that neither long nor short prompts keep the others waiting."""
+        """Prefill a chunk of one prompt: alternately of the sequence admitted first, and of the one
+        with the fewest tokens left, so that neither long nor short prompts keep the others
+        waiting."""
         self._prefills += 1
         reading, running = self._in_state("reading"), self._in_state("running")
-        ticket = reading[0] if self._prefills % 2 else min(reading, key=lambda one: one.sequence.prefill_left)
+        ticket = (
+            reading[0]
+            if self._prefills % 2
+            else min(reading, key=lambda one: one.sequence.prefill_left)
+        )
         most: int = self._llm.target.prefill_chunk
-        rows = int(self._prefill_speed * (PREFILL_STEPS * self._step_seconds if running else PREFILL_SECONDS))
+        rows = int(
+            self._prefill_speed
+            * (PREFILL_STEPS * self._step_seconds if running else PREFILL_SECONDS)
+        )
         try:
             ticket.sequence.make_cache()
             before, begun = ticket.sequence.prefill_left, perf_counter()
@@ -381,7 +424,9 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._count(read=before - left)
         if left:
             speed = (before - left) / max(perf_counter() - begun, 1e-9)
-            self._prefill_speed = (self._prefill_speed + speed) / 2 if self._prefill_speed else speed
+            self._prefill_speed = (
+                (self._prefill_speed + speed) / 2 if self._prefill_speed else speed
+            )
         else:
             ticket.state = "running"
 
@@ -402,7 +447,9 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             if isinstance(made, Exception):
                 raise made
             made = sequence.add_step(made)
-            self._count(steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted)
+            self._count(
+                steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted
+            )
             ticket.tell(made)
         except BaseException as error:
             self._end(ticket, "failed", error)
@@ -411,7 +458,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             self._end(ticket)
 
     def _end(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
-        """End a sequence: free its memory, close its journal, deliver the last event. Never raises."""
+        """End a sequence: free its memory, close its journal, deliver the last event. Never
+        raises."""
         if isinstance(error, Cancelled):  # `_wait_for_work` ends it
             return
         result = None
@@ -441,10 +489,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
 
 
 def run_all(
-    scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
+    scheduler: Scheduler,
+    requests: Iterable[Request],
+    on_step: Callable[[int, Step], object] | None = None,
 ) -> Iterator[tuple[int, Generation | Exception]]:
-    """Run requests, which are submitted as earlier ones end; yields the number of each, and its result or
-    error, in the order in which they end. ``on_step(number, step)`` is called from the scheduler's thread."""
+    """Run requests, which are submitted as earlier ones end; yields the number of each, and its
+    result or error, in the order in which they end. ``on_step(number, step)`` is called from the
+    scheduler's thread."""
     ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
     under_way = 0
 

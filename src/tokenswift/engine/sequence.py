@@ -1,7 +1,8 @@
-"""One generation, from its request to its result: checks, prefill, steps, text and journal. And the prefix
-cache.
+"""One generation, from its request to its result: checks, prefill, steps, text and journal. And the
+prefix cache.
 
-A caller that wants one generation iterates it; the scheduler makes the same calls for several at once.
+A caller that wants one generation iterates it; the scheduler makes the same calls for several at
+once.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ MIN_PREFIX = 16  # tokens that a prefix needs to be worth a copy
 class Sequence(SequenceState):
     """One generation. Making it checks everything; nothing runs before it is iterated.
 
-    ``__iter__`` shows its life. The scheduler makes the same calls: `open`; `prefill` until nothing is left;
-    `step.step` and `add_step` in turns until there is a finish reason; `finish`; and in any case `close`.
+    ``__iter__`` shows its life. The scheduler makes the same calls: `open`; `prefill` until nothing
+    is left; `step.step` and `add_step` in turns until there is a finish reason; `finish`; and in
+    any case `close`.
 
     Args:
         llm: the ``LLM``.
@@ -79,7 +81,12 @@ class Sequence(SequenceState):
     """
 
     def __init__(
-        self, llm: Any, request: Request, prefixes: PrefixCache | None = None, spare: int = 0, owner: str = ""
+        self,
+        llm: Any,
+        request: Request,
+        prefixes: PrefixCache | None = None,
+        spare: int = 0,
+        owner: str = "",
     ) -> None:
         target, source, resources = llm.target, llm.source, llm.resources
         prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
@@ -99,7 +106,9 @@ class Sequence(SequenceState):
             sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
         strategy = STRATEGIES[request.strategy](resources, request.options, sampler)
         no_cache: Any = None  # until `make_cache`
-        super().__init__(list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner)
+        super().__init__(
+            list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner
+        )
         self.top_logprobs = request.logprobs
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
@@ -138,8 +147,8 @@ class Sequence(SequenceState):
             self.journal.begin(self._end())
 
     def prefill(self, rows: int | None = None) -> int:
-        """Prefill about ``rows`` tokens of the prompt (and of a resumed text), or all; returns how many are
-        left. At 0 the strategy begins, and steps may follow."""
+        """Prefill about ``rows`` tokens of the prompt (and of a resumed text), or all; returns how
+        many are left. At 0 the strategy begins, and steps may follow."""
         self.make_cache()
         with self.meter.phase(PREFILL):
             left = prefill(self, self.request.on_progress, rows)
@@ -169,8 +178,8 @@ class Sequence(SequenceState):
             self.prefixes.add_running(self)
 
     def add_step(self, made: Step) -> Step:
-        """Add a step's tokens to the result and the journal; returns the step, cut at the end of the text,
-        with its text."""
+        """Add a step's tokens to the result and the journal; returns the step, cut at the end of
+        the text, with its text."""
         pieces: list[str] = []
         for token in made.token_ids:
             pieces.append(self._push(token))
@@ -195,7 +204,8 @@ class Sequence(SequenceState):
         return replace(made, text=made.text + tail)
 
     def _push(self, token: int) -> str:
-        """Add a token; returns the text that it completes, and sets the finish reason if it ends the text."""
+        """Add a token; returns the text that it completes, and sets the finish reason if it ends
+        the text."""
         self.new_tokens.append(token)
         enough = len(self.new_tokens) > self.request.sampling.min_tokens
         self.detokenizer.may_stop = enough
@@ -262,7 +272,8 @@ class Sequence(SequenceState):
         """Resume at the end of a run's journal.
 
         Raises:
-            InputError: it has more tokens than ``max_new_tokens``, or ids that the model does not have.
+            InputError: it has more tokens than ``max_new_tokens``, or ids that the model does not
+                have.
         """
         most, made = self.max_new_tokens, len(state.tokens)
         if most < made:
@@ -320,7 +331,8 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
             print(step.text, end="", flush=True)
         print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
 
-    A stream is a context manager: leaving it early frees the run's memory and closes its journal, as `close`
+    A stream is a context manager: leaving it early frees the run's memory and closes its journal,
+        as `close`
     does.
     """
 
@@ -338,12 +350,14 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
             InputError: the last step has not been taken.
         """
         if self._sequence.finish_reason is None:
-            raise InputError("stream.result is not available before the end; valid: after the last step")
+            raise InputError(
+                "stream.result is not available before the end; valid: after the last step"
+            )
         return self._sequence.result()
 
     def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:
-        """Run to the end and return the result; ``on_step`` is called with each step. The run's journal is
-        closed even if that raises."""
+        """Run to the end and return the result; ``on_step`` is called with each step. The run's
+        journal is closed even if that raises."""
         with self:
             check_callback("on_step", on_step)
             for step in self:
@@ -360,7 +374,8 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         self.close()
 
 
-# ---- the prefix cache -----------------------------------------------------------------------------
+# ---- the prefix cache
+# -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -379,14 +394,14 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """KV caches of running sequences and of some that have ended, for one model and one thread: a shared
-    prefix is copied from them instead of prefilled.
+    """KV caches of running sequences and of some that have ended, for one model and one thread: a
+    shared prefix is copied from them instead of prefilled.
 
-    The copy is part of the new sequence's own cache, so neither sees what the other does. But the time to the
-    first token tells which prefixes are cached, so only sequences of one owner share them. A copy has the
-    bits of a prefill because a row's bits depend on its own context alone; models for which this does not
-    hold share nothing. Where it holds for decoding alone (see `BaseTarget.prefill_keeps_bits`), only whole
-    prefill chunks that both prompts have are copied.
+    The copy is part of the new sequence's own cache, so neither sees what the other does. But the
+    time to the first token tells which prefixes are cached, so only sequences of one owner share
+    them. A copy has the bits of a prefill because a row's bits depend on its own context alone;
+    models for which this does not hold share nothing. Where it holds for decoding alone (see
+    `BaseTarget.prefill_keeps_bits`), only whole prefill chunks that both prompts have are copied.
 
     Args:
         max_bytes: bytes that caches of ended sequences may take.
@@ -415,7 +430,8 @@ class PrefixCache:
     def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
         """A new cache with the longest known prefix of a sequence; None where none is long enough.
 
-        The last `kv.OBSERVED` tokens are left to prefill, since their queries select the partial cache.
+        The last `kv.OBSERVED` tokens are left to prefill, since their queries select the partial
+        cache.
 
         Args:
             sequence: the sequence; its last token is not cached.
@@ -426,7 +442,9 @@ class PrefixCache:
         for one in (*self._running, *self._kept):
             if one.owner != sequence.owner:
                 continue
-            shared = min(common_prefix(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
+            shared = min(
+                common_prefix(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED
+            )
             if not model.prefill_keeps_bits:
                 shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
                 shared -= shared % model.prefill_chunk
@@ -443,17 +461,24 @@ class PrefixCache:
         self._running.append(sequence)
 
     def retire(self, sequence: SequenceState) -> None:
-        """Keep the cache of a sequence that has ended while there is room; it replaces its own prefixes."""
+        """Keep the cache of a sequence that has ended while there is room; it replaces its own
+        prefixes."""
         self._running = [one for one in self._running if one is not sequence]
         tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
         if not MIN_PREFIX <= length < len(tokens) or not sequence.model.equal_bits:
             return  # too short, or interrupted within a step
-        own = [(one, common_prefix(one.tokens, tokens)) for one in self._kept if one.owner == sequence.owner]
+        own = [
+            (one, common_prefix(one.tokens, tokens))
+            for one in self._kept
+            if one.owner == sequence.owner
+        ]
         if any(shared >= length and one.cache.holds(length) for one, shared in own):
             return
         if 2 * length <= cache.capacity:
             cache = cache.fork(length)  # it ended early, and most of its memory is unused
-        contained = [one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)]
+        contained = [
+            one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)
+        ]
         self._kept = [one for one in self._kept if one not in contained]
         self._kept.append(CachedPrefix(sequence.owner, tokens, sequence.prompt_tokens, cache))
         self.shrink(self.max_bytes)
@@ -478,8 +503,9 @@ def common_prefix(one: list[int], other: list[int]) -> int:
 
 
 class Prefilled(PrefixCache):
-    """A prefilled prompt, made by ``LLM.prefill``. Generations start from a copy: they neither change it nor
-    see one another, in whatever order or thread they run, and give the tokens of ``LLM.generate``.
+    """A prefilled prompt, made by ``LLM.prefill``. Generations start from a copy: they neither
+    change it nor see one another, in whatever order or thread they run, and give the tokens of
+    ``LLM.generate``.
 
     Attributes:
         tokens: token ids of the prompt.
@@ -494,7 +520,9 @@ class Prefilled(PrefixCache):
         count = len(self.tokens)
         target.check_room(count + 1)
         cache = target.new_cache(max(1, count - 1))
-        self.sequence = SequenceState(self.tokens, count, cache, target, target.sampler(SamplingParams()))
+        self.sequence = SequenceState(
+            self.tokens, count, cache, target, target.sampler(SamplingParams())
+        )
         self.sequence.features = llm.resources.features()
         begun = perf_counter()
         prefill(self.sequence)
@@ -517,7 +545,8 @@ class Prefilled(PrefixCache):
     def generate(
         self, *args: Any, on_step: Callable[[Step], None] | None = None, **options: Any
     ) -> Generation:
-        """``LLM.generate`` for this prompt, from a copy; ``prefill_seconds`` is then the time of copying."""
+        """``LLM.generate`` for this prompt, from a copy; ``prefill_seconds`` is then the time of
+        copying."""
         return self.stream(*args, **options).finish(on_step)
 
     def stream(self, *args: Any, **options: Any) -> Stream:
@@ -525,14 +554,15 @@ class Prefilled(PrefixCache):
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
 
 
-# ---- the journal ----------------------------------------------------------------------------------
+# ---- the journal
+# ----------------------------------------------------------------------------------
 
 
 def chat_digest(
     prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
 ) -> str | None:
-    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a prompt
-    that is no conversation."""
+    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a
+    prompt that is no conversation."""
     asked = [prompt, tools and tools.forms, *([options] if options else [])]
     return digest_of(asked, default=str) if is_chat(prompt) else None
 
@@ -542,8 +572,8 @@ def _chat_digest(request: Request) -> str | None:
 
 
 def kept_prompt(request: Request) -> list[int] | None:
-    """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A template
-    may write today's date, which would make another prompt of it.)"""
+    """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A
+    template may write today's date, which would make another prompt of it.)"""
     if request.run_dir is not None and (asked := _chat_digest(request)) is not None:
         with suppress(InputError):  # no run there; `open_journal` reports anything worse
             header = load(Path(request.run_dir).expanduser())[1].header
@@ -566,9 +596,13 @@ def open_journal(sequence: Any) -> RunWriter:
         acceptance=sequence.strategy.acceptance,
     )
     loading = None if llm.loading is None else Loading(**llm.loading)
-    header = Header(time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request))
+    header = Header(
+        time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request)
+    )
     checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
-    options: dict[str, Any] = {name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)}
+    options: dict[str, Any] = {
+        name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)
+    }
     session = Session(
         time=time.time(),
         pid=os.getpid(),
@@ -597,7 +631,11 @@ def _warn(then: Session, now: Session, acceptance: str) -> None:
     """Log one line if, and why, the text may differ from an uninterrupted run's."""
     old, new = ({**one.versions, **one.numerics} for one in (then, now))
     keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
-    why = [f"{key} is {new.get(key)}, was {old.get(key)}" for key in keys if old.get(key) != new.get(key)]
+    why = [
+        f"{key} is {new.get(key)}, was {old.get(key)}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
     if acceptance != "exact":
         why = ["the published rule draws by what was drafted"]
     elif not why and not new["equal_bits"]:

@@ -1,9 +1,10 @@
-"""The decode loop (paper, Algorithm 1): propose, forward, accept, commit, observe; and the prefill before it.
+"""The decode loop (paper, Algorithm 1): propose, forward, accept, commit, observe; and the prefill
+before it.
 
-Every strategy uses this loop, and so does plain decoding, whose tree is the root alone. The target model and
-the acceptance rule alone decide the tokens; a strategy decides only the speed. A step advances several
-sequences by one verify pass over all their trees. Each sequence gets the tokens that it would get alone, and
-an error in one ends only that one.
+Every strategy uses this loop, and so does plain decoding, whose tree is the root alone. The target
+model and the acceptance rule alone decide the tokens; a strategy decides only the speed. A step
+advances several sequences by one verify pass over all their trees. Each sequence gets the tokens
+that it would get alone, and an error in one ends only that one.
 """
 
 from __future__ import annotations
@@ -31,26 +32,30 @@ T = TypeVar("T")
 def step(sequences: Sequence[SequenceState]) -> list[Step | Exception]:
     """Advance unfinished sequences by one step each, with a single verify pass for all.
 
-    Returns each one's step, or the exception that ends it, in order. The shared verify pass counts in full in
-    every step's times.
+    Returns each one's step, or the exception that ends it, in order. The shared verify pass counts
+    in full in every step's times.
     """
     trees = _propose(sequences)
     passes = _forward(sequences, trees)
     return [
-        found if isinstance(found, Exception) else _catch(_accept_and_commit, sequence, tree, *found)
+        found
+        if isinstance(found, Exception)
+        else _catch(_accept_and_commit, sequence, tree, *found)
         for sequence, tree, found in zip(sequences, trees, passes, strict=True)
     ]
 
 
 def _catch(function: Callable[..., T], *args: Any) -> T | Exception:
-    """Return what the function returns, or the exception that it raises: an error ends one sequence alone."""
+    """Return what the function returns, or the exception that it raises: an error ends one sequence
+    alone."""
     try:
         return function(*args)
     except Exception as error:
         return error
 
 
-# ---- propose --------------------------------------------------------------------------------------
+# ---- propose
+# --------------------------------------------------------------------------------------
 
 
 def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
@@ -59,7 +64,9 @@ def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
     tokens, ms = sum(one.mean_tokens for one in sequences), sum(one.mean_ms for one in sequences)
     trees = []
     for one in sequences:
-        rows -= one.rows  # sequences before it count by their new trees, those after it by their last ones
+        rows -= (
+            one.rows
+        )  # sequences before it count by their new trees, those after it by their last ones
         rest = (rows, tokens - one.mean_tokens, ms - one.mean_ms)
         one.load = ALONE if alone else BatchLoad(*rest)
         trees.append(_catch(_draft, one))
@@ -74,20 +81,26 @@ def _draft(sequence: SequenceState) -> DraftTree:
     return tree
 
 
-# ---- forward --------------------------------------------------------------------------------------
+# ---- forward
+# --------------------------------------------------------------------------------------
 
 
 def _forward(
     sequences: Sequence[SequenceState], trees: Sequence[DraftTree | Exception]
 ) -> list[tuple[Pass, Tensor] | Exception]:
-    """Run the target over all trees; returns each one's pass and logits (n, V), or its exception."""
-    drafted = [(s, tree) for s, tree in zip(sequences, trees, strict=True) if isinstance(tree, DraftTree)]
+    """Run the target over all trees; returns each one's pass and logits (n, V), or its
+    exception."""
+    drafted = [
+        (s, tree) for s, tree in zip(sequences, trees, strict=True) if isinstance(tree, DraftTree)
+    ]
     passes: list[tuple[Pass, Tensor] | Exception] = []
     if len(drafted) > 1 and sequences[0].model.equal_bits:
         try:
             passes += _pass(drafted)
         except Exception as error:  # passes of their own show which one is to blame
-            logger.warning("a pass of %d sequences failed (%s); each is retried alone", len(drafted), error)
+            logger.warning(
+                "a pass of %d sequences failed (%s); each is retried alone", len(drafted), error
+            )
     if not passes:
         passes = [_catch(lambda one: _pass([one])[0], each) for each in drafted]
     found = iter(passes)
@@ -101,18 +114,24 @@ def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[tuple[Pass
         for sequence, tree in drafted:
             phases.enter_context(sequence.meter.phase("verify"))
             positions = torch.tensor(tree.depths) + (len(sequence.tokens) - 1)
-            segments.append(Segment(torch.tensor(tree.tokens), positions, sequence.cache, tree.parents))
+            segments.append(
+                Segment(torch.tensor(tree.tokens), positions, sequence.cache, tree.parents)
+            )
         passes = model.forward_all(segments)
         hidden = [each.hidden for each in passes]
         rows = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
     return list(zip(passes, rows.split([len(tree) for _, tree in drafted]), strict=True))
 
 
-# ---- accept and commit ----------------------------------------------------------------------------
+# ---- accept and commit
+# ----------------------------------------------------------------------------
 
 
-def _accept_and_commit(sequence: SequenceState, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
-    """Apply the acceptance rule, commit the accepted path, and let the strategy learn from the step."""
+def _accept_and_commit(
+    sequence: SequenceState, tree: DraftTree, result: Pass, logits: Tensor
+) -> Step:
+    """Apply the acceptance rule, commit the accepted path, and let the strategy learn from the
+    step."""
     strategy, meter = sequence.strategy, sequence.meter
     with meter.phase("choose"):
         accepted = _accept(sequence, tree, logits)
@@ -142,7 +161,9 @@ def _accept_and_commit(sequence: SequenceState, tree: DraftTree, result: Pass, l
     meter.add(made)
     times |= meter.lap()
     sequence.mean_tokens += _NEW_WEIGHT * (len(new) - sequence.mean_tokens)
-    sequence.mean_ms += _NEW_WEIGHT * (1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms)
+    sequence.mean_ms += _NEW_WEIGHT * (
+        1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms
+    )
     return made
 
 
@@ -154,7 +175,8 @@ def _accept(sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Accepte
 
 
 def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: SequenceState) -> list[int]:
-    """The step's new tokens, cut to the number still wanted and after the first end-of-text token."""
+    """The step's new tokens, cut to the number still wanted and after the first end-of-text
+    token."""
     new = [tree.tokens[node] for node in accepted.nodes[1:]] + [accepted.token]
     new = new[: sequence.remaining]
     end = next((i for i, token in enumerate(new, 1) if token in sequence.eos), None)
@@ -181,19 +203,23 @@ def _commit(sequence: SequenceState, result: Pass, nodes: tuple[int, ...]) -> No
     sequence.cache.commit(nodes)
 
 
-# ---- prefill --------------------------------------------------------------------------------------
+# ---- prefill
+# --------------------------------------------------------------------------------------
 
 
-def prefill(sequence: SequenceState, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
-    """Run the tokens that are not cached yet, all but the last one (the first root), into the full cache.
+def prefill(
+    sequence: SequenceState, on_progress: OnProgress | None = None, rows: int | None = None
+) -> int:
+    """Run the tokens that are not cached yet, all but the last one (the first root), into the full
+    cache.
 
     They are the prompt's, and in a resumed run the generated ones. Where prefill and decoding round
     differently, generated tokens are run by decode passes again, for the same bits.
 
     Args:
         on_progress: called with the stage "prompt", tokens done, and tokens in all.
-        rows: tokens to run now, about; None: all. Where bits depend on how a prompt is cut into chunks, it is
-            cut as it would be without this limit.
+        rows: tokens to run now, about; None: all. Where bits depend on how a prompt is cut into
+            chunks, it is cut as it would be without this limit.
     Returns:
         Tokens still to run.
     """
@@ -211,7 +237,9 @@ def prefill(sequence: SequenceState, on_progress: OnProgress | None = None, rows
 
     if end > start:
         is_last, features = end > prefill_end - OBSERVED, sequence.features
-        result = model.prefill(sequence.tokens[start:end], sequence.cache, report, is_last, features)
+        result = model.prefill(
+            sequence.tokens[start:end], sequence.cache, report, is_last, features
+        )
         _set_last_pass(sequence, result, start)
         if rows is not None:
             return total - end
@@ -234,8 +262,8 @@ def _decode_again(sequence: SequenceState) -> None:
 
 
 def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
-    """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in front: the
-    queries of the last `kv.OBSERVED` tokens select the partial cache."""
+    """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in
+    front: the queries of the last `kv.OBSERVED` tokens select the partial cache."""
     before = sequence.last_pass
     if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
         pairs = zip(before.queries, result.queries, strict=True)

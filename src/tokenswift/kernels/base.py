@@ -1,12 +1,14 @@
-"""The backend: computes model passes on a device. This one, in plain torch, is the reference for the others.
+"""The backend: computes model passes on a device. This one, in plain torch, is the reference for
+the others.
 
-A backend packs weights, allocates KV caches, runs a decoder's layers over a *batch* of segments (rows of one
-or several sequences, each with its own cache and tree), multiplies with the LM head and ranks tokens. In a
-pass, the model asks for a batch, embeds its tokens, and gives their states to :meth:`Backend.layers`.
+A backend packs weights, allocates KV caches, runs a decoder's layers over a *batch* of segments
+(rows of one or several sequences, each with its own cache and tree), multiplies with the LM head
+and ranks tokens. In a pass, the model asks for a batch, embeds its tokens, and gives their states
+to :meth:`Backend.layers`.
 
-`kernels.cpu` has compiled kernels by the specification of docs/exactness.md, `kernels.cuda` those for a GPU;
-torch runs where neither works. Torch sums in an order of its own, so that a row's bits may depend on the
-other rows. Code elsewhere asks a backend for its abilities, never for its device.
+`kernels.cpu` has compiled kernels by the specification of docs/exactness.md, `kernels.cuda` those
+for a GPU; torch runs where neither works. Torch sums in an order of its own, so that a row's bits
+may depend on the other rows. Code elsewhere asks a backend for its abilities, never for its device.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from torch import Tensor
 
 from tokenswift import memory
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.weights import Q8_0, STORED_IN, LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kernels.weights import (
+    Q8_0,
+    STORED_IN,
+    LayerWeights,
+    Packed,
+    Shape,
+    Stored,
+    active_type,
+)
 from tokenswift.kv import Arena, Entries, FullCache, KVCache, Segment
 from tokenswift.sampling.choice import Ranker
 from tokenswift.tree import ancestor_mask
@@ -84,7 +94,8 @@ class Batch:
 
 
 class Backend:
-    """Computes on one device with torch's operations. It keeps no state between passes; threads may share it.
+    """Computes on one device with torch's operations. It keeps no state between passes; threads may
+    share it.
 
     Args:
         device: the device of all tensors.
@@ -92,17 +103,20 @@ class Backend:
     Attributes:
         name: its name in messages and files.
         build: compiler, flags and version of its kernels; None: nothing is compiled.
-        equal_bits: whether a row's bits depend on its own context alone, so that plain decoding and verify
-            passes agree in every bit.
-        prefill_keeps_bits: whether that holds for prefill too. Otherwise a prompt is prefilled in chunks with
-            fixed borders, and generated tokens of a resumed text are run again by decode passes.
-        decodes: whether it can run a decoder's layers; otherwise models use transformers' own forward.
+        equal_bits: whether a row's bits depend on its own context alone, so that plain decoding and
+            verify passes agree in every bit.
+        prefill_keeps_bits: whether that holds for prefill too. Otherwise a prompt is prefilled in
+            chunks with fixed borders, and generated tokens of a resumed text are run again by
+            decode passes.
+        decodes: whether it can run a decoder's layers; otherwise models use transformers' own
+            forward.
         fused: whether it has kernels for products and norms, for which draft heads are packed too.
         formats: quantized formats that its products read as stored, also with int8 activations.
-        fill: function that packs quantized weights into panels, see `weights.Packed`; None: they are
-            matrices.
+        fill: function that packs quantized weights into panels, see `weights.Packed`; None: they
+            are matrices.
         kind: type of the device, "cpu" or "cuda".
-        on_host: whether tensors are in the host's memory, so that reading a value does not wait for a device.
+        on_host: whether tensors are in the host's memory, so that reading a value does not wait for
+            a device.
     """
 
     name = "torch"
@@ -130,10 +144,12 @@ class Backend:
         dtype: torch.dtype | None = None,
         arena: Arena | None = None,
     ) -> Packed:
-        """Pack a linear layer's weight (N, K), or several of them one below the other, for products.
+        """Pack a linear layer's weight (N, K), or several of them one below the other, for
+        products.
 
         Args:
-            dtype: type of its values in products; default: the tensors' own, float32 for quantized formats.
+            dtype: type of its values in products; default: the tensors' own, float32 for quantized
+                formats.
             arena: memory shared with other weights.
         """
         return Packed(weight, self.fill, dtype, arena)
@@ -175,7 +191,9 @@ class Backend:
 
     def held(self) -> int:
         """Bytes of the device's memory that this process uses."""
-        return torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
+        return (
+            torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
+        )
 
     def processor(self) -> str:
         """The processor with its instruction sets, or the accelerator's name."""
@@ -214,16 +232,16 @@ class Backend:
         taps: Taps | None = None,
         beside: Float[Tensor, "n D"] | None = None,
     ) -> list[Float[Tensor, "L H m d"]]:
-        """Run a pass through all layers. ``states``, float32, change in place, from embeddings to hidden
-        states before the final norm. Keys and values go to the scratch rows of each cache.
+        """Run a pass through all layers. ``states``, float32, change in place, from embeddings to
+        hidden states before the final norm. Keys and values go to the scratch rows of each cache.
 
         Args:
             keep: return the queries of all layers instead of the last one's.
             taps: filled with the inputs of its layers.
             beside: a second input (float32) for layers with `LayerWeights.beside`, as EAGLE-3 has.
         Returns:
-            For each segment the rotated queries of its m rows, (L, H, m, d), or (1, H, m, d) without
-            ``keep``.
+            For each segment the rotated queries of its m rows, (L, H, m, d), or (1, H, m, d)
+            without ``keep``.
         Raises:
             ValueError: a segment does not fit its cache, or a parent is no earlier row.
         """
@@ -289,7 +307,9 @@ class Backend:
         """Queries, keys and values, each (h, n, d); queries and keys normalised and rotated."""
         width, made = shape.width, list[Tensor]()
         own = [shape.heads * width, *[shape.kv_heads * width] * 2]
-        for part, norm in zip(qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True):
+        for part, norm in zip(
+            qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True
+        ):
             if norm is not None:  # over all heads together, or over each
                 part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
             made.append(part.unflatten(-1, (-1, width)).transpose(0, 1))
@@ -349,8 +369,8 @@ class Backend:
         bias: Tensor | None = None,
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """``states @ weight.T + bias`` in float32; with ``active`` int8 and a weight stored quantized, states
-        are quantized too and integers are multiplied."""
+        """``states @ weight.T + bias`` in float32; with ``active`` int8 and a weight stored
+        quantized, states are quantized too and integers are multiplied."""
         active = active_type(weight.dtype)
         out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
@@ -395,12 +415,15 @@ def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> Non
     for before, data in parts:
         if before + count > (capacity := capacity_of(data)):
             raise ValueError(
-                f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
+                f"a pass of {count} rows over {before} keys needs more room than the cache's "
+                f"{capacity}"
             )
     if parents is not None and (
         len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
     ):
-        raise ValueError(f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row")
+        raise ValueError(
+            f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row"
+        )
 
 
 def capped(
@@ -420,7 +443,11 @@ def capped(
     scores = scores if bias is None else scores + bias
     if sinks is not None:
         kv_heads, rows = query.shape[1:3]
-        own = sinks.to(scores.dtype).view(kv_heads, -1, 1).expand(-1, -1, rows * kv_heads // len(sinks))
+        own = (
+            sinks.to(scores.dtype)
+            .view(kv_heads, -1, 1)
+            .expand(-1, -1, rows * kv_heads // len(sinks))
+        )
         scores = torch.cat([scores, own.reshape(1, kv_heads, rows, 1)], -1)
     return scores.softmax(-1)[..., : key.shape[2]] @ value.to(kind)
 

@@ -1,7 +1,9 @@
-"""Do kernels keep the rule that a row's bits are its own affair? Asked of those at hand, at first use.
+"""Do kernels keep the rule that a row's bits are its own affair? Asked of those at hand, at first
+use.
 
-The tests ask it of many shapes and compilers; this asks it in milliseconds, of a small random model of two
-layers, whose last positions run alone, all at once, in trees with wrong branches and beside another text's.
+The tests ask it of many shapes and compilers; this asks it in milliseconds, of a small random model
+of two layers, whose last positions run alone, all at once, in trees with wrong branches and beside
+another text's.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Case:
         made = torch.Generator().manual_seed(1)
 
         def random(*shape: int, size: float = 2.0) -> Tensor:
-            return (size * (torch.rand(shape, generator=made, dtype=torch.float32) - 0.5)).to(backend.device)
+            return (size * (torch.rand(shape, generator=made, dtype=torch.float32) - 0.5)).to(
+                backend.device
+            )
 
         def weight(rows: int, columns: int) -> Packed:
             values = random(rows, columns, size=columns**-0.5)
@@ -80,13 +84,15 @@ class Case:
         self.keys.rewind(BEFORE)
         for first, end in pairwise(cuts):
             rows = list(range(first, end))
-            found.append(self._layers(backend, self.states[rows], rows, [_segment(len(rows), self.keys)]))
+            found.append(
+                self._layers(backend, self.states[rows], rows, [_segment(len(rows), self.keys)])
+            )
             self.keys.commit(tuple(range(len(rows))))
         return torch.cat(found)
 
     def tree(self, backend: Backend, steps: int) -> list[Tensor]:
-        """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a wrong
-        sibling before it, and as a chain of a second text beside the tree."""
+        """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a
+        wrong sibling before it, and as a chain of a second text beside the tree."""
         parents = [-1, *(2 * (step // 2) for step in range(2 * steps - 2))]
         places = [(node + 1) // 2 for node in range(len(parents))]
         states = self.states[places]
@@ -101,11 +107,15 @@ class Case:
         )
         return [made[: len(parents) : 2], made[len(parents) :]]
 
-    def _layers(self, backend: Backend, states: Tensor, at: list[int], segments: Sequence[Segment]) -> Tensor:
+    def _layers(
+        self, backend: Backend, states: Tensor, at: list[int], segments: Sequence[Segment]
+    ) -> Tensor:
         """Rows at positions of the text behind the layers."""
         batch, count = backend.batch(segments, self.shape), len(states)
         more = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
-        states, cos, sin = (pad(each, more) for each in (states.clone(), self.cos[at], self.sin[at]))
+        states, cos, sin = (
+            pad(each, more) for each in (states.clone(), self.cos[at], self.sin[at])
+        )
         if backend not in self._bodies:
             self._bodies[backend] = backend.body(self.shape, self.weights)
         backend.layers(self._bodies[backend], states, cos, sin, batch, keep=False)
@@ -120,7 +130,8 @@ def _segment(rows: int, keys: FullCache, parents: Sequence[int] | None = None) -
 
 @torch.inference_mode()
 def keeps_bits(backends: Sequence[Backend], case: Case) -> bool:
-    """Whether rows have the bits that they have alone by the first of the backends, in all passes of all."""
+    """Whether rows have the bits that they have alone by the first of the backends, in all passes
+    of all."""
     alone = case.run(backends[0], range(TAIL + 1))
     for each in backends:
         found = [case.run(each, cuts) for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL))]

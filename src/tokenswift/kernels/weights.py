@@ -1,10 +1,10 @@
 """A decoder's weights as backends read them, and quantized formats: blocks of integers with scales.
 
-All formats are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign of a
-few bits, or what a table says for it; ``scale`` and ``least`` belong to a group of neighbours in a row. Scale
-times number has at most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very
-value of the unpacked checkpoint. The gguf package makes and unpacks blocks; `ts_pack` of the CPU kernels
-takes them apart for products (cpu_pack.h).
+All formats are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign
+of a few bits, or what a table says for it; ``scale`` and ``least`` belong to a group of neighbours
+in a row. Scale times number has at most 24 bits, so the product is exact in float32 and a fused
+multiply-add gives the very value of the unpacked checkpoint. The gguf package makes and unpacks
+blocks; `ts_pack` of the CPU kernels takes them apart for products (cpu_pack.h).
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ class Format:
     written: bool = False
 
     def encode(self, rows: Float[Tensor, "N K"]) -> UInt8[Tensor, "N R"]:
-        """Float32 rows, K a multiple of the block, quantized as llama.cpp does; of `written` formats."""
+        """Float32 rows, K a multiple of the block, quantized as llama.cpp does; of `written`
+        formats."""
         import gguf
 
-        kind, given = gguf.GGMLQuantizationType(self.code), rows.detach().cpu().float().contiguous().numpy()
+        kind, given = (
+            gguf.GGMLQuantizationType(self.code),
+            rows.detach().cpu().float().contiguous().numpy(),
+        )
         made = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
 
         def quantize(part: slice) -> None:
@@ -71,16 +75,22 @@ class Format:
             ValueError: K is no multiple of the block.
         """
         if columns % self.block:
-            raise ValueError(f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}")
+            raise ValueError(
+                f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}"
+            )
         return columns // self.block * self.nbytes
 
     def head_bytes(self) -> int:
         """Bytes of the scales of a panel's block (cpu_low.h)."""
-        groups, each = self.block // self.group, 1 if self.offset else 2  # scales alone, or with least values
+        groups, each = (
+            self.block // self.group,
+            1 if self.offset else 2,
+        )  # scales alone, or with least values
         return each * (2 + (groups if groups > 1 else 0)) * PANEL
 
     def panel_bytes(self, columns: int) -> int:
-        """Bytes of a panel of :data:`PANEL` rows of K weights, K a multiple of the block (cpu_low.h)."""
+        """Bytes of a panel of :data:`PANEL` rows of K weights, K a multiple of the block
+        (cpu_low.h)."""
         return columns // self.block * (self.head_bytes() + self.block * self.bits * PANEL // 8)
 
 
@@ -139,7 +149,8 @@ def _by_parts(work: Callable[[slice], None], rows: int, columns: int) -> None:
 Q4_0 = Format("q4_0", 2, 32, 18, 4, offset=8, written=True)
 Q4_1 = Format("q4_1", 3, 32, 20, 4, written=True)
 Q8_0 = Format("q8_0", 8, 32, 34, 8, offset=128, written=True)
-#: the first of a file's that has several is what it is called by; `written` ones may be asked for by name
+#: the first of a file's that has several is what it is called by; `written` ones may be asked for
+#: by name
 FORMATS = {
     form.name: form
     for form in (
@@ -179,17 +190,20 @@ class Part:
 
 
 class Packed:
-    """A linear layer's weight (N, K): a matrix, or panels of :data:`PANEL` of its rows for the CPU kernels.
+    """A linear layer's weight (N, K): a matrix, or panels of :data:`PANEL` of its rows for the CPU
+    kernels.
 
-    Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
-    float16, (K / 2, 32, 2) for bfloat16, as cpu_low.h says for quantized formats. Rows beyond N are 0.
+    Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32
+    and float16, (K / 2, 32, 2) for bfloat16, as cpu_low.h says for quantized formats. Rows beyond N
+    are 0.
 
     Args:
-        weight: (N, K), or several weights that stand one below the other in it. A matrix of one tensor shares
-            its memory. What is stored quantized stays so in panels for products in float32 and bfloat16.
+        weight: (N, K), or several weights that stand one below the other in it. A matrix of one
+            tensor shares its memory. What is stored quantized stays so in panels for products in
+            float32 and bfloat16.
         fill: writes what is stored quantized into panels, where K is even; None: no panels.
-        dtype: of the weight's values in products; by default that of the tensors, float32 without any.
-            Tensors become so, but bfloat16 stays in panels for float32 products.
+        dtype: of the weight's values in products; by default that of the tensors, float32 without
+            any. Tensors become so, but bfloat16 stays in panels for float32 products.
         arena: where panels go; by default memory of their own.
 
     Attributes:
@@ -212,13 +226,17 @@ class Packed:
         self.native: Any = None
         if fill is None:
             dense = [self._dense(part) for part in parts]
-            self.parts = [Part((torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous(), self.rows)]
+            self.parts = [
+                Part((torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous(), self.rows)
+            ]
             return
         if self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
         stays = self.dtype in STORED_IN
         runs = _runs([p if stays and isinstance(p, Stored) else self._dense(p) for p in parts])
-        if any(sum(map(len, run)) % PANEL for run in runs[:-1]):  # a format would end inside a panel
+        if any(
+            sum(map(len, run)) % PANEL for run in runs[:-1]
+        ):  # a format would end inside a panel
             runs = _runs([self._dense(part) for part in parts])
         room = large_empty if arena is None else arena.empty
         self.parts = [self._part(run, fill, room) for run in runs]
@@ -262,7 +280,8 @@ class Packed:
     def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """Some rows of a weight without a quantized format; see `Backend.take`.
 
-        Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
+        Panels are indexed by numpy: torch would start its threads for it, which then spin beside
+            ours.
         """
         if not self.panels:
             return self.data[ids]
@@ -279,10 +298,18 @@ class Packed:
         (part,), at, to = self.parts, ids.numpy(), np.arange(len(ids))
         form: Any = part.format
         data = large_empty(-(-len(at) // PANEL), part.data.shape[1], dtype=torch.uint8).zero_()
-        old, new = (x.numpy().reshape(len(x), self.columns // form.block, -1) for x in (part.data, data))
+        old, new = (
+            x.numpy().reshape(len(x), self.columns // form.block, -1) for x in (part.data, data)
+        )
         scales, start = PANEL * (2 if form.offset else 4), 0
-        for end, kind in ((scales, np.uint16), (form.head_bytes(), np.uint8), (old.shape[2], np.uint32)):
-            source, made = (x[..., start:end].view(kind).reshape(*x.shape[:2], -1, PANEL) for x in (old, new))
+        for end, kind in (
+            (scales, np.uint16),
+            (form.head_bytes(), np.uint8),
+            (old.shape[2], np.uint32),
+        ):
+            source, made = (
+                x[..., start:end].view(kind).reshape(*x.shape[:2], -1, PANEL) for x in (old, new)
+            )
             made[to // PANEL, :, :, to % PANEL] = source[at // PANEL, :, :, at % PANEL]
             start = end
         chosen = copy.copy(self)
@@ -293,7 +320,12 @@ class Packed:
         """A weight without a quantized format as it was, of the type of products."""
         if not self.panels:
             return self.data
-        return self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous().to(self.dtype)
+        return (
+            self.data.transpose(1, 2)
+            .reshape(-1, self.columns)[: self.rows]
+            .contiguous()
+            .to(self.dtype)
+        )
 
 
 def _runs(parts: Sequence[Tensor | Stored]) -> list[Any]:
@@ -311,7 +343,9 @@ def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> 
     for part in parts:
         whole, rest = divmod(len(part), PANEL)
         words = _words(part, pairs)
-        panels[at : at + whole] = words[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
+        panels[at : at + whole] = (
+            words[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
+        )
         at += whole
         if rest:
             panels[at, :, rest:] = 0
@@ -333,10 +367,10 @@ class Shape:
 
     Attributes:
         layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
-        weights, keys: types of weights as products take them, and of keys and values: float32, bfloat16 or
-            float16.
-        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8 (groups of
-            32 integers with a scale) where all weights are stored quantized.
+        weights, keys: types of weights as products take them, and of keys and values: float32,
+            bfloat16 or float16.
+        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8
+            (groups of 32 integers with a scale) where all weights are stored quantized.
         eps: of the norms.
         scale: of attention scores.
         cap: of attention scores, ``cap * tanh(score / cap)``; 0: none.
@@ -380,21 +414,22 @@ PRODUCTS = ("qkv", "out", "gate_up", "down")
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer: packed projections, and float32 vectors for everything else (None where there is none).
+    """One layer: packed projections, and float32 vectors for everything else (None where there is
+    none).
 
     Attributes:
         qkv: queries, keys and values in one, ((H + 2 K) d, D).
         out: (D, H d).
         gate_up: gate, then up, (2 · inner, D).
         down: (D, inner).
-        norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where states
-            enter as they are.
+        norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where
+            states enter as they are.
         out_norm, down_norm: of the norms of what attention and MLP add to a state.
         query_norm, key_norm: of the norms of each head's query and key, or of all heads' together.
         rope: which of the sets of angles turns queries and keys; -1: none.
         window: newest keys that a token sees (itself included); 0 is all.
-        beside: of a drafter's layer: what is added to queries, keys and values from a second input, of which
-            a pass has a row beside each of its states, ((H + 2 K) d, D).
+        beside: of a drafter's layer: what is added to queries, keys and values from a second input,
+            of which a pass has a row beside each of its states, ((H + 2 K) d, D).
         beside_norm: of the norm of that input.
     """
 
@@ -419,7 +454,9 @@ class LayerWeights:
 
     def packed(self) -> list[Packed]:
         """Those of :data:`PRODUCTS`, and what is beside them."""
-        return [getattr(self, name) for name in PRODUCTS] + ([] if self.beside is None else [self.beside])
+        return [getattr(self, name) for name in PRODUCTS] + (
+            [] if self.beside is None else [self.beside]
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that a pass reads."""

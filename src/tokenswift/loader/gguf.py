@@ -2,13 +2,14 @@
 
 The `gguf` package reads the same, but takes seconds for a tokenizer's texts.
 
-Files come from anybody: what a header says is held against what the file can hold before anything is made of
-it, and no two tensors share a byte. What would make another model of the same numbers is refused, not passed
-over.
+Files come from anybody: what a header says is held against what the file can hold before anything
+    is made of
+it, and no two tensors share a byte. What would make another model of the same numbers is refused,
+not passed over.
 
-A file names its tensors and numbers in its own way, and Llama's converter turns the rows of queries and keys
-round, for positions that pair neighbours. Here all of it gets the names and the order of transformers'
-checkpoints; weights stay in the format of the file, whose rows are moved whole.
+A file names its tensors and numbers in its own way, and Llama's converter turns the rows of queries
+and keys round, for positions that pair neighbours. Here all of it gets the names and the order of
+transformers' checkpoints; weights stay in the format of the file, whose rows are moved whole.
 """
 
 from __future__ import annotations
@@ -47,18 +48,32 @@ from tokenswift.types import InputError, shown
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 #: names of types by their numbers, as the file format's makers write them
 KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
 WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
 MOST_DIMS = 4
-#: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
+#: more than any model's file has: bytes of a header, tensors, keys, and values of all lists
+#: together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
 
 
 class Place(NamedTuple):
-    """A tensor of a file: its shape, rows first, the name of its type, and where it is in the file."""
+    """A tensor of a file: its shape, rows first, the name of its type, and where it is in the
+    file."""
 
     shape: tuple[int, ...]
     kind: str
@@ -82,7 +97,10 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, f"model file {path}"
         try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
                 read = _Reader(data)
         except OSError as error:
             raise InputError(f"{self.where} cannot be read ({error.strerror or error})") from error
@@ -130,7 +148,10 @@ class GgufFile:
 
     def sampling(self) -> dict[str, Any]:
         """Settings of sampling that the file names, floats without what float32 made of them."""
-        said = {name: self.metadata.get(f"general.sampling.{SETTINGS.get(name, name)}") for name in SAMPLING}
+        said = {
+            name: self.metadata.get(f"general.sampling.{SETTINGS.get(name, name)}")
+            for name in SAMPLING
+        }
         floats = {name: round(value, 6) for name, value in said.items() if isinstance(value, float)}
         return {name: value for name, value in (said | floats).items() if value is not None}
 
@@ -154,7 +175,9 @@ class _Reader:
             raise ValueError(f"version {version}")
         tensors, values = self._number("Q"), self._number("Q")
         if tensors > MOST_TENSORS or values > MOST_KEYS:
-            raise ValueError(f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}")
+            raise ValueError(
+                f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}"
+            )
         self.metadata: dict[str, Any] = {}
         for _ in range(values):
             (key,) = self._texts(1)
@@ -172,7 +195,9 @@ class _Reader:
         for offset, name, shape, code in sorted(found):
             nbytes = _nbytes(name, shape, code)
             if name in self.tensors or offset < end or offset % aligned:
-                raise ValueError(f"tensor {shown(name)} is there twice, overlaps another or is not aligned")
+                raise ValueError(
+                    f"tensor {shown(name)} is there twice, overlaps another or is not aligned"
+                )
             if (end := offset + nbytes) > len(data) - start:
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
             self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes)
@@ -198,7 +223,9 @@ class _Reader:
     def _go_on(self, size: int) -> None:
         self._at += size
         if self._at > self._end:
-            raise ValueError(f"it ends within a text or list, or its header exceeds {MOST_HEADER} bytes")
+            raise ValueError(
+                f"it ends within a text or list, or its header exceeds {MOST_HEADER} bytes"
+            )
 
     def _value(self, kind: int) -> Any:
         if kind == TEXT:
@@ -232,7 +259,8 @@ def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     """Bytes of a tensor."""
     if code not in KINDS:
         raise InputError(
-            f"tensor {shown(name)} is of type {code}, which is not known here; valid: a file in another, "
+            f"tensor {shown(name)} is of type {code}, which is not known here; valid: a file in "
+            f"another, "
             "such as Q4_K_M (llama.cpp's llama-quantize makes one)"
         )
     if (count := math.prod(shape)) == 0:
@@ -240,7 +268,9 @@ def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     if (form := BY_CODE.get(code)) is None:
         return count * DENSE[KINDS[code]].itemsize
     if shape[-1] % form.block:
-        raise ValueError(f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {form.block}")
+        raise ValueError(
+            f"tensor {shown(name)} has rows of {shape[-1]} numbers in blocks of {form.block}"
+        )
     return count // form.block * form.nbytes
 
 
@@ -270,10 +300,19 @@ CALLED = {
 #: parameters of YaRN that may be left out
 YARN = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 #: keys that would make another model of the numbers above, and the values with which they do not
-UNKNOWN: dict[str, tuple[Any, ...]] = {"attention.causal": (True,), "use_parallel_residual": (False,)}
-UNKNOWN |= dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,))
-UNKNOWN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,))
-UNKNOWN |= dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1))
+UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+UNKNOWN |= dict.fromkeys(
+    ("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)
+)
+UNKNOWN |= dict.fromkeys(
+    ("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,)
+)
+UNKNOWN |= dict.fromkeys(
+    ("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1)
+)
 #: architectures that the native decoder runs, and transformers' names for them
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
@@ -326,12 +365,14 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
         if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
             made = {"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW}
             return made | {"high_freq_factor": HIGH, "original_max_position_embeddings": TRAINED}
-    raise InputError(f"{file.where}: {FACTORS} does not follow Llama 3's rule; valid: factors that do")
+    raise InputError(
+        f"{file.where}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
+    )
 
 
 def own_dtype(file: GgufFile, place: str = "cpu") -> str:
-    """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
-    where a card multiplies with quantized weights, else float32."""
+    """What ``dtype="auto"`` means for a file: the type of its matrices where they are float
+    numbers, bfloat16 where a card multiplies with quantized weights, else float32."""
     kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if "BF16" in kinds or (place != "cpu" and kinds - DENSE.keys()):
         return "bfloat16"
@@ -342,16 +383,24 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     """The config of a native family's model.
 
     Raises:
-        InputError: the file is of another architecture, lacks a number, or scales positions in a way that is
-            not known here.
+        InputError: the file is of another architecture, lacks a number, or scales positions in a
+            way that is not known here.
     """
     if file.architecture not in ARCHITECTURES:
         valid = f"{', '.join(ARCHITECTURES)}, or the model in transformers' format"
-        raise InputError(f"{file.where}: the architecture {file.architecture} cannot be run; valid: {valid}")
+        raise InputError(
+            f"{file.where}: the architecture {file.architecture} cannot be run; valid: {valid}"
+        )
     numbers, said = _numbers(file), file.metadata
-    hidden, width, layers = (numbers[name] for name in ("hidden_size", "head_dim", "num_hidden_layers"))
+    hidden, width, layers = (
+        numbers[name] for name in ("hidden_size", "head_dim", "num_hidden_layers")
+    )
     kind = ARCHITECTURES[file.architecture]
-    kind = {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind) if "sliding_window" in numbers else kind
+    kind = (
+        {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind)
+        if "sliding_window" in numbers
+        else kind
+    )
     family = FAMILIES[kind]
     _check_meant(file, numbers, family)
     ends = words_of(said, file.path, numbers["vocab_size"]).ends()
@@ -364,7 +413,11 @@ def config_of(file: GgufFile) -> SimpleNamespace:
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         **{name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()},
     }
-    own = {name: value for name, value in (usual | numbers).items() if name in {*family.usual, "head_dim"}}
+    own = {
+        name: value
+        for name, value in (usual | numbers).items()
+        if name in {*family.usual, "head_dim"}
+    }
     rope = positions(file, width, numbers["max_position_embeddings"])
     if len(family.bases) > 1:  # a file says at most the base of layers with windows
         base = rope["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
@@ -373,12 +426,15 @@ def config_of(file: GgufFile) -> SimpleNamespace:
         rope = {FULL: rope, SLIDING: local}
     made = completed(kind, own | {"rope_parameters": rope, "dtype": own_dtype(file)})
     if made is None:  # of Llama, a width that its heads do not divide
-        raise InputError(f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file")
+        raise InputError(
+            f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
+        )
     return made
 
 
 def _numbers(file: GgufFile) -> dict[str, Any]:
-    """The sizes of a model by transformers' names, within their ranges; without those that are 0: none."""
+    """The sizes of a model by transformers' names, within their ranges; without those that are 0:
+    none."""
     embedding = file.tensors.get(OUTER[EMBEDDING])
     if embedding is None or len(embedding.shape) != 2:
         raise InputError(
@@ -422,12 +478,13 @@ def _check_meant(file: GgufFile, numbers: Mapping[str, Any], family: Family) -> 
             raise refusal(file.where, file.called()[name], numbers[name], "an even number")
 
 
-# ---- weights -----------------------------------------------------------------------------------------------
+# ---- weights
+# -----------------------------------------------------------------------------------------------
 
 
 def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) -> Weights:
-    """Weights of a GGUF file: matrices in a quantized format as they are stored, rows in the order of
-    transformers' checkpoints, and norms as there, where files have what they multiply by.
+    """Weights of a GGUF file: matrices in a quantized format as they are stored, rows in the order
+    of transformers' checkpoints, and norms as there, where files have what they multiply by.
 
     Args:
         layout: which weights there must be.
@@ -454,7 +511,8 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
 
 
 def names_of(layers: int, family: Family) -> dict[str, str]:
-    """What a file calls each tensor that a family's decoder can have, by its name in transformers."""
+    """What a file calls each tensor that a family's decoder can have, by its name in
+    transformers."""
     norms = zip(family.norms, NORMS, strict=True)
     found, inner = dict(OUTER), INNER | {name: theirs for name, theirs in norms if name is not None}
     for number in range(layers):
@@ -464,7 +522,9 @@ def names_of(layers: int, family: Family) -> dict[str, str]:
     return found
 
 
-def read_tensor(file: GgufFile, name: str, heads: int | None, minus: bool = False) -> Tensor | Stored:
+def read_tensor(
+    file: GgufFile, name: str, heads: int | None, minus: bool = False
+) -> Tensor | Stored:
     """A tensor with its rows in transformers' order.
 
     Args:
@@ -478,12 +538,13 @@ def read_tensor(file: GgufFile, name: str, heads: int | None, minus: bool = Fals
 
 
 def straightened(weight: Tensor | Stored, heads: int) -> Tensor | Stored:
-    """Queries' or keys' weight whose rows pair neighbours, with these rows in transformers' order."""
+    """Queries' or keys' weight whose rows pair neighbours, with these rows in transformers'
+    order."""
     rows = straight(len(weight), heads)
     return weight.take(rows) if isinstance(weight, Stored) else weight[rows]
 
 
 def straight(rows: int, heads: int) -> Tensor:
-    """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
-    the first half of a head is at 2 i there, of the second at 2 i + 1."""
+    """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours:
+    row i of the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)

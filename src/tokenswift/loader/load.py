@@ -1,8 +1,9 @@
-"""A model's files, opened for the native decoder, or loaded as transformers' own model and tokenizer.
+"""A model's files, opened for the native decoder, or loaded as transformers' own model and
+tokenizer.
 
-Every way in which this can fail is one line that says what to do instead. transformers' own modelling
-code runs the model; nothing is forked here. GGUF files are unpacked in memory from the very weights that the
-native decoder reads.
+Every way in which this can fail is one line that says what to do instead. transformers' own
+modelling code runs the model; nothing is forked here. GGUF files are unpacked in memory from the
+very weights that the native decoder reads.
 """
 
 from __future__ import annotations
@@ -26,13 +27,27 @@ from torch import Tensor
 from tokenswift.config import Dtype, LoadConfig, check_backend
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
 from tokenswift.kernels.weights import Stored
-from tokenswift.loader.config import EMBEDDING, FAMILIES, completed, layout_of, named_sampling, read_config
+from tokenswift.loader.config import (
+    EMBEDDING,
+    FAMILIES,
+    completed,
+    layout_of,
+    named_sampling,
+    read_config,
+)
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, locate, refused_as
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
-from tokenswift.loader.weights import INDEX, Weights, open_weights, unstored, weight_files, weights_in
+from tokenswift.loader.weights import (
+    INDEX,
+    Weights,
+    open_weights,
+    unstored,
+    weight_files,
+    weights_in,
+)
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError, check_choice
 
@@ -64,14 +79,16 @@ def check_place(how: LoadConfig) -> str:
     """The device to use: "cpu", "cuda" or "cuda:N".
 
     Raises:
-        InputError: CUDA is asked for where there is none, or a backend that does not run on the device.
+        InputError: CUDA is asked for where there is none, or a backend that does not run on the
+            device.
     """
     device, count = how.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
         device = "cuda" if count else "cpu"
     elif device != "cpu" and not count:
         raise InputError(
-            f"device is {device!r}, but no CUDA device is available here; valid: auto, cpu", "device"
+            f"device is {device!r}, but no CUDA device is available here; valid: auto, cpu",
+            "device",
         )
     elif ":" in device and int(device.partition(":")[2]) >= count:
         raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}", "device")
@@ -80,10 +97,12 @@ def check_place(how: LoadConfig) -> str:
 
 
 def native_bfloat16(device: str) -> bool:
-    """Whether torch's bfloat16 products run in hardware on a place from :func:`check_place`; for training.
+    """Whether torch's bfloat16 products run in hardware on a place from :func:`check_place`; for
+    training.
 
-    On a CPU without them torch emulates bfloat16, several times slower than float32; the kernels that texts
-    are written with do not, and "auto" never looks at the processor there: it is the checkpoint's type.
+    On a CPU without them torch emulates bfloat16, several times slower than float32; the kernels
+    that texts are written with do not, and "auto" never looks at the processor there: it is the
+    checkpoint's type.
     """
     about = Path("/proc/cpuinfo")
     flags = about.read_text().split() if about.exists() else ()  # elsewhere there is no way to tell
@@ -94,12 +113,13 @@ def load(name_or_path: str | Path, dtype: str = "auto", device: str = "auto") ->
     """Load a model and its tokenizer.
 
     Args:
-        name_or_path: an alias (`find.ALIASES`), a folder in transformers' format, a GGUF file or a folder
-            with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
+        name_or_path: an alias (`find.ALIASES`), a folder in transformers' format, a GGUF file or a
+            folder with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
     Raises:
-        InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
+        InputError: one line: what is wrong with the name, the folder, its files, or the place to
+            run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     check_choice("dtype", dtype, tuple(name for name in get_args(Dtype) if name != "int8"))
@@ -120,7 +140,9 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
     read_config(name, source / "config.json")
     with quiet_transformers():
         with refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
-            config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(
+                source, local_files_only=True, trust_remote_code=False
+            )
         tokenizer = load_tokenizer(name, source)
         check_size(name, source, config, how, place)
         return Loaded(_model(name, source, config, how, place), tokenizer, name)
@@ -142,14 +164,16 @@ def load_tokenizer(name: str, source: Path) -> Any:
             wrong = f"its {path.name} is not a regular file of up to {MOST_TOKENIZER:,} bytes"
             raise InputError(f"model {name}: {wrong}; valid: one that is")
     if not any((source / file).is_file() for file in TOKENIZER_FILES):
-        raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
+        raise InputError(
+            f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}"
+        )
     with quiet_transformers(), refused_as(f"model {name}: its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
 
 
 def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str) -> None:
-    """See that a config does not ask for more numbers than the files hold, before any of them is made, that
-    an index names files of its folder, and that the weights fit into memory.
+    """See that a config does not ask for more numbers than the files hold, before any of them is
+    made, that an index names files of its folder, and that the weights fit into memory.
 
     Raises:
         InputError: they do not, or the config is no causal language model's.
@@ -162,7 +186,8 @@ def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     if numbers > PER_BYTE * size:
         raise InputError(
-            f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} numbers of "
+            f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} "
+            f"numbers of "
             f"files with {size:,} bytes; valid: the config of these weights"
         )
     dtype = how.floats or getattr(config, "dtype", None)
@@ -180,8 +205,8 @@ def _empty(config: Any) -> Any:
 
 
 def check_memory(name: str, needed: int, place: str) -> None:
-    """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
-    process without a word.
+    """Refuse a model whose weights alone are more than the memory that can be had: the system would
+    end the process without a word.
 
     Args:
         needed: bytes.
@@ -192,8 +217,10 @@ def check_memory(name: str, needed: int, place: str) -> None:
     memory = memory_of(torch.device(place))
     if memory is not None and needed > memory.free:
         raise InputError(
-            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
-            "available; valid: a smaller model, or weights of fewer bits (dtype bfloat16, weights q4_0)"
+            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} "
+            f"bytes are "
+            "available; valid: a smaller model, or weights of fewer bits (dtype bfloat16, "
+            "weights q4_0)"
         )
 
 
@@ -207,7 +234,9 @@ def fitting(name: str, place: object) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        line = f"model {name} does not fit into the memory of device {place}; valid: a smaller model"
+        line = (
+            f"model {name} does not fit into the memory of device {place}; valid: a smaller model"
+        )
         raise RunError(f"{line}; nothing was kept") from error
 
 
@@ -231,8 +260,8 @@ def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars, log lines and Python warnings inside the block. These settings are
-    the whole process's, so other threads wait for their turn.
+    """Silence transformers' progress bars, log lines and Python warnings inside the block. These
+    settings are the whole process's, so other threads wait for their turn.
 
     Loading errors still surface: they are exceptions. The previous settings come back at the end.
     """
@@ -252,7 +281,8 @@ def quiet_transformers() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
-# ---- files that are read here ------------------------------------------------------------------------------
+# ---- files that are read here
+# ------------------------------------------------------------------------------
 
 #: types that a checkpoint's weights are computed with
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -267,8 +297,8 @@ class Opened:
         folder: where the files are: a folder, or a GGUF file.
         config, rotary: of the model.
         weights: by name, with their layout.
-        tokenizer: makes a `PlainTokenizer`, which takes a third of a second with a large vocabulary; or None,
-            where transformers' own has to be loaded.
+        tokenizer: makes a `PlainTokenizer`, which takes a third of a second with a large
+            vocabulary; or None, where transformers' own has to be loaded.
         ends: ids that end a text, the tokenizer's own aside.
         sampling: settings that the model names.
         stamps: size and time of each file.
@@ -292,7 +322,8 @@ class Opened:
         """
         if _stamps(self.folder) != self.stamps:
             raise InputError(
-                f"model folder {self.folder} has changed since the model was loaded; valid: to load it again"
+                f"model folder {self.folder} has changed since the model was loaded; valid: to "
+                f"load it again"
             )
 
 
@@ -329,13 +360,16 @@ def open_gguf(name: str, folder: Path, how: LoadConfig, place: str) -> Opened:
 
 
 def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
-    """A checkpoint in transformers' format whose files hold what transformers would make of them."""
+    """A checkpoint in transformers' format whose files hold what transformers would make of
+    them."""
     said, stamps = read_config(name, folder / "config.json"), _stamps(folder)
     config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
     if config is None or not any(folder.glob("*.safetensors")):
         return None
     layout, dtype = layout_of(config), how.floats or getattr(torch, str(config.dtype), None)
-    if dtype not in DTYPES or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
+    if dtype not in DTYPES or any(
+        size % 2 for size in (layout.hidden_size, layout.intermediate_size)
+    ):
         return None
     if (weights := weights_in(folder, layout, dtype, how.weights)) is None:
         return None
@@ -347,8 +381,9 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
 
 
 def model_of(files: Opened) -> Any:
-    """transformers' own model of files that were opened, filled with the very weights that the native decoder
-    reads, unpacked: transformers' reader of GGUF files leaves out some of what they say."""
+    """transformers' own model of files that were opened, filled with the very weights that the
+    native decoder reads, unpacked: transformers' reader of GGUF files leaves out some of what they
+        say."""
     made = _filled(files.config, files.weights.get, files.weights.dtype)
     ends = sorted(files.ends)
     made.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
@@ -356,8 +391,11 @@ def model_of(files: Opened) -> Any:
     return made
 
 
-def _filled(config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None], dtype: torch.dtype) -> Any:
-    """A native family's model of transformers. Torch's default type, the whole process's, stays as it is.
+def _filled(
+    config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None], dtype: torch.dtype
+) -> Any:
+    """A native family's model of transformers. Torch's default type, the whole process's, stays as
+    it is.
 
     Args:
         get: gives a weight by its name; None: a bias that is zero.
@@ -375,7 +413,9 @@ def _filled(config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None
     filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         found = get(name)
-        made = torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
+        made = (
+            torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
+        )
         filled[name] = made.to(dtype, copy=made is found).contiguous()
     model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
@@ -384,8 +424,8 @@ def _filled(config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None
 
 
 def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[Any, Any]:
-    """TriForce's draft model for the default model: trained layers of a checkout's file, and that model's own
-    embedding, LM head and tokenizer.
+    """TriForce's draft model for the default model: trained layers of a checkout's file, and that
+    model's own embedding, LM head and tokenizer.
 
     Args:
         path: safetensors of its layers and final norm, its config in the header.

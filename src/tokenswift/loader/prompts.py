@@ -1,15 +1,17 @@
 """Prompts: text, token ids, or chat messages, as token ids.
 
-Text gets the tokenizer's special tokens. A chat template writes its own, so what it wrote is encoded without
-more: nothing begins with two tokens of the beginning.
+Text gets the tokenizer's special tokens. A chat template writes its own, so what it wrote is
+encoded without more: nothing begins with two tokens of the beginning.
 
-Templates refuse, or drop without a word, roles and orders that they were not written for; what a template
-does is seen by a probe of the same roles (:func:`fitted`).
+Templates refuse, or drop without a word, roles and orders that they were not written for; what a
+template does is seen by a probe of the same roles (:func:`fitted`).
 
-Control tokens come from the template alone: what messages and tools say is encoded as text. A sign that
-nobody can guess is put before each control token's text in what a client wrote, before the template runs
-(:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer that knows
-control tokens by other names alone (:func:`encoded`); a chat without them is encoded as any text.
+Control tokens come from the template alone: what messages and tools say is encoded as text. A sign
+    that
+nobody can guess is put before each control token's text in what a client wrote, before the template
+runs (:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer
+that knows control tokens by other names alone (:func:`encoded`); a chat without them is encoded as
+any text.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 #: what a template is given by others than its options
 TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template")
 TAKEN += ("tokenize",)
-#: stands behind an assistant's message that is continued; and for one: no template writes it, or changes it
+#: stands behind an assistant's message that is continued; and for one: no template writes it, or
+#: changes it
 END, PROBE = "31415926535897932384626", "31415926"
 SECONDS, MEMORY = 2, 2**28  # processor time of a template, and bytes of address space
 #: names under which reasoning is passed, the usual one first
 REASONING = ("reasoning_content", "thinking", "reasoning")
-VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
+VALID = (
+    "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
+)
 
 
 def prompt_ids(
@@ -55,14 +60,15 @@ def prompt_ids(
     """Token ids of a prompt of any kind.
 
     Args:
-        prompt: text; token ids (a list, a tuple, a range, or an array or tensor of one dimension); or chat
-            messages, which end where the model's answer begins, or goes on behind an assistant's message.
+        prompt: text; token ids (a list, a tuple, a range, or an array or tensor of one dimension);
+            or chat messages, which end where the model's answer begins, or goes on behind an
+            assistant's message.
         tokenizer: of the model, or None.
         vocab_size: V; ids are below it.
         name: of the argument, for messages.
         tools: that a chat's template is given, in the form of OpenAI's interface.
-        options: variables of the template, and ``continue_final_message``: whether the answer goes on behind
-            an assistant's message at the end (default), or is a turn of its own.
+        options: variables of the template, and ``continue_final_message``: whether the answer goes
+            on behind an assistant's message at the end (default), or is a turn of its own.
     Raises:
         InputError: naming what is wrong with it and what is valid.
     """
@@ -74,7 +80,9 @@ def prompt_ids(
         ids = _checked(prompt, vocab_size, name)
     if not ids:
         raise InputError(f"{name} is empty; valid: at least one token")
-    if (token := max(ids)) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
+    if (
+        token := max(ids)
+    ) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
         written = shown(str(tokenizer.convert_ids_to_tokens(token)))
         raise InputError(
             f"{name} holds {written}, whose token id is {token}; valid: tokens of the model, 0 to "
@@ -83,7 +91,9 @@ def prompt_ids(
     return ids
 
 
-def several_ids(prompts: Any, tokenizer: Any, vocab_size: int, options: Options = None) -> list[list[int]]:
+def several_ids(
+    prompts: Any, tokenizer: Any, vocab_size: int, options: Options = None
+) -> list[list[int]]:
     """Token ids of each of several prompts; ``options`` as for `prompt_ids`.
 
     Raises:
@@ -92,14 +102,18 @@ def several_ids(prompts: Any, tokenizer: Any, vocab_size: int, options: Options 
     if not isinstance(prompts, list | tuple) or is_chat(prompts):
         raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
     named = ((f"prompts[{i}]", prompt) for i, prompt in enumerate(prompts))
-    return [prompt_ids(prompt, tokenizer, vocab_size, name, None, options) for name, prompt in named]
+    return [
+        prompt_ids(prompt, tokenizer, vocab_size, name, None, options) for name, prompt in named
+    ]
 
 
 def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
-    """Token ids of a text with the tokenizer's special tokens; where the text itself begins with the token
-    of the beginning (``<s>``, say), it gets no second one."""
+    """Token ids of a text with the tokenizer's special tokens; where the text itself begins with
+    the token of the beginning (``<s>``, say), it gets no second one."""
     if tokenizer is None:
-        raise InputError(f"{name} is text, but the model came without a tokenizer; valid: token ids")
+        raise InputError(
+            f"{name} is text, but the model came without a tokenizer; valid: token ids"
+        )
     ids = _encoded(check_text(name, text), tokenizer, name)
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin):
@@ -134,9 +148,14 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def chat_ids(
-    messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools = None, options: Options = None
+    messages: Any,
+    tokenizer: Any,
+    name: str = "prompt",
+    tools: Tools = None,
+    options: Options = None,
 ) -> list[int]:
-    """Token ids of chat messages by the tokenizer's template; the arguments are those of `prompt_ids`.
+    """Token ids of chat messages by the tokenizer's template; the arguments are those of
+    `prompt_ids`.
 
     Raises:
         InputError: there is no template, a message is none, or the template refuses them.
@@ -152,7 +171,9 @@ def chat_ids(
                 raise InputError(f"{name}[{i}][{key!r}] is {shown(said[i][key])}; valid: text")
             check_text(f"{name}[{i}][{key!r}]", said[i][key])
     if not has_template(tokenizer):
-        raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
+        raise InputError(
+            f"{name} is a list of messages, but the model has no chat template; valid: text"
+        )
     made = "the text that the model's chat template makes"
     text, sign = _written(said, tokenizer, tools, check_template_options(options))
     encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
@@ -160,8 +181,8 @@ def chat_ids(
 
 
 def joined(content: Any) -> Any:
-    """The text of a message's content: itself, or of parts such as ``{"type": "text", "text": "Hello"}``;
-    anything else as it is."""
+    """The text of a message's content: itself, or of parts such as ``{"type": "text", "text":
+    "Hello"}``; anything else as it is."""
     if not isinstance(content, list | tuple) or not content:
         return content
     parts = [part if isinstance(part, Mapping) else {} for part in content]
@@ -177,11 +198,15 @@ def check_template_options(options: Options) -> dict[str, Any]:
     """
     if not isinstance(options, Mapping | None):
         valid = "a dict of the template's variables, such as {'enable_thinking': False}"
-        raise InputError(f"template_options is {shown(options)}; valid: {valid}", "template_options")
+        raise InputError(
+            f"template_options is {shown(options)}; valid: {valid}", "template_options"
+        )
     for name in options or ():
         if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
             valid = f"names of the template's variables, but for {', '.join(TAKEN)}"
-            raise InputError(f"template_options holds {shown(name)}; valid: {valid}", "template_options")
+            raise InputError(
+                f"template_options holds {shown(name)}; valid: {valid}", "template_options"
+            )
     return dict(options or {})
 
 
@@ -196,14 +221,20 @@ def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any])
     last = said[-1]
     continued = last["role"] == "assistant" and wanted is not False and not last.get("tool_calls")
     if wanted and not continued:
-        given = f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
-        raise InputError(f"{given}; valid: with an assistant message at the end", "continue_final_message")
+        given = (
+            f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
+        )
+        raise InputError(
+            f"{given}; valid: with an assistant message at the end", "continue_final_message"
+        )
     given, sign = set_apart({**more, "messages": said}, tokenizer)
     turns: Turns = given.pop("messages")
     if not continued:
         return _templated(turns, tokenizer, given), sign
     turns[-1]["content"] += END
-    text, mark, _ = _templated(turns, tokenizer, {**given, "add_generation_prompt": False}).rpartition(END)
+    text, mark, _ = _templated(
+        turns, tokenizer, {**given, "add_generation_prompt": False}
+    ).rpartition(END)
     if not mark:
         raise InputError("the model's chat template leaves out the assistant's message at the end")
     return text, sign
@@ -218,7 +249,8 @@ def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str
 
 
 def prepare() -> None:
-    """Start what renders templates now, beside what else takes time; what is wrong the first chat says."""
+    """Start what renders templates now, beside what else takes time; what is wrong the first chat
+    says."""
     with suppress(RunError), templates.lock:
         templates.started()
 
@@ -238,7 +270,8 @@ def rendered(
         messages: each with a role, a content and whatever else JSON can hold.
         special: the tokenizer's special tokens by name.
         tools: as JSON has them.
-        options: variables of the template; ``add_generation_prompt``: end where the answer begins (default).
+        options: variables of the template; ``add_generation_prompt``: end where the answer begins
+            (default).
     Raises:
         InputError: the template meets a limit, refuses the messages, or is none.
         RunError: no process can be started.
@@ -249,7 +282,9 @@ def rendered(
     try:
         answer = templates.ask("render", SECONDS, MEMORY, template, given)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"messages are not JSON ({error}); valid: texts, numbers, lists") from error
+        raise InputError(
+            f"messages are not JSON ({error}); valid: texts, numbers, lists"
+        ) from error
     if "error" in answer:
         reason = " ".join(answer["error"].split())
         raise InputError(f"the model's chat template refuses the messages ({reason[:160]})")
@@ -260,7 +295,8 @@ def rendered(
 
 
 def _usual(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as transformers hands it to templates: no empty fields, reasoning under the usual names."""
+    """A message as transformers hands it to templates: no empty fields, reasoning under the usual
+    names."""
     made = {key: value for key, value in message.items() if value is not None}
     thought = next((made[key] for key in REASONING if key in made), None)
     return made if thought is None else {"thinking": thought, **made, REASONING[0]: thought}
@@ -293,10 +329,14 @@ def unnamed_rows(tokenizer: Any, rows: int) -> list[int]:
 
 
 def turn_ends(tokenizer: Any) -> set[int]:
-    """The control token that the chat template puts behind an assistant's message, whatever the files say."""
+    """The control token that the chat template puts behind an assistant's message, whatever the
+    files say."""
     if not has_template(tokenizer):
         return set()
-    messages: Turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": PROBE}]
+    messages: Turns = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": PROBE},
+    ]
     try:
         text = _templated(messages, tokenizer, {"add_generation_prompt": False})
     except (InputError, RunError):  # a chat says what is wrong with it
@@ -316,14 +356,16 @@ def end_ids(*sources: Any) -> set[int]:
     found: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
-        found.update(one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int)
+        found.update(
+            one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int
+        )
     return found
 
 
 def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]) -> Turns:
-    """Messages in the first form that the template writes whole: as they are; with one system message; also
-    with neighbours of one role joined; also with the system message in the first user turn. As they are where
-    it writes none of these.
+    """Messages in the first form that the template writes whole: as they are; with one system
+    message; also with neighbours of one role joined; also with the system message in the first user
+    turn. As they are where it writes none of these.
 
     Args:
         messages: with the keys role and content, a text.
@@ -345,8 +387,8 @@ def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]
 
 
 def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
-    """Whether a template writes what is said to the model in a conversation of these roles, and later system
-    messages otherwise than somebody else's."""
+    """Whether a template writes what is said to the model in a conversation of these roles, and
+    later system messages otherwise than somebody else's."""
 
     marks = [f"31415{i:05}92653" for i in range(len(messages))]
     probe = [{**one, "content": mark} for one, mark in zip(messages, marks, strict=True)]
@@ -355,7 +397,9 @@ def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
     def tried(role: str) -> str | None:
         """The text where later system messages are of a role."""
         try:
-            return render([{**one, "role": role} if i in later else one for i, one in enumerate(probe)])
+            return render(
+                [{**one, "role": role} if i in later else one for i, one in enumerate(probe)]
+            )
         except InputError:
             return None
 
@@ -371,14 +415,18 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
 def _joined(messages: Turns) -> Turns:
     """Neighbours of one role as one message, but for calls and their results."""
     made: Turns = []
-    for (role, calls), found in groupby(messages, lambda one: (one["role"], bool(one.get("tool_calls")))):
+    for (role, calls), found in groupby(
+        messages, lambda one: (one["role"], bool(one.get("tool_calls")))
+    ):
         group = list(found)
         alone = role == "tool" or calls
         made += group if alone else [{**group[0], "content": _text(group)}]
     return made
 
 
-PRIVATE = [chr(at) for at in range(0xE000, 0xF900)]  # of the characters that Unicode leaves to everybody
+PRIVATE = [
+    chr(at) for at in range(0xE000, 0xF900)
+]  # of the characters that Unicode leaves to everybody
 
 
 def _secret() -> str:
@@ -389,7 +437,8 @@ SECRET = _secret()  # stands before names of control tokens
 
 
 def set_apart(given: Any, tokenizer: Any) -> tuple[Any, str]:
-    """What a template is given, as JSON has it, with a sign before each control token, and that sign.
+    """What a template is given, as JSON has it, with a sign before each control token, and that
+    sign.
 
     Raises:
         InputError: there are too many levels.
@@ -419,7 +468,9 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
         InputError: a control token is to be text, and the tokenizer cannot write it so.
     """
     escaped = r"(\\{1,8})" + r"\1".join(f"u{ord(letter):04x}" for letter in sign)
-    text = re.sub(escaped, sign, text)  # where a template writes JSON in ASCII, or JSON of such JSON
+    text = re.sub(
+        escaped, sign, text
+    )  # where a template writes JSON in ASCII, or JSON of such JSON
     if sign not in text:
         return encode(text)
     marks, plain = _any_of(_controls(tokenizer)), text.replace(sign, "")
@@ -434,20 +485,23 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
         if set(ids).isdisjoint(named.values()):
             return [named.get(token, token) for token in ids]
     raise InputError(
-        "a message holds a control token, which the model's tokenizer cannot write as text; valid: a "
+        "a message holds a control token, which the model's tokenizer cannot write as text; "
+        "valid: a "
         "message without it"
     )
 
 
 @lru_cache(2)
 def _renamed(backend: Any) -> tuple[Any, dict[Any, int]]:
-    """A tokenizer to which control tokens are text, but for those with `SECRET` before their names; and the
-    ids of these, with those that they stand for."""
+    """A tokenizer to which control tokens are text, but for those with `SECRET` before their names;
+    and the ids of these, with those that they stand for."""
     from tokenizers import AddedToken, Tokenizer
 
     made = Tokenizer.from_str(backend.to_str())
     made.encode_special_tokens = True
-    known = {at: token for at, token in backend.get_added_tokens_decoder().items() if _is_control(token)}
+    known = {
+        at: token for at, token in backend.get_added_tokens_decoder().items() if _is_control(token)
+    }
     made.add_special_tokens([token.content for token in known.values()])  # which some are not yet
     for token in known.values():
         how = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
@@ -464,7 +518,8 @@ def _controls(tokenizer: Any) -> dict[str, int]:
 
 
 def _is_control(token: Any) -> bool:
-    """Whether a token beside a model is one; some files call ``<|im_start|>`` a word of the users'."""
+    """Whether a token beside a model is one; some files call ``<|im_start|>`` a word of the
+    users'."""
     called = token.special or re.fullmatch(r"<[|｜].*[|｜]>", token.content)
     return bool(called) and not token.content.isspace()
 

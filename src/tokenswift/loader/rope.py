@@ -1,4 +1,5 @@
-"""Rotary positions of a model, as a value: longer contexts by YaRN leave the model object as it was."""
+"""Rotary positions of a model, as a value: longer contexts by YaRN leave the model object as it
+was."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from tokenswift.config import STATED_POSITIONS, RopeScaling
 from tokenswift.loader.config import FAMILIES, FULL, SLIDING, head_width
 from tokenswift.types import InputError
 
-#: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a boundary
-#: before the text does, so another text would come out
+#: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a
+#: boundary before the text does, so another text would come out
 BY_LENGTH = ("dynamic", "longrope")
 #: kinds whose frequencies are computed here
 KINDS = ("default", "linear", "llama3", "yarn")
@@ -31,8 +32,9 @@ class Rotary:
     """Frequencies and positions of a model.
 
     Attributes:
-        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32, or (2, d / 2)
-            of layers that see everything and of those with windows; None where only the model's code knows.
+        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32, or
+            (2, d / 2) of layers that see everything and of those with windows; None where only the
+            model's code knows.
         scaling: factor of cosines and sines (YaRN's attention factor), one or of each set.
         limit: positions that may be used; None: no limit.
         config: the config that says so, a copy where it differs from the model's own.
@@ -50,12 +52,16 @@ class Rotary:
             InputError: the layers have several sets of frequencies.
         """
         if self.frequencies is None or self.frequencies.dim() > 1:
-            raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
+            raise InputError(
+                "the model has several sets of rotary frequencies; valid: one for all layers"
+            )
         return self.frequencies
 
     def to(self, device: torch.device | str) -> Rotary:
         """The same with its frequencies on a device."""
-        return replace(self, frequencies=None if self.frequencies is None else self.frequencies.to(device))
+        return replace(
+            self, frequencies=None if self.frequencies is None else self.frequencies.to(device)
+        )
 
     def angles(
         self, positions: Int[Tensor, " n"]
@@ -70,16 +76,22 @@ class Rotary:
         cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
         if self.scaling == 1.0:
             return cos, sin
-        if isinstance(self.scaling, tuple):  # as numbers: a device would be waited for that takes a tensor
-            sets = [[x * by for x, by in zip(part, self.scaling, strict=True)] for part in (cos, sin)]
+        if isinstance(
+            self.scaling, tuple
+        ):  # as numbers: a device would be waited for that takes a tensor
+            sets = [
+                [x * by for x, by in zip(part, self.scaling, strict=True)] for part in (cos, sin)
+            ]
             return torch.stack(sets[0]), torch.stack(sets[1])
         return cos * self.scaling, sin * self.scaling
 
 
 class AngleTable:
-    """Cosines and sines of positions that are asked for again and again: on the CPU each is computed once.
+    """Cosines and sines of positions that are asked for again and again: on the CPU each is
+    computed once.
 
-    They are taken out by numpy: torch would start its threads for these few numbers, which then spin beside
+    They are taken out by numpy: torch would start its threads for these few numbers, which then
+        spin beside
     ours. On an accelerator nobody waits for the positions to come here.
     """
 
@@ -105,15 +117,16 @@ class AngleTable:
         return torch.from_numpy(cos.take(at, -2)), torch.from_numpy(sin.take(at, -2))
 
 
-#: π / 2 in three parts; the first two have so few bits that their products with quarter turns are exact
+#: π / 2 in three parts; the first two have so few bits that their products with quarter turns are
+#: exact
 _QUARTER = (1.5707963267341256, 6.0771005063039659e-11, 2.0222662487959506e-21)
 
 
 def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
     """Cosines and sines of float32 angles, rounded to float32, on the CPU.
 
-    By sums and products in float64 alone, so that they are the same on every processor; those of torch and of
-    systems' libraries are not.
+    By sums and products in float64 alone, so that they are the same on every processor; those of
+    torch and of systems' libraries are not.
     """
     x = angle.double().numpy()
     turns = np.rint(x * (2 / math.pi))
@@ -127,15 +140,20 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
     quarter = turns.astype(np.int64) & 3
     odd = (quarter & 1).astype(bool)
     found = (np.where(odd, sin, cos), np.where(odd, cos, sin))
-    signs = (np.where((quarter == 1) | (quarter == 2), -1.0, 1.0), np.where(quarter >= 2, -1.0, 1.0))
+    signs = (
+        np.where((quarter == 1) | (quarter == 2), -1.0, 1.0),
+        np.where(quarter >= 2, -1.0, 1.0),
+    )
     made = [
-        torch.from_numpy((value * sign).astype(np.float32)) for value, sign in zip(found, signs, strict=True)
+        torch.from_numpy((value * sign).astype(np.float32))
+        for value, sign in zip(found, signs, strict=True)
     ]
     return made[0], made[1]
 
 
 def context_limit(config: Any) -> int | None:
-    """The number of positions that a transformers config allows, its own scaling included; None: no limit."""
+    """The number of positions that a transformers config allows, its own scaling included; None: no
+    limit."""
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if limit is not None and rope.get("rope_type") in ("yarn", "llama3"):
@@ -161,31 +179,44 @@ def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
         return config
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     kind = parameters.get("rope_type", "default")
-    if kind not in ("default", "yarn") or any(isinstance(value, dict) for value in parameters.values()):
+    if kind not in ("default", "yarn") or any(
+        isinstance(value, dict) for value in parameters.values()
+    ):
         raise InputError(
-            f"rope_scaling yarn does not fit this model, which already scales its positions ({kind}); "
+            f"rope_scaling yarn does not fit this model, which already scales its positions "
+            f"({kind}); "
             "valid: none"
         )
     original = parameters.get("original_max_position_embeddings") or limit
     total = float(factor) * parameters.get("factor", 1.0)
-    parameters |= {"rope_type": "yarn", "factor": total, "original_max_position_embeddings": original}
-    parameters.pop("attention_factor", None)  # it belongs to the old factor; without it YaRN computes its own
+    parameters |= {
+        "rope_type": "yarn",
+        "factor": total,
+        "original_max_position_embeddings": original,
+    }
+    parameters.pop(
+        "attention_factor", None
+    )  # it belongs to the old factor; without it YaRN computes its own
     scaled = copy.deepcopy(config)
     scaled.rope_parameters, scaled.max_position_embeddings = parameters, int(original * total)
     return scaled
 
 
 def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
-    """The rotary positions of a transformers causal LM, extended if wished; the model is not changed.
+    """The rotary positions of a transformers causal LM, extended if wished; the model is not
+    changed.
 
     Raises:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
     rope = getattr(model.config, "rope_parameters", None) or {}
-    for kind in (part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)):
+    for kind in (
+        part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)
+    ):
         if kind in BY_LENGTH:
             raise InputError(
-                f"the model's rotary embedding is of type {kind}, whose frequencies change with the length "
+                f"the model's rotary embedding is of type {kind}, whose frequencies change with "
+                f"the length "
                 f"of the text; valid: {', '.join(KINDS)}"
             )
     if model.config.model_type in FAMILIES and FULL in rope:
@@ -201,13 +232,16 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     )
 
 
-def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bool = False) -> Rotary:
-    """The rotary positions of a native family's model from its config alone, without modelling code; bit for
-    bit those that transformers computes.
+def rotary_of_config(
+    config: Any, scaling: RopeScaling | None = None, double: bool = False
+) -> Rotary:
+    """The rotary positions of a native family's model from its config alone, without modelling
+    code; bit for bit those that transformers computes.
 
     Args:
-        double: unscaled frequencies are computed in float64 and rounded, as those of GGUF files always were;
-            transformers computes in float32, where one in a hundred may differ in its last bit.
+        double: unscaled frequencies are computed in float64 and rounded, as those of GGUF files
+            always were; transformers computes in float32, where one in a hundred may differ in its
+            last bit.
     Raises:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
@@ -226,7 +260,9 @@ def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Ten
     """Frequencies of a set of parameters, (d / 2,) float32, and the factor of cosines and sines."""
     kind, theta, factor = rope["rope_type"], rope["rope_theta"], 1.0
     if kind == "default" and double:
-        powers = torch.tensor([float(theta) ** (place / width) for place in range(0, width, 2)]).float()
+        powers = torch.tensor(
+            [float(theta) ** (place / width) for place in range(0, width, 2)]
+        ).float()
     else:
         powers = theta ** (torch.arange(0, width, 2).float() / width)
     found = 1.0 / powers
@@ -243,15 +279,19 @@ def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Ten
             found, factor = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
         except ArithmeticError as error:  # a theta of 1, or turns beyond floats
             raise InputError(
-                f"the model's rope_parameters cannot be used ({error}); valid: those of a working checkpoint"
+                f"the model's rope_parameters cannot be used ({error}); valid: those of a "
+                f"working checkpoint"
             ) from error
     elif kind != "default":
-        raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")
+        raise InputError(
+            f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}"
+        )
     return found, factor
 
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Llama 3's: slow pairs are divided by a factor, fast ones are left, those between are mixed."""
+    """Llama 3's: slow pairs are divided by a factor, fast ones are left, those between are
+    mixed."""
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     trained = rope["original_max_position_embeddings"]
     length = 2 * math.pi / frequencies  # positions until a pair comes round

@@ -1,14 +1,15 @@
-"""A tokenizer without transformers: texts, ids and the chat template, from ``tokenizer.json`` as it stands.
+"""A tokenizer without transformers: texts, ids and the chat template, from ``tokenizer.json`` as it
+stands.
 
-transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it where that
-is sure: for classes that load the file, and configs that change nothing of it (`CHANGES`). All else is left
-to transformers.
+transformers' tokenizer of most checkpoints is that file and nothing else. :func:`read` makes it
+where that is sure: for classes that load the file, and configs that change nothing of it
+(`CHANGES`). All else is left to transformers.
 
-:func:`gguf_tokenizer` makes the one that a GGUF file describes (:class:`Words`). Two kinds are known.
-Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text is cut before
-(``tokenizer.ggml.pre``). BPE as sentencepiece has it ("llama") comes with scores instead: of two neighbours
-those are joined first whose union scores best. Whatever else a file asks for is refused: a nearly right rule
-gives nearly right texts.
+:func:`gguf_tokenizer` makes the one that a GGUF file describes (:class:`Words`). Two kinds are
+known. Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text is
+cut before (``tokenizer.ggml.pre``). BPE as sentencepiece has it ("llama") comes with scores
+instead: of two neighbours those are joined first whose union scores best. Whatever else a file asks
+for is refused: a nearly right rule gives nearly right texts.
 """
 
 from __future__ import annotations
@@ -36,12 +37,21 @@ MORE = ("tekken.json", "additional_chat_templates")
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: fields of a tokenizer's config that change ids in a way that is not known here
 CHANGES = ("add_prefix_space", "fix_mistral_regex", "from_slow", "split_special_tokens")
-#: classes that load the file, and the families where they do; Qwen's names its special tokens itself
+#: classes that load the file, and the families where they do; Qwen's names its special tokens
+#: itself
 QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-FAMILIES = dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), ("llama", "mistral", "qwen3"))
+FAMILIES = dict.fromkeys(
+    ("TokenizersBackend", "PreTrainedTokenizerFast"), ("llama", "mistral", "qwen3")
+)
 FAMILIES |= dict.fromkeys(QWEN, ("qwen2", "qwen3"))
 END = "<|endoftext|>"  # which Qwen's class takes for names that a file leaves out
-_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+_PLAIN = {
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
 
 
 class PlainTokenizer:
@@ -66,7 +76,10 @@ class PlainTokenizer:
         return {"input_ids": made.ids}
 
     def decode(
-        self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+        self,
+        tokens: list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str:
         """The text of some ids."""
         return self.backend_tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
@@ -99,7 +112,9 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
         if (folder / TEMPLATE).exists():
             template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
         special = _special(folder, said, json.loads(text)["added_tokens"])
-        if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(template, str | None):
+        if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(
+            template, str | None
+        ):
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
@@ -112,13 +127,17 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
     return PlainTokenizer(made, special, template)
 
 
-def _special(folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, str] | None:
-    """Special tokens by name, of a config and the added tokens of the tokenizer's own file; None where the
-    two say different things, or the config more than is known here."""
+def _special(
+    folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]]
+) -> dict[str, str] | None:
+    """Special tokens by name, of a config and the added tokens of the tokenizer's own file; None
+    where the two say different things, or the config more than is known here."""
     if any(map(said.get, CHANGES)):
         return None
     if "added_tokens_decoder" in said:
-        if [{"id": int(at), **token} for at, token in said["added_tokens_decoder"].items()] != added:
+        if [
+            {"id": int(at), **token} for at, token in said["added_tokens_decoder"].items()
+        ] != added:
             return None
     elif any((folder / file).exists() for file in ("added_tokens.json", "special_tokens_map.json")):
         return None
@@ -129,13 +148,16 @@ def _special(folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]])
     found = {name: token for name, token in named.items() if token is not None}
     extra = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
     plain = {token["content"] for token in added if {**token, **_PLAIN} == token}
-    return found if isinstance(extra, list) and plain.issuperset([*found.values(), *extra]) else None
+    return (
+        found if isinstance(extra, list) and plain.issuperset([*found.values(), *extra]) else None
+    )
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 #: how each rule cuts a text: a pattern, or None for GPT-2's own
@@ -143,9 +165,17 @@ CUTS = {"gpt-2": None, "smollm": None, "llama-bpe": _WORDS % "{1,3}", "qwen2": _
 CUTS["dbrx"] = CUTS["llama-bpe"]
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 SAME |= {"smaug-bpe": "dbrx", **dict.fromkeys(("command-r", "refact", "starcoder"), "smollm")}
-#: tokens that end a text besides those that the file numbers: of whatever kind it says they are, and those
-#: that may be ordinary text otherwise (``</s>`` is a tag of HTML)
-ENDS = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>"}
+#: tokens that end a text besides those that the file numbers: of whatever kind it says they are,
+#: and those that may be ordinary text otherwise (``</s>`` is a tag of HTML)
+ENDS = {
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<turn|>",
+}
 ENDS |= {"<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 #: names of special tokens: ours, the file's
@@ -188,7 +218,9 @@ class Words(msgspec.Struct, dict=True):
     def special(self) -> dict[str, str]:
         """Special tokens by transformers' names (``bos_token``, …)."""
         tokens = self.tokens or []
-        named = {name: getattr(self, f"{theirs}_token_id") for name, theirs in SPECIAL_NAMES.items()}
+        named = {
+            name: getattr(self, f"{theirs}_token_id") for name, theirs in SPECIAL_NAMES.items()
+        }
         there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
         return {f"{name}_token": tokens[at] for name, at in there.items()}
 
@@ -204,7 +236,8 @@ class Words(msgspec.Struct, dict=True):
         return [(self.tokens or [])[at]] if said and at is not None else []
 
     def ends(self) -> list[int]:
-        """The ids that end a text, in order: those that the file numbers, and the well-known ones."""
+        """The ids that end a text, in order: those that the file numbers, and the well-known
+        ones."""
         found = {self.eos_token_id, self.eot_token_id, self.eom_token_id}
         for at, (token, kind) in enumerate(self.typed):
             if token in ENDS or (kind == CONTROL and token in CONTROL_ENDS):
@@ -222,7 +255,9 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
         InputError: naming the value, and what is valid.
     """
     where, prefix = f"model file {path}", "tokenizer.ggml."
-    said = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    said = {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
     called = {name: prefix + name for name in said} | {"chat_template": "tokenizer.chat_template"}
     said["chat_template"] = metadata.get("tokenizer.chat_template")
     words: Words = converted(said, Words, where, called)
@@ -231,13 +266,17 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
     for name in NUMBERED:
         at = getattr(words, f"{name}_token_id")
         if at is not None and not 0 <= at < most:
-            raise refusal(where, f"{prefix}{name}_token_id", at, f"0 to {most - 1}, a row of the embedding")
+            raise refusal(
+                where, f"{prefix}{name}_token_id", at, f"0 to {most - 1}, a row of the embedding"
+            )
     if words.tokens is not None and not 0 < len(tokens) <= most:
         found, valid = counted(len(tokens), "token"), f"1 to {most:,}, the rows of the embedding"
         raise InputError(f"{where}: {prefix}tokens has {found}; valid: {valid}")
     for name in ("token_type", "scores"):
         if (found := getattr(words, name)) and len(found) != len(tokens):
-            raise InputError(f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}")
+            raise InputError(
+                f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}"
+            )
     return words
 
 
@@ -266,12 +305,18 @@ def build(words: Words, path: Path) -> Any:
         control = [token for token, kind in words.typed if kind == CONTROL]
         ends = [words.typed[at][0] for at in words.ends()]
         special = dict.fromkeys([*control, *words.special().values(), *ends])
-        own = [token for token, kind in words.typed if kind == USER_DEFINED and token not in special]
-        made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in special])
+        own = [
+            token for token, kind in words.typed if kind == USER_DEFINED and token not in special
+        ]
+        made.add_special_tokens(
+            [AddedToken(one, special=True, normalized=False) for one in special]
+        )
         made.add_tokens([AddedToken(one, normalized=False) for one in own])
         before, after = words.added("bos"), words.added("eos")
     ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
-    made.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
+    made.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=ids
+    )
     return made
 
 
@@ -302,9 +347,13 @@ def _byte_level(words: Words, path: Path) -> Any:
 
     rule = words.rule
     if rule not in CUTS:
-        raise refusal(f"model file {path}", "tokenizer.ggml.pre", words.pre, ", ".join((*CUTS, *SAME)))
+        raise refusal(
+            f"model file {path}", "tokenizer.ggml.pre", words.pre, ", ".join((*CUTS, *SAME))
+        )
     merges: Any = [tuple(line.split(" ")) for line in words.merges or ()]
-    made = Tokenizer(models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe"))
+    made = Tokenizer(
+        models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe")
+    )
     cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
     if cut is not None:
         parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]

@@ -1,16 +1,18 @@
-"""Weights by the names of transformers' checkpoints, from a model's files or a loaded model; and what tells
-models apart.
+"""Weights by the names of transformers' checkpoints, from a model's files or a loaded model; and
+what tells models apart.
 
-Names, shapes and types of a file's tensors are held against the table of a `config.Layout` before anything is
-read (:func:`check_tensors`). Each read maps its part of a file anew, so that it leaves the process with the
-tensor.
+Names, shapes and types of a file's tensors are held against the table of a `config.Layout` before
+anything is read (:func:`check_tensors`). Each read maps its part of a file anew, so that it leaves
+the process with the tensor.
 
-*Digests* are exact: of JSON values, of files, of sampled weights. A *base model's identity* is a sample of
-its weights, compared with a tolerance: a cast to another type is the same base, a fine-tuned model is another
-one. *A run's identity* holds digests of everything that decides its tokens. Reading 16 GB of weights before
-every resume would take longer than the prefill, so weights are sampled there too: of every parameter its
-name, shape and type, and 64 values in four places. Training changes nearly every value of the parameters that
-it touches; a change of single values can go unnoticed.
+*Digests* are exact: of JSON values, of files, of sampled weights. A *base model's identity* is a
+    sample of
+its weights, compared with a tolerance: a cast to another type is the same base, a fine-tuned model
+    is another
+one. *A run's identity* holds digests of everything that decides its tokens. Reading 16 GB of
+weights before every resume would take longer than the prefill, so weights are sampled there too: of
+every parameter its name, shape and type, and 64 values in four places. Training changes nearly
+every value of the parameters that it touches; a change of single values can go unnoticed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,15 @@ from torch import Tensor
 
 from tokenswift.files import weight_map
 from tokenswift.kernels.weights import FORMATS, Stored
-from tokenswift.loader.config import EMBEDDING, FAMILIES, HEAD, MERGED, Layout, activation_of, layout_of
+from tokenswift.loader.config import (
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    MERGED,
+    Layout,
+    activation_of,
+    layout_of,
+)
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError
 from tokenswift.version import __version__
@@ -79,7 +89,8 @@ class Weights:
         self.layout, self.dtype, self.entries, self.kind = layout, dtype, entries, kind
 
     def raw(self, name: str) -> Tensor | Stored | None:
-        """A tensor, or a weight in a quantized format, as the files have it; None: there is none."""
+        """A tensor, or a weight in a quantized format, as the files have it; None: there is
+        none."""
         entry = self.entries.get(EMBEDDING if name == HEAD and self.layout.tied else name)
         return None if entry is None else entry.get()
 
@@ -100,7 +111,8 @@ class Weights:
             return found
         if found.shape[1] % format.block:
             raise InputError(
-                f"weights is {self.kind!r}, but {name} has {found.shape[1]} columns; valid: a model whose "
+                f"weights is {self.kind!r}, but {name} has {found.shape[1]} columns; valid: a "
+                f"model whose "
                 f"columns are a multiple of {format.block}, or stored"
             )
         return Stored(format, format.encode(unstored(found, torch.float32)))
@@ -109,7 +121,8 @@ class Weights:
         """Bytes of the weights in memory.
 
         Args:
-            keeps: whether products of a type read a format as it is stored (`kernels.base.Backend.keeps`).
+            keeps: whether products of a type read a format as it is stored
+                (`kernels.base.Backend.keeps`).
         """
         found = 0.0
         for entry in self.entries.values():
@@ -168,19 +181,24 @@ def check_tensors(
             raise InputError(f"{where} lacks the tensor {name}; valid: files where none is missing")
     for name, entry in found.items():
         if entry.shape != shapes.get(name) or entry.kind not in types:
-            valid = f"{shapes[name]} in {', '.join(types)}" if name in shapes else "a file without it"
-            raise InputError(f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}")
+            valid = (
+                f"{shapes[name]} in {', '.join(types)}" if name in shapes else "a file without it"
+            )
+            raise InputError(
+                f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}"
+            )
 
 
-# ---- safetensors -------------------------------------------------------------------------------------------
+# ---- safetensors
+# -------------------------------------------------------------------------------------------
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint.
 
     Raises:
-        InputError: there are none, or their index cannot be read or names other files than those of the
-            folder.
+        InputError: there are none, or their index cannot be read or names other files than those of
+            the folder.
     """
     index, single = folder / INDEX, folder / "model.safetensors"
     where = f"model folder {folder}"
@@ -191,19 +209,29 @@ def weight_files(folder: Path) -> list[Path]:
     names = sorted(set(weight_map(index, where).values()))
     for name in names:
         if not (folder / name).is_file():
-            raise InputError(f"{where} lacks {name}, which {index.name} names; valid: all of its files")
+            raise InputError(
+                f"{where} lacks {name}, which {index.name} names; valid: all of its files"
+            )
     return [folder / name for name in names]
 
 
 def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> Weights | None:
-    """Weights of a checkpoint's files; None where they have other names, which transformers may know.
+    """Weights of a checkpoint's files; None where they have other names, which transformers may
+    know.
 
     Raises:
         InputError: files are missing or damaged, or shapes or types are others.
     """
     found = {entry.name: entry for file in weight_files(folder) for entry in entries_of(file)}
-    found = {name: entry for name, entry in found.items() if not name.endswith("rotary_emb.inv_freq")}
-    if layout.tied and HEAD in found and EMBEDDING in found and found[HEAD][1:3] == found[EMBEDDING][1:3]:
+    found = {
+        name: entry for name, entry in found.items() if not name.endswith("rotary_emb.inv_freq")
+    }
+    if (
+        layout.tied
+        and HEAD in found
+        and EMBEDDING in found
+        and found[HEAD][1:3] == found[EMBEDDING][1:3]
+    ):
         if torch.equal(found[HEAD].get(), found[EMBEDDING].get()):
             del found[HEAD]
     if found.keys() != (shapes := layout.shapes()).keys():
@@ -235,12 +263,15 @@ def mapped(file: Path, start: int, nbytes: int) -> Tensor:
     """Bytes of a file, uint8: a private mapping, which leaves the process with the tensor."""
     before = start % mmap.ALLOCATIONGRANULARITY
     with file.open("rb") as opened:
-        part = mmap.mmap(opened.fileno(), before + nbytes, access=mmap.ACCESS_COPY, offset=start - before)
+        part = mmap.mmap(
+            opened.fileno(), before + nbytes, access=mmap.ACCESS_COPY, offset=start - before
+        )
     return torch.frombuffer(part, dtype=torch.uint8, offset=before, count=nbytes)
 
 
 def open_weights(path: Path, what: str = "weight file") -> Any:
-    """A safetensors file, opened for reading; its library has checked that tensors lie apart and in the file.
+    """A safetensors file, opened for reading; its library has checked that tensors lie apart and in
+    the file.
 
     Args:
         what: the file is, for messages.
@@ -251,7 +282,9 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
         if MOST_HEADER < size < path.stat().st_size:
-            raise InputError(f"{what} {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}")
+            raise InputError(
+                f"{what} {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}"
+            )
         made = safe_open(path, framework="pt")
         count = len(made.keys())
     if count > MOST_TENSORS:
@@ -259,7 +292,8 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     return made
 
 
-# ---- digests -----------------------------------------------------------------------------------------------
+# ---- digests
+# -----------------------------------------------------------------------------------------------
 
 PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
 #: parts of a config that say where a model came from or what it runs on, not what it is
@@ -286,7 +320,9 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:
+def weights_digest(
+    named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None
+) -> str:
     """A digest of sampled weights, by name and in the order of their names.
 
     Args:
@@ -297,7 +333,11 @@ def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dt
         count, kind = math.prod(weight.shape), dtype or weight.dtype  # type: ignore[union-attr]
         starts = [(count - RUN) * part // (PLACES - 1) for part in range(PLACES)]
         few = count <= PLACES * RUN
-        at = torch.arange(count) if few else torch.cat([torch.arange(start, start + RUN) for start in starts])
+        at = (
+            torch.arange(count)
+            if few
+            else torch.cat([torch.arange(start, start + RUN) for start in starts])
+        )
         values = _taken(weight, at).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
         for part in (name.encode(), str((tuple(weight.shape), str(kind))).encode(), values):
             made.update(part + b"\0")
@@ -312,7 +352,8 @@ def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
 
 
 def config_digest(config: Any) -> str:
-    """A digest of what a config says of a model; of a native family, of what its forward pass depends on."""
+    """A digest of what a config says of a model; of a native family, of what its forward pass
+    depends on."""
     if config.model_type in FAMILIES:
         rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
         rope.pop("type", None)
@@ -340,7 +381,11 @@ def identity_of(
         named: its weights by name, in the order of their names.
     """
     weights = weights_digest(named, dtype)
-    return {"dtype": str(dtype).removeprefix("torch."), "config": config_digest(config), "weights": weights}
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "config": config_digest(config),
+        "weights": weights,
+    }
 
 
 def whole(module: Any, path: str = "weight") -> Tensor:
@@ -358,7 +403,9 @@ def parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
         InputError: adapters are attached to it, whose settings are no part of what is sampled.
     """
     if attached := getattr(model, "peft_config", None):
-        raise InputError(f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}")
+        raise InputError(
+            f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}"
+        )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for path in sorted(name for name, _ in model.named_parameters() if name not in tied):
         yield path, whole(model, path)
@@ -370,7 +417,8 @@ def versions() -> dict[str, str]:
     return {"tokenswift": __version__, "torch": torch.__version__, **others}
 
 
-# ---- base models -------------------------------------------------------------------------------------------
+# ---- base models
+# -------------------------------------------------------------------------------------------
 
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
@@ -409,7 +457,9 @@ def base_of(model: Any, name: str | None = None) -> BaseIdentity:
     return _base(str(known), whole(model.get_input_embeddings()), whole(layer, middle))
 
 
-def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
+def base_of_weights(
+    get: Callable[[str], Tensor | Stored | None], layers: int, name: str
+) -> BaseIdentity:
     """The identity of a model of one of the native families from its named weights, the same as
     :func:`base_of` gives.
 
@@ -426,6 +476,11 @@ def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, n
 
 def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    parts = [_taken(one, (steps * (math.prod(one.shape) - 1)).long()).float() for one in (embedding, middle)]
+    parts = [
+        _taken(one, (steps * (math.prod(one.shape) - 1)).long()).float()
+        for one in (embedding, middle)
+    ]
     vocab_size, hidden_size = embedding.shape
-    return BaseIdentity(os.path.basename(name.rstrip("/")) or name, hidden_size, vocab_size, torch.cat(parts))
+    return BaseIdentity(
+        os.path.basename(name.rstrip("/")) or name, hidden_size, vocab_size, torch.cat(parts)
+    )

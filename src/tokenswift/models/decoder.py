@@ -1,10 +1,10 @@
 """The target model: what all targets share (`BaseTarget`), and the native decoder (`NativeTarget`).
 
-A pass of the native decoder is the embedding, one call of the backend for all layers (fused projections over
-packed weights, attention over our KV caches, norms and activations), the final norm and the LM head. Hidden
-states are float32, rounded to the weights' type where they enter a product. It runs the families of
-`loader.config`; tests hold it against transformers' own forward. A target keeps no state between passes, so
-threads may share it.
+A pass of the native decoder is the embedding, one call of the backend for all layers (fused
+projections over packed weights, attention over our KV caches, norms and activations), the final
+norm and the LM head. Hidden states are float32, rounded to the weights' type where they enter a
+product. It runs the families of `loader.config`; tests hold it against transformers' own forward. A
+target keeps no state between passes, so threads may share it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from tokenswift.config import LoadConfig, SamplingParams
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import OBSERVED, Arena, FeatureStore, FullCache, KVCache, Pass, Segment, Tail, tail_room
+from tokenswift.kv import (
+    OBSERVED,
+    Arena,
+    FeatureStore,
+    FullCache,
+    KVCache,
+    Pass,
+    Segment,
+    Tail,
+    tail_room,
+)
 from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
@@ -57,7 +67,8 @@ RELEASE_EVERY = 1 << 25
 
 
 class BaseTarget(ABC):
-    """A model ready for prefill and tree passes: what native decoders and transformers' own models share.
+    """A model ready for prefill and tree passes: what native decoders and transformers' own models
+    share.
 
     Args:
         config: the transformers config.
@@ -67,14 +78,16 @@ class BaseTarget(ABC):
 
     Attributes:
         kv_dtype: type of keys and values.
-        layout: the model's architecture for the native decoder; None: transformers' own forward runs.
+        layout: the model's architecture for the native decoder; None: transformers' own forward
+            runs.
         windows: sliding window of each layer in tokens; None: the layer sees everything.
-        feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter (the number
-            of layers stands for the last one's output).
+        feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter
+            (the number of layers stands for the last one's output).
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes of packed copies of a given model's weights.
         kv_bytes: bytes of keys and values per cached token, without layers in a tail.
-        tail_bytes: bytes per token of layers in a tail (`kv.Tail`), which holds `kv.tail_room` tokens.
+        tail_bytes: bytes per token of layers in a tail (`kv.Tail`), which holds `kv.tail_room`
+            tokens.
         padding: rows of the LM head without a token, (m,), which are never chosen; None: none.
         int8: whether activations are quantized to int8 for products.
     """
@@ -91,7 +104,9 @@ class BaseTarget(ABC):
         self.kv_dtype = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.kv_heads: int = (
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        )
         self.head_dim = head_width(config)
         self.weight_bytes = self.copied_bytes = 0
         self.windows: list[int | None] = [None] * self.layers
@@ -102,15 +117,20 @@ class BaseTarget(ABC):
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        parents: Sequence[int] | None = None,
     ) -> Pass:
-        """Run n tokens of one sequence (see `kv.Segment`); their entries go to the cache's scratch rows."""
+        """Run n tokens of one sequence (see `kv.Segment`); their entries go to the cache's scratch
+        rows."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @torch.inference_mode()
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
-        """Run rows of several sequences in one pass. Each one's part equals that of its own :meth:`forward`,
-        bit for bit where :attr:`equal_bits` holds."""
+        """Run rows of several sequences in one pass. Each one's part equals that of its own
+        :meth:`forward`, bit for bit where :attr:`equal_bits` holds."""
         return self._run(segments)
 
     @torch.inference_mode()
@@ -124,11 +144,13 @@ class BaseTarget(ABC):
     ) -> Pass:
         """Run tokens of the prompt in chunks of :attr:`prefill_chunk`, and commit them.
 
-        Returns the pass over the last chunk. At the end of a prompt, that chunk is its last `kv.OBSERVED`
-        tokens, or all of fewer: their queries are kept, which take more memory than keys.
+        Returns the pass over the last chunk. At the end of a prompt, that chunk is its last
+        `kv.OBSERVED` tokens, or all of fewer: their queries are kept, which take more memory than
+            keys.
 
         Args:
-            on_progress: called with the stage "prompt" and tokens, before the first chunk and after each.
+            on_progress: called with the stage "prompt" and tokens, before the first chunk and after
+                each.
             is_last: the prompt ends with these tokens; otherwise no queries are kept.
             features: keeps the features of all tokens.
 
@@ -138,7 +160,9 @@ class BaseTarget(ABC):
         if not tokens:
             raise ValueError("nothing to prefill")
         report, length = on_progress or (lambda *_: None), len(tokens)
-        kept = max(0, length - OBSERVED) if is_last else length  # the first token whose queries are kept
+        kept = (
+            max(0, length - OBSERVED) if is_last else length
+        )  # the first token whose queries are kept
         report("prompt", 0, length)
         for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
             if start == end:
@@ -175,20 +199,22 @@ class BaseTarget(ABC):
         """Input embeddings: (n,) → (n, D)."""
 
     def head_rows(self, ids: Tensor) -> Any:
-        """The LM head's rows of some tokens, packed for :meth:`project`: a smaller head for drafting. The
-        largest set so far is cached."""
+        """The LM head's rows of some tokens, packed for :meth:`project`: a smaller head for
+        drafting. The largest set so far is cached."""
         kept = self._rows
         if kept is not None and torch.equal(kept[0], ids):
             return kept[1]
         rows = self._head_rows(ids)
-        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, rather than those of a prompt
+        if kept is None or len(ids) >= len(
+            kept[0]
+        ):  # the frequent tokens, rather than those of a prompt
             self._rows = (ids, rows)
         return rows
 
     @abstractmethod
     def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
-        """One pass over rows of one or several sequences, with the rows' queries where they are to be
-        kept."""
+        """One pass over rows of one or several sequences, with the rows' queries where they are to
+        be kept."""
 
     @abstractmethod
     def _project(self, normed: Tensor, rows: Any) -> Tensor:
@@ -206,8 +232,8 @@ class BaseTarget(ABC):
         return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
 
     def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding windows
-        keep their newest entries alone, in the cache's tail, unless ``whole``."""
+        """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding
+        windows keep their newest entries alone, in the cache's tail, unless ``whole``."""
         keeps = whole or self.layout is None or not self.backend.on_host
         windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
         sizes = (self.kv_heads, self.head_dim)
@@ -236,7 +262,8 @@ class BaseTarget(ABC):
         limit = self.rotary.limit
         if limit is not None and tokens > limit:
             raise InputError(
-                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} "
+                f"positions, "
                 f"or more with rope_scaling yarn"
             )
 
@@ -244,8 +271,8 @@ class BaseTarget(ABC):
 
     @abstractmethod
     def compute_as(self, how: LoadConfig, name: str) -> None:
-        """Set the types of activations, keys and values to those of ``how``; called once, before any cache is
-        used.
+        """Set the types of activations, keys and values to those of ``how``; called once, before
+        any cache is used.
 
         Args:
             how: the options of loading.
@@ -256,7 +283,8 @@ class BaseTarget(ABC):
 
     @property
     def computes(self) -> str:
-        """The type of computation, e.g. "float32"; "int8" where both products and attention use it."""
+        """The type of computation, e.g. "float32"; "int8" where both products and attention use
+        it."""
         all_int8 = self.int8 and self.kv_dtype == torch.int8
         return "int8" if all_int8 else str(self.dtype).removeprefix("torch.")
 
@@ -270,7 +298,8 @@ class BaseTarget(ABC):
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row's bits depend on its own context alone, not on the other rows of its pass."""
+        """Whether a row's bits depend on its own context alone, not on the other rows of its
+        pass."""
         return self.layout is not None and self.backend.equal_bits
 
     @property
@@ -279,7 +308,8 @@ class BaseTarget(ABC):
         return self.equal_bits and self.backend.prefill_keeps_bits
 
     def numerics(self) -> dict[str, Any]:
-        """How passes are computed, for journals: backend, processor, and whether bits are reproducible."""
+        """How passes are computed, for journals: backend, processor, and whether bits are
+        reproducible."""
         backend, native = self.backend, self.layout is not None
         how = "torch" if backend.build is None else "compiled kernels"
         made = {} if backend.build is None else {"compiler": backend.build}
@@ -301,11 +331,12 @@ class BaseTarget(ABC):
 
 
 class NativeTarget(BaseTarget):
-    """A Llama-like decoder of ours; switches of `loader.config.Family` make it one of the supported families.
+    """A Llama-like decoder of ours; switches of `loader.config.Family` make it one of the supported
+    families.
 
     Args:
-        source: the weights of a model's files; or a transformers causal LM that :func:`fits`, which stays as
-            it is, while its weights are copied in packed form where necessary.
+        source: the weights of a model's files; or a transformers causal LM that :func:`fits`, which
+            stays as it is, while its weights are copied in packed form where necessary.
         backend: the backend that computes, on its device.
         rotary: the rotary position embedding.
         on_progress: called with the stage "pack", in layers.
@@ -355,7 +386,10 @@ class NativeTarget(BaseTarget):
         sizes = (self.layers, self.hidden_size, layout.intermediate_size)
         heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
         types = (self.dtype, self.kv_dtype, active_type(self.dtype))
-        gelu, whole_norms = layout.family.activation == GELU, layout.family.head_norms == "projection"
+        gelu, whole_norms = (
+            layout.family.activation == GELU,
+            layout.family.head_norms == "projection",
+        )
         switches = (layout.score_cap, layout.residual, gelu, whole_norms, layout.family.parallel)
         shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale, *switches)
         self.body: Any = backend.body(shape, weights)
@@ -381,7 +415,8 @@ class NativeTarget(BaseTarget):
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The final norm: (n, D) → (n, D), in ``dtype`` or the type in which products take states."""
+        """The final norm: (n, D) → (n, D), in ``dtype`` or the type in which products take
+        states."""
         active = torch.float32 if self.int8 else self.body.shape.active
         return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
 
@@ -419,10 +454,13 @@ class NativeTarget(BaseTarget):
         return found
 
     def _optional(self, name: str) -> Tensor | Stored | None:
-        """A weight or bias, or None; rows of queries and keys in the order in which the kernels rotate
-        them."""
+        """A weight or bias, or None; rows of queries and keys in the order in which the kernels
+        rotate them."""
         found, part = self._weights.get(name), name.split(".")[-2]
-        heads = {"q_proj": self.layout.num_attention_heads, "k_proj": self.layout.num_key_value_heads}
+        heads = {
+            "q_proj": self.layout.num_attention_heads,
+            "k_proj": self.layout.num_key_value_heads,
+        }
         if found is None or part not in heads or not self.layout.family.neighbours:
             return found
         return straightened(found, heads[part])
@@ -442,7 +480,8 @@ class NativeTarget(BaseTarget):
         return made.to(self.device, torch.float32, copy=True).contiguous()
 
     def _packed(self, names: list[str]) -> Packed:
-        """Weights of the same input, packed one below the other for the kernels; counts copied bytes."""
+        """Weights of the same input, packed one below the other for the kernels; counts copied
+        bytes."""
         parts = [self._weight(name) for name in names]
         packed = self.backend.pack(parts, self.dtype, self._arena)
         if self._weights.copies and (packed.panels or len(parts) > 1):
@@ -477,21 +516,28 @@ class NativeTarget(BaseTarget):
         if any(part is not None for part in found):
             sizes = [len(self._weight(name)) for name in weights]
             pairs = zip(found, sizes, strict=True)  # zeros for those without a bias
-            bias = torch.cat([self._norm.new_zeros(size) if part is None else part for part, size in pairs])
+            bias = torch.cat(
+                [self._norm.new_zeros(size) if part is None else part for part, size in pairs]
+            )
         return self._packed(weights), bias
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
-        """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are quantized and the
-        backend multiplies them. Keys with a bias have channels of very large values, which a single scale for
-        a narrow head does not resolve (perplexity of Qwen 2.5 0.5B: 5% more), so they keep the dtype then."""
+        """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are
+        quantized and the backend multiplies them. Keys with a bias have channels of very large
+        values, which a single scale for a narrow head does not resolve (perplexity of Qwen 2.5
+        0.5B: 5% more), so they keep the dtype then."""
         weights, backend, asked = self.body.weights, self.backend, how.dtype == "int8"
-        stored = all(each.stored for each in (self.head, *(w for layer in weights for w in layer.packed())))
+        stored = all(
+            each.stored for each in (self.head, *(w for layer in weights for w in layer.packed()))
+        )
         has_keys = backend.has_int8_keys(self.head_dim)
         self.int8 = asked or (how.dtype == "auto" and stored and has_keys)
         if asked and not stored:
             raise InputError(
-                "dtype is 'int8', but not all of the model's weights are quantized in a format that the "
-                f"{backend.name} backend multiplies; valid: auto, float32, bfloat16, or on a CPU int8 with "
+                "dtype is 'int8', but not all of the model's weights are quantized in a format "
+                "that the "
+                f"{backend.name} backend multiplies; valid: auto, float32, bfloat16, or on a CPU "
+                f"int8 with "
                 "weights q8_0, q4_1 or q4_0 (quantized while loading), or with a GGUF file of such",
                 "dtype",
             )
@@ -500,41 +546,55 @@ class NativeTarget(BaseTarget):
         if self.kv_dtype == torch.int8 and not has_keys:
             option = "kv_cache_dtype" if how.keys else "dtype"
             raise InputError(
-                f"{option} is 'int8', but the {backend.name} backend keeps no keys of heads of width "
-                f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width is a "
+                f"{option} is 'int8', but the {backend.name} backend keeps no keys of heads of "
+                f"width "
+                f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width "
+                f"is a "
                 "multiple of 4 with compiled kernels on a CPU",
                 option,
             )
         active = torch.int8 if self.int8 else self.body.shape.active
-        self.body = backend.body(replace(self.body.shape, keys=self.kv_dtype, active=active), weights)
+        self.body = backend.body(
+            replace(self.body.shape, keys=self.kv_dtype, active=active), weights
+        )
         self._count_entries()
 
 
 def fits(model: Any) -> bool:
-    """Whether the native decoder can run a transformers causal LM: its modules are plain layers of one type,
-    as its config says."""
+    """Whether the native decoder can run a transformers causal LM: its modules are plain layers of
+    one type, as its config says."""
     config, head = model.config, model.lm_head
     if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
         return False
     layout, layers = layout_of(config), model.model.layers
     names = [name for part in LINEARS.values() for name in part]
     linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
-    norms = [getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None]
-    turns = [tensor for name, tensor in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
+    norms = [
+        getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
+    ]
+    turns = [
+        tensor
+        for name, tensor in model.model.rotary_emb.named_buffers()
+        if name.endswith("inv_freq")
+    ]
     return (
         activation_of(config) == layout.family.activation
         and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
         and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
         and isinstance(model.model.embed_tokens, nn.Embedding)
         and head.out_features == layout.vocab_size
-        and all(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps for norm in norms)
+        and all(
+            getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps
+            for norm in norms
+        )
         and all(layer.self_attn.scaling == layout.scale for layer in layers)
         and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
     )
 
 
 def release_free_memory() -> None:
-    """Let the C library give freed memory back to the system, where it can (glibc keeps much of it)."""
+    """Let the C library give freed memory back to the system, where it can (glibc keeps much of
+    it)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

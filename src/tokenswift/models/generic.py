@@ -1,7 +1,7 @@
 """Any causal LM through transformers' own forward, with our attention and KV caches.
 
-It runs a copy of the model's modules over the same tensors, with a config of its own. The user's object is
-not changed, and passes share only the weights, so threads may run them at the same time.
+It runs a copy of the model's modules over the same tensors, with a config of its own. The user's
+object is not changed, and passes share only the weights, so threads may run them at the same time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def attention(
     if tokenswift_pass is None:
         raise ValueError(f"attention {NAME!r} works only under tokenswift's decode loop")
     context, computes = tokenswift_pass, tokenswift_pass.backend
-    layer, rows = len(context.queries), query[0].to(computes.device)  # a layer may lie on another device
+    layer, rows = (
+        len(context.queries),
+        query[0].to(computes.device),
+    )  # a layer may lie on another device
     context.queries.append(rows)
     context.windows.append(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -81,7 +84,15 @@ def attention(
     window = (sliding_window or 0) if cache.ordered else 0
     sinks = None if s_aux is None else s_aux.to(computes.device)
     out = computes.attend(
-        rows, layer, cache, parents, scale, window, softcap=softcap, sinks=sinks, notes=context.notes
+        rows,
+        layer,
+        cache,
+        parents,
+        scale,
+        window,
+        softcap=softcap,
+        sinks=sinks,
+        notes=context.notes,
     )
     return out.to(query.device, query.dtype)[None], None
 
@@ -90,7 +101,8 @@ AttentionInterface.register(NAME, attention)
 
 
 def hooks_of(model: nn.Module) -> Iterator[Any]:
-    """accelerate's hooks in a model, which move inputs and offloaded weights to a layer's device."""
+    """accelerate's hooks in a model, which move inputs and offloaded weights to a layer's
+    device."""
     for module in model.modules():
         if (hook := getattr(module, "_hf_hook", None)) is not None:
             yield hook
@@ -109,7 +121,8 @@ NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
 def shared_copy(model: Any, rotary: Rotary) -> Any:
-    """Copy a causal LM over the same tensors, in evaluation mode, with the position embedding ``rotary``.
+    """Copy a causal LM over the same tensors, in evaluation mode, with the position embedding
+    ``rotary``.
 
     Raises:
         InputError: the modules cannot be copied.
@@ -143,8 +156,8 @@ class GenericTarget(BaseTarget):
     """A loaded transformers model as a target.
 
     Args:
-        model: a causal LM whose attention uses transformers' attention interface; its layers may be on
-            several devices.
+        model: a causal LM whose attention uses transformers' attention interface; its layers may be
+            on several devices.
         backend: the backend that computes attention.
         rotary: the rotary position embedding.
 
@@ -177,7 +190,8 @@ class GenericTarget(BaseTarget):
         option = "dtype" if how.dtype == "int8" else "kv_cache_dtype" if how.keys else None
         if option:
             raise InputError(
-                f"{option} is {getattr(how, option)!r}, but {name} runs through transformers' own model, in "
+                f"{option} is {getattr(how, option)!r}, but {name} runs through transformers' "
+                f"own model, in "
                 "floats alone; valid: auto, or floats",
                 option,
             )
@@ -213,11 +227,15 @@ class GenericTarget(BaseTarget):
             if len(made.hidden_states or ()) != self.layers + 1:
                 kind = self.config.model_type
                 raise InputError(
-                    f"eagle is given, but the layers of a model of the kind {kind} cannot be tapped: its "
+                    f"eagle is given, but the layers of a model of the kind {kind} cannot be "
+                    f"tapped: its "
                     "forward in transformers does not give their states; valid: without eagle",
                     "eagle",
                 )
-            found = [made.hidden_states[layer][0].to(self.device).float() for layer in self.feature_layers]
+            found = [
+                made.hidden_states[layer][0].to(self.device).float()
+                for layer in self.feature_layers
+            ]
             features = torch.stack(found)
         return made.last_hidden_state[0].to(self.device), context, features
 

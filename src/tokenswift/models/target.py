@@ -1,8 +1,9 @@
 """Choice of the backend; targets from loaded transformers models; and the draft models of a target.
 
-A loaded transformers model runs on the native decoder where that fits, else by its own forward. Either is
-checked against the model's own logits, by a prefill in two chunks and a tree pass over a few dozen tokens,
-and is not used if it fails. Models read from files are not checked at loading: tests/models does that.
+A loaded transformers model runs on the native decoder where that fits, else by its own forward.
+Either is checked against the model's own logits, by a prefill in two chunks and a tree pass over a
+few dozen tokens, and is not used if it fails. Models read from files are not checked at loading:
+tests/models does that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:  # it imports transformers' modelling code, which takes second
 
 Target: TypeAlias = "NativeTarget | GenericTarget"
 
-#: the check: tokens of a random text, the end of its first prefill chunk, and the parents of a tree after it
+#: the check: tokens of a random text, the end of its first prefill chunk, and the parents of a tree
+#: after it
 TEXT, CUT = 24, 15
 PARENTS = (-1, 0, 0, 1, 3, 2)
 #: largest relative error of logits against the model's own, by type: rounding alone
@@ -45,14 +47,17 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
     """The backend of a device; made, and its kernels checked, once in a process.
 
     Args:
-        wanted: one of `config.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or torch (with a
-            warning) where they cannot run or fail the check that a row's bits do not depend on the others.
+        wanted: one of `config.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
+            torch (with a warning) where they cannot run or fail the check that a row's bits do not
+            depend on the others.
     Raises:
         InputError: the kernels asked for do not work here.
     """
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+        device = torch.device(
+            "cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0
+        )
     key = str(device) if wanted == "auto" else f"{device} {wanted}"
     if key not in _backends:
         made = _made(device, wanted)
@@ -72,7 +77,10 @@ def _made(device: torch.device, wanted: str) -> Backend | str:
             torch.set_num_threads(usable())
         # a forked child inherits the memory of thread pools, but not their threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-    if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in ("cpu", "cuda"):
+    if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in (
+        "cpu",
+        "cuda",
+    ):
         return Backend(device)
     if device.type == "cuda":
         from tokenswift.kernels.cuda.backend import started
@@ -90,7 +98,8 @@ def check_model(model: Any) -> None:
     ):
         kind = getattr(getattr(model, "config", None), "model_type", "?")
         raise InputError(
-            f"model type is {kind!r}; valid: causal language models with rotary positions and an LM head"
+            f"model type is {kind!r}; valid: causal language models with rotary positions and an "
+            f"LM head"
         )
 
 
@@ -106,7 +115,8 @@ def make_target(
         model: a model of transformers, which stays as it is.
         scaling: the asked rope scaling.
         on_progress: called with the stage "pack", in layers.
-        backend: the backend, if the model is on its device; else the default one of the model's device.
+        backend: the backend, if the model is on its device; else the default one of the model's
+            device.
     Raises:
         InputError: the model cannot run here; one line says why.
     """
@@ -130,14 +140,19 @@ def make_target(
         if error <= TOLERANCES[target.dtype]:
             return target
         logger.warning(
-            "the native decoder differs from %s by %.1e; transformers' own forward is used", name, error
+            "the native decoder differs from %s by %.1e; transformers' own forward is used",
+            name,
+            error,
         )
-    with refused_as(f"model {name} does not run through transformers' attention interface with our cache"):
+    with refused_as(
+        f"model {name} does not run through transformers' attention interface with our cache"
+    ):
         target = GenericTarget(model, backend, rotary)
         error = logit_error(target, cases, expected)
     if not error <= TOLERANCES.get(target.dtype, 0.1):
         raise InputError(
-            f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
+            f"model {name} is not supported: logits of chunked prefill and tree passes differ "
+            f"from those of "
             f"its own forward by {error:.1e} of their size"
         )
     return target
@@ -145,7 +160,9 @@ def make_target(
 
 def _cases(vocab: int) -> list[list[int]]:
     """The text of the check, continued by the path to each node of the tree."""
-    made = torch.randint(vocab, (TEXT + len(PARENTS),), generator=torch.Generator().manual_seed(1)).tolist()
+    made = torch.randint(
+        vocab, (TEXT + len(PARENTS),), generator=torch.Generator().manual_seed(1)
+    ).tolist()
     text, nodes = made[:TEXT], made[TEXT:]
     paths: list[list[int]] = []
     for node, parent in enumerate(PARENTS):
@@ -194,20 +211,23 @@ class DraftModels:
 
     def name(self, wanted: Any) -> str:
         """The name of a draft model in records."""
-        return DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
+        return (
+            DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
+        )
 
     def get(self, wanted: Any) -> Target:
         """A draft model, loaded once.
 
         Args:
-            wanted: alias, folder, hub id or a loaded transformers model; None: the one shipped for the
-                default model.
+            wanted: alias, folder, hub id or a loaded transformers model; None: the one shipped for
+                the default model.
         Raises:
             InputError: there is none, it cannot be loaded, or its vocabulary differs.
         """
         if wanted is None and not self._is_default:
             raise InputError(
-                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a smaller "
+                "draft_model is not given; valid: a causal LM with the target's tokenizer, such "
+                "as a smaller "
                 "one of its family"
             )
         key = self.name(wanted) if wanted is None or _is_name(wanted) else id(wanted)
@@ -234,8 +254,10 @@ class DraftModels:
         same = given[0] == given[1] if len(given) == 2 else made.vocab_size == target.vocab_size
         if not same:
             raise InputError(
-                f"draft_model {name} has a vocabulary of {made.vocab_size} tokens, the target one of "
-                f"{target.vocab_size}, or its tokens are others; valid: a model with the target's tokenizer"
+                f"draft_model {name} has a vocabulary of {made.vocab_size} tokens, the target "
+                f"one of "
+                f"{target.vocab_size}, or its tokens are others; valid: a model with the "
+                f"target's tokenizer"
             )
         if target.padding is not None:
             made.padding = target.padding[target.padding < made.vocab_size]

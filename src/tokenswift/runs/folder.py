@@ -1,4 +1,5 @@
-"""A run's folder: its lock, its journal, its text file, and the thread that writes them; and what lists say.
+"""A run's folder: its lock, its journal, its text file, and the thread that writes them; and what
+lists say.
 
 =============  ===========================================================================
 ``journal``    everything, see `runs.journal`
@@ -9,8 +10,9 @@
 
 A folder may come from anybody: of these files, links and what is no regular file are refused.
 
-A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step that
-takes long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
+A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step
+that takes long keeps no token waiting: what was accepted is on the disk within a second, or 64
+    tokens.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Lock:
                 time.sleep(PAUSE)
         self.release()
         raise Busy(
-            f"run_dir {folder} is being written by another process; valid: another, or wait for its end"
+            f"run_dir {folder} is being written by another process; valid: another, or wait for "
+            f"its end"
         )
 
     def release(self) -> None:
@@ -101,8 +104,8 @@ def has_run(folder: Path) -> bool:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that holds other things than a run (or what is left of one that died at once), or links
-    in place of its files.
+    """Refuse a folder that holds other things than a run (or what is left of one that died at
+    once), or links in place of its files.
 
     Raises:
         InputError: naming what is there.
@@ -115,7 +118,8 @@ def check_new(folder: Path) -> None:
     names = [name for name in found if not left.fullmatch(name)]
     if names and JOURNAL not in names:
         raise InputError(
-            f"run_dir is {str(folder)!r}: it holds {shown(names[0])} and no run; valid: a new or an empty "
+            f"run_dir is {str(folder)!r}: it holds {shown(names[0])} and no run; valid: a new or "
+            f"an empty "
             f"folder, or a run's"
         )
 
@@ -124,7 +128,8 @@ def load(folder: Path) -> tuple[journal.Contents, RunState]:
     """Journal and state of a run's folder, as far as the journal's records are whole.
 
     Raises:
-        InputError: no such run, one of another version, or a folder or a journal that no run writes.
+        InputError: no such run, one of another version, or a folder or a journal that no run
+            writes.
     """
     path = folder / JOURNAL
     if not has_run(folder):
@@ -144,14 +149,16 @@ def load_whole(folder: Path) -> RunState:
         path = folder / JOURNAL
         before = counted(len(state.tokens), "token before it is", "tokens before it are")
         raise InputError(
-            f"{path} is damaged at byte {contents.good} (record {len(contents.records) + 1}); the {before} "
+            f"{path} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
+            f"the {before} "
             f"good; valid: the file up to there (truncate -s {contents.good} {path})"
         )
     return state
 
 
 def has_text(folder: Path, text: str) -> bool:
-    """Whether the text file is there, and is not just a beginning of the text (the end of a shorter run).
+    """Whether the text file is there, and is not just a beginning of the text (the end of a shorter
+    run).
 
     Raises: as :func:`write_text`.
     """
@@ -163,8 +170,8 @@ def has_text(folder: Path, text: str) -> bool:
 
 
 def write_text(folder: Path, text: str) -> None:
-    """Write the text of a run that has ended. Another one that is there, as somebody may have edited it, is
-    kept beside it.
+    """Write the text of a run that has ended. Another one that is there, as somebody may have
+    edited it, is kept beside it.
 
     Raises:
         InputError: something else than a regular file is there.
@@ -189,8 +196,8 @@ class RunWriter:
         folder: the run's folder.
         state: the run as it was found; None for a new one.
     Raises:
-        InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
-            one of another version, files that are no run's, or links.
+        InputError: it cannot be written, another process writes it, or it holds another run, a
+            damaged one, one of another version, files that are no run's, or links.
     """
 
     def __init__(self, folder: Path, header: Header, session: Session) -> None:
@@ -220,7 +227,8 @@ class RunWriter:
         self._error: Exception | None = None
 
     def begin(self, end: End | None) -> None:
-        """Make or go on with the journal, unless it has its end already; called right before the prefill.
+        """Make or go on with the journal, unless it has its end already; called right before the
+        prefill.
 
         Args:
             end: how the text ended already; None: it goes on.
@@ -272,7 +280,9 @@ class RunWriter:
             try:
                 record = _record([step for step, _ in pending], pending[-1][1])
                 self._appender.append(record)
-            except Exception as error:  # whatever it is: nothing may be written behind what is missing
+            except (
+                Exception
+            ) as error:  # whatever it is: nothing may be written behind what is missing
                 self._error = error
                 return
             self._kept += len(record.ids)
@@ -303,7 +313,9 @@ class RunWriter:
         self._closed = True
         self._wake.set()
         self._flush()
-        if self._thread is not None and self._thread.is_alive():  # a signal may have come before its start
+        if (
+            self._thread is not None and self._thread.is_alive()
+        ):  # a signal may have come before its start
             self._thread.join()
         if self._appender is not None:
             self._appender.close()
@@ -316,7 +328,10 @@ class RunWriter:
 
     def _failed(self, error: Exception) -> RunError:
         """How many tokens are safe and how to go on, in words."""
-        kept, line = counted(self._kept, "token is", "tokens are"), f"writing in {self.folder} failed"
+        kept, line = (
+            counted(self._kept, "token is", "tokens are"),
+            f"writing in {self.folder} failed",
+        )
         more = f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
         return RunError(f"{line} ({line_of(error)}); {more}")
 
@@ -329,7 +344,14 @@ def _record(steps: Sequence[Step], newest: dict[str, Any]) -> Tokens:
         chars=[count for step in steps for count in step.chars],
         text="".join(step.text for step in steps),
         steps=[
-            (len(s.token_ids), s.drafted, s.accepted, s.ngram_accepted, s.gamma, round(1000 * s.seconds))
+            (
+                len(s.token_ids),
+                s.drafted,
+                s.accepted,
+                s.ngram_accepted,
+                s.gamma,
+                round(1000 * s.seconds),
+            )
             for s in steps
         ],
         **newest,
@@ -350,7 +372,8 @@ def summaries(folder: Path) -> list[dict[str, Any]]:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """State and figures of a run; JSON values. An unreadable journal has only ``run`` and ``state``."""
+    """State and figures of a run; JSON values. An unreadable journal has only ``run`` and
+    ``state``."""
     try:
         contents, state = load(folder)
     except InputError as error:
@@ -382,8 +405,8 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a run (see :func:`summary_of`) as tables show them, by column; of an unreadable one
-    name and state alone."""
+    """The figures of a run (see :func:`summary_of`) as tables show them, by column; of an
+    unreadable one name and state alone."""
     if "tokens" not in row:
         return {"run": row["run"], "state": row["state"]}
     return {name: show(row) for name, show in COLUMNS.items()}

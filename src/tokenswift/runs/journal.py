@@ -1,24 +1,26 @@
-"""The journal of a run: an append-only file of checksummed records, which say where the run stands: tokens,
-text, figures, and how it ended. And the regular files of its folder, which may come from anybody:
-nothing is reached through a link.
+"""The journal of a run: an append-only file of checksummed records, which say where the run stands:
+tokens, text, figures, and how it ended. And the regular files of its folder, which may come from
+anybody: nothing is reached through a link.
 
-The first line names the minor version of the library that wrote it; others refuse it. Every further line is
-one record::
+The first line names the minor version of the library that wrote it; others refuse it. Every further
+line is one record::
 
     LENGTH CHECKSUM {"kind": …}\\n
 
-LENGTH is the payload's bytes and CHECKSUM the CRC-32 of LENGTH and payload, begun with the checksum of the
-record before (so a lost or moved line is noticed too); both are eight hexadecimal digits. The payload is
-one JSON object without a raw newline.
+LENGTH is the payload's bytes and CHECKSUM the CRC-32 of LENGTH and payload, begun with the checksum
+of the record before (so a lost or moved line is noticed too); both are eight hexadecimal digits.
+The payload is one JSON object without a raw newline.
 
-One rule says what counts: the longest prefix of whole records. A killed process or a power cut leaves the
-beginning of one record behind it, which the next one overwrites; whatever else is there is *damage*, which
-stays until the user cuts it off.
+One rule says what counts: the longest prefix of whole records. A killed process or a power cut
+    leaves the
+beginning of one record behind it, which the next one overwrites; whatever else is there is
+*damage*, which stays until the user cuts it off.
 
-Kinds of records (key ``kind``): ``header``, the first; ``session``, each time a process begins to write;
-``tokens``, the last of which says how the text ended. What they may hold is said by name, type and range;
-nothing else is read. So no field is a path that is written to, and words that reach a terminal hold no
-control characters.
+Kinds of records (key ``kind``): ``header``, the first; ``session``, each time a process begins to
+    write;
+``tokens``, the last of which says how the text ended. What they may hold is said by name, type and
+range; nothing else is read. So no field is a path that is written to, and words that reach a
+terminal hold no control characters.
 """
 
 from __future__ import annotations
@@ -107,13 +109,16 @@ def decode(data: bytes, kind: Any = dict[str, Any], name: str = "the journal") -
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             why = "".join(filter(str.isprintable, str(error)))[:200]
             wrong = f"record {len(records) + 1}, {why}"
-            raise InputError(f"{name} holds what no run writes ({wrong}); valid: a run's journal") from None
+            raise InputError(
+                f"{name} holds what no run writes ({wrong}); valid: a run's journal"
+            ) from None
     rest = data[at:]
     return Contents(records, at, 0 if _is_unfinished(rest) else len(rest), checksum)
 
 
 def _one(data: bytes, at: int, checksum: int) -> tuple[bytes, int, int] | None:
-    """The record at a place, the place behind it and its checksum; None when there is no whole one."""
+    """The record at a place, the place behind it and its checksum; None when there is no whole
+    one."""
     try:
         length = int(data[at : at + 8], 16)
     except ValueError:
@@ -126,7 +131,8 @@ def _one(data: bytes, at: int, checksum: int) -> tuple[bytes, int, int] | None:
 
 
 def _is_unfinished(rest: bytes) -> bool:
-    """Whether bytes are the beginning of one record (zeros behind it are blocks that were never written)."""
+    """Whether bytes are the beginning of one record (zeros behind it are blocks that were never
+    written)."""
     rest = rest.rstrip(b"\0")
     length = re.match(rb"[0-9a-f]{8} ", rest)
     inside = len(rest) < HEAD or (length is not None and len(rest) <= HEAD + int(length[0], 16))
@@ -142,7 +148,9 @@ def read(path: Path, kind: Any = dict[str, Any]) -> Contents:
     try:
         data = read_regular(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error}); valid: a journal") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); valid: a journal"
+        ) from error
     return decode(data, kind, str(path))
 
 
@@ -192,11 +200,13 @@ class Appender:
         self._file.close()
 
 
-# ---- regular files --------------------------------------------------------------------------------
+# ---- regular files
+# --------------------------------------------------------------------------------
 
 
 def check_regular(path: Path, handle: int | None = None) -> None:
-    """Refuse what is there (or open) unless it is a regular file of that name alone; nothing may be there.
+    """Refuse what is there (or open) unless it is a regular file of that name alone; nothing may be
+    there.
 
     Raises:
         InputError: naming it.
@@ -204,9 +214,12 @@ def check_regular(path: Path, handle: int | None = None) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(path) if handle is None else os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            what = "a link" if stat.S_ISLNK(found.st_mode) or found.st_nlink > 1 else "no regular file"
+            what = (
+                "a link" if stat.S_ISLNK(found.st_mode) or found.st_nlink > 1 else "no regular file"
+            )
             raise InputError(
-                f"run_dir {path.parent} holds {shown(path.name)}, which is {what}; valid: a folder of a "
+                f"run_dir {path.parent} holds {shown(path.name)}, which is {what}; valid: a "
+                f"folder of a "
                 f"run's own files, regular ones"
             )
 
@@ -220,7 +233,9 @@ def open_regular(path: Path, flags: int) -> FileIO:
     """
     check_regular(path)  # opening a device or a pipe can have effects of its own
     reads = flags & os.O_ACCMODE == os.O_RDONLY
-    file = FileIO(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "rb" if reads else "wb")
+    file = FileIO(
+        os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "rb" if reads else "wb"
+    )
     try:
         check_regular(path, file.fileno())
     except InputError:
@@ -267,7 +282,8 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(handle)
 
 
-# ---- records --------------------------------------------------------------------------------------
+# ---- records
+# --------------------------------------------------------------------------------------
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -314,8 +330,8 @@ class Loading(Strict):
 
 
 class Header(Strict, tag_field="kind", tag="header"):
-    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model; ``asked`` is
-    a digest of the conversation that the prompt was made of, if it was."""
+    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model;
+    ``asked`` is a digest of the conversation that the prompt was made of, if it was."""
 
     made: When
     name: Word
@@ -351,9 +367,9 @@ class End(Strict):
 
 
 class Tokens(Strict, tag_field="kind", tag="tokens"):
-    """Accepted tokens: a letter (source) and a number of characters for each, and their text; figures of each
-    step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase and draft passes of the
-    run so far; the first loop seen; the end, where they are the last."""
+    """Accepted tokens: a letter (source) and a number of characters for each, and their text;
+    figures of each step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase
+    and draft passes of the run so far; the first loop seen; the end, where they are the last."""
 
     ids: list[Token]
     sources: Annotated[str, Meta(pattern=r"^[thncger]*\Z")]
@@ -366,7 +382,12 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     end: End | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(self.ids), len(self.sources), len(self.chars), sum(step[0] for step in self.steps)}
+        lengths = {
+            len(self.ids),
+            len(self.sources),
+            len(self.chars),
+            sum(step[0] for step in self.steps),
+        }
         if len(lengths) > 1 or sum(self.chars) != len(self.text):
             raise ValueError("ids, sources, chars, text and steps do not fit each other")
 
@@ -455,7 +476,9 @@ def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
                 raise ValueError("a second header")
         except ValueError as error:
             wrong = f"record {number}, {error}"
-            raise InputError(f"{name} holds what no run writes ({wrong}); valid: a run's journal") from None
+            raise InputError(
+                f"{name} holds what no run writes ({wrong}); valid: a run's journal"
+            ) from None
     return state
 
 
@@ -469,7 +492,11 @@ def check_same(folder: str, kept: Header, now: Header) -> None:
         InputError: naming everything that differs, with both values where they are short.
     """
     was, given = (
-        {**msgspec.structs.asdict(one.identity), **asdict(one.identity.params), "prompt": one.prompt}
+        {
+            **msgspec.structs.asdict(one.identity),
+            **asdict(one.identity.params),
+            "prompt": one.prompt,
+        }
         for one in (kept, now)
     )
     found = []
@@ -480,6 +507,7 @@ def check_same(folder: str, kept: Header, now: Header) -> None:
         found.append(f"{key} {values}")
     if found:
         raise InputError(
-            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began with, or "
+            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began "
+            f"with, or "
             f"another folder"
         )

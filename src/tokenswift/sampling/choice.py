@@ -1,16 +1,18 @@
 """The choice rule: process a row of logits, add Gumbel noise keyed by position, take the argmax.
 
-*Processing*, in this order: logit biases, contextual penalty, presence and frequency penalties, DRY,
-forbidden tokens (all but the second are in `sampling.penalties`), temperature, top-k, top-p, min-p, eta. Rows
-are (n, V) float32. The processors equal transformers' of the same names, in its order, except for exact ties:
-each filter is a threshold on the score, so tokens tied at the cut are all kept. Filtered tokens get -inf; a
-row's largest score always survives. The penalty is the paper's contextual one (section 3.4): it covers the
-last W tokens of a row's own context, a window that slides along a drafted path exactly as in autoregressive
-decoding.
+*Processing*, in this order: logit biases, contextual penalty, presence and frequency penalties,
+    DRY,
+forbidden tokens (all but the second are in `sampling.penalties`), temperature, top-k, top-p, min-p,
+eta. Rows are (n, V) float32. The processors equal transformers' of the same names, in its order,
+except for exact ties: each filter is a threshold on the score, so tokens tied at the cut are all
+kept. Filtered tokens get -inf; a row's largest score always survives. The penalty is the paper's
+contextual one (section 3.4): it covers the last W tokens of a row's own context, a window that
+slides along a drafted path exactly as in autoregressive decoding.
 
-*Noise* is the library's only source of randomness: one Gumbel value for each (seed, position, token). It is a
-pure function of that key, so there is no generator state to store, resume or move between devices, and every
-strategy sees the same noise at the same position.
+*Noise* is the library's only source of randomness: one Gumbel value for each (seed, position,
+    token). It is a
+pure function of that key, so there is no generator state to store, resume or move between devices,
+and every strategy sees the same noise at the same position.
 
 *Integers.* Two rounds of the splitmix64 finalizer (Steele, Lea and Flood 2014; constants of
 Stafford's "Mix 13") in wrapping 64-bit arithmetic, one for the key of (seed, position) and one for
@@ -52,7 +54,8 @@ _POSITION = 0xD1342543DE82EF95  # odd, unrelated to _GOLDEN: keeps positions and
 _MEMO = 64  # positions whose noise is kept
 
 
-# ---- noise ----------------------------------------------------------------------------------------
+# ---- noise
+# ----------------------------------------------------------------------------------------
 
 
 def _signed(word: int) -> int:
@@ -69,7 +72,8 @@ def mix64(word: int) -> int:
 
 
 def position_key(seed: int, position: int) -> int:
-    """The 64-bit key of a position: the noise of a token comes from ``mix64(key + token * _GOLDEN)``."""
+    """The 64-bit key of a position: the noise of a token comes from ``mix64(key + token *
+    _GOLDEN)``."""
     return mix64(mix64(seed + _GOLDEN) + position * _POSITION)
 
 
@@ -84,7 +88,9 @@ def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:
     shifted = torch.empty_like(words)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         torch.bitwise_right_shift(words, shift, out=shifted)
-        shifted.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts arithmetically: drop the sign bits
+        shifted.bitwise_and_(
+            (1 << (64 - shift)) - 1
+        )  # torch shifts arithmetically: drop the sign bits
         words.bitwise_xor_(shifted)
         if factor is not None:
             words.mul_(_signed(factor))
@@ -126,7 +132,8 @@ def gumbels_of(seed: int, position: int, tokens: Int[Tensor, " *s"]) -> Float[Te
 class Noise:
     """The noise of one seed over one vocabulary, on one device.
 
-    The vectors of the 64 most recently used positions are kept: drafting asks for a position first, and the
+    The vectors of the 64 most recently used positions are kept: drafting asks for a position first,
+        and the
     target's choice asks again.
 
     Args:
@@ -141,7 +148,8 @@ class Noise:
         self._memo: OrderedDict[int, Tensor] = OrderedDict()
 
     def at(self, position: int) -> Float[Tensor, " V"]:
-        """The Gumbel noise of every token at an absolute position, (V,) float32. Do not modify it."""
+        """The Gumbel noise of every token at an absolute position, (V,) float32. Do not modify
+        it."""
         vector = self._memo.get(position)
         if vector is not None:
             self._memo.move_to_end(position)
@@ -153,7 +161,8 @@ class Noise:
         return vector
 
 
-# ---- rows of logits -------------------------------------------------------------------------------
+# ---- rows of logits
+# -------------------------------------------------------------------------------
 
 
 class Ranked(NamedTuple):
@@ -187,7 +196,9 @@ class Subset:
         self.ids = ids
         self.vocab_size = vocab_size
         self.ids32 = known.to(torch.int32).contiguous()
-        self.columns = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
+        self.columns = torch.full(
+            (vocab_size,), -1, dtype=torch.int32
+        )  # column of each token; -1: none
         self.columns[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
 
     def full_rows(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
@@ -199,21 +210,24 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """Rows of logits, each with its context and the position that it predicts; all lists have n entries.
+    """Rows of logits, each with its context and the position that it predicts; all lists have n
+    entries.
 
     Attributes:
         logits: one row for each position.
         history: tokens that every context begins with.
-        paths: each row's further context. Tokens between it and the position are unknown: they take up
-            room in the penalty window, and are not penalised.
+        paths: each row's further context. Tokens between it and the position are unknown: they take
+            up room in the penalty window, and are not penalised.
         positions: positions of the predicted tokens.
         widths: candidates wanted from each row, at most.
-        noise: weight of the position's noise in what ranks, beside the processed score: the target's choice
-            has 1, and so have drafts that are coupled with it (Daliri et al. 2024), or less; 0: none.
+        noise: weight of the position's noise in what ranks, beside the processed score: the
+            target's choice has 1, and so have drafts that are coupled with it (Daliri et al. 2024),
+            or less; 0: none.
         subset: the tokens that the columns stand for; None: the whole vocabulary.
         with_probs: also return the candidates' probabilities.
-        masks: for each row the tokens that a grammar allows (see :func:`allowed_tokens`), or None for all;
-            empty without a grammar. Other tokens count as -inf, unless the mask leaves nothing of a subset.
+        masks: for each row the tokens that a grammar allows (see :func:`allowed_tokens`), or None
+            for all; empty without a grammar. Other tokens count as -inf, unless the mask leaves
+            nothing of a subset.
     """
 
     logits: Float[Tensor, "n S"]
@@ -253,10 +267,12 @@ def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "
 
 
 class Ranker(Protocol):
-    """Temperature, filters, noise and top candidates in one call: compiled in `kernels.cpu.backend`."""
+    """Temperature, filters, noise and top candidates in one call: compiled in
+    `kernels.cpu.backend`."""
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """Candidates of each row, or the number of the first row that holds NaN or has no finite maximum."""
+        """Candidates of each row, or the number of the first row that holds NaN or has no finite
+        maximum."""
         ...
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
@@ -264,11 +280,13 @@ class Ranker(Protocol):
         ...
 
 
-# ---- processors and the choice --------------------------------------------------------------------
+# ---- processors and the choice
+# --------------------------------------------------------------------
 
 
 class RefusedRow(RunError):
-    """A row of logits that no token can be chosen from; its arguments are the position and what is wrong."""
+    """A row of logits that no token can be chosen from; its arguments are the position and what is
+    wrong."""
 
     def __str__(self) -> str:
         position, found = self.args
@@ -292,7 +310,8 @@ def repetition_penalty(
 
 def _keep(scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]) -> Float[Tensor, "n V"]:
     """Scores with everything below the row's threshold set to -inf (NaN stays NaN)."""
-    # where() on two tensors is vectorised on the CPU, masked_fill() with a scalar is not (10 times slower)
+    # where() on two tensors is vectorised on the CPU, masked_fill() with a scalar is not (10 times
+    # slower)
     return torch.where(scores < threshold, scores.new_full((), -math.inf), scores)
 
 
@@ -333,7 +352,8 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
 def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
     """Penalised logits → log-scores up to a constant: temperature, then the filters in their order.
 
-    With ``greedy`` the logits stay as they are. Training uses this too, for its teacher's distribution.
+    With ``greedy`` the logits stay as they are. Training uses this too, for its teacher's
+    distribution.
     """
     p = params
     if p.greedy:
@@ -354,8 +374,8 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
 class Sampler:
     """The target's choice rule.
 
-    For one seed, the choice at a position depends on the logits and the context alone, not on when, in which
-    batch or by which strategy it is made.
+    For one seed, the choice at a position depends on the logits and the context alone, not on when,
+    in which batch or by which strategy it is made.
 
     Args:
         params: processors, seed, and whether to decode greedily.
@@ -387,14 +407,18 @@ class Sampler:
         self.noise = Noise(params.seed, vocab_size, self.device)
         self._adjust = Adjustments(params, rules, vocab_size, self.device)
 
-    def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
+    def choose(
+        self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
+    ) -> list[int]:
         """The target's token after each row's context ``history + path``.
 
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         positions = [len(history) + len(path) for path in paths]
-        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), noise=1.0, with_probs=False)
+        rows = LogitRows(
+            logits, history, paths, positions, [1] * len(paths), noise=1.0, with_probs=False
+        )
         return [ranked.tokens[0] for ranked in self.candidates(rows)]
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
@@ -405,12 +429,18 @@ class Sampler:
         """
         if self.masks is not None:
             rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
-        return self._rank_in_torch(rows) if self.ranker is None else self._rank_compiled(self.ranker, rows)
+        return (
+            self._rank_in_torch(rows)
+            if self.ranker is None
+            else self._rank_compiled(self.ranker, rows)
+        )
 
     def _rank_compiled(self, ranker: Ranker, rows: LogitRows) -> list[Ranked]:
         columns = None if rows.subset is None else rows.subset.columns.numpy()
         places = rows.history, rows.paths, rows.positions
-        found = ranker.rank(replace(rows, logits=self._adjust.all_on_host(rows.logits, places, columns)))
+        found = ranker.rank(
+            replace(rows, logits=self._adjust.all_on_host(rows.logits, places, columns))
+        )
         if isinstance(found, int):
             raise _refused(rows.masked()[found], rows.positions[found])
         return found
@@ -426,10 +456,15 @@ class Sampler:
             best, tokens = scores.max(-1, keepdim=True)
         else:
             best, tokens = scores.topk(most, dim=-1)
-        # one copy to the host, the only place where a step waits for the device: float64 holds all three
-        parts = torch.stack([tokens.double(), best.double(), distribution.gather(1, tokens).double()])
+        # one copy to the host, the only place where a step waits for the device: float64 holds all
+        # three
+        parts = torch.stack(
+            [tokens.double(), best.double(), distribution.gather(1, tokens).double()]
+        )
         ranked = []
-        for i, (ids, values, probs, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
+        for i, (ids, values, probs, width) in enumerate(
+            zip(*parts.tolist(), rows.widths, strict=True)
+        ):
             if not math.isfinite(values[0]):
                 raise _refused(scores[i], rows.positions[i])
             kept = sum(value > -math.inf for value in values[:width])
@@ -452,14 +487,21 @@ class Sampler:
         tokens: list[int],
         top: int,
     ) -> tuple[Logprob, ...]:
-        """Log-probability of each row's token after ``history + path``, and of the ``top`` likeliest."""
+        """Log-probability of each row's token after ``history + path``, and of the ``top``
+        likeliest."""
         known = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
         own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
         above = (known > own).sum(-1).tolist()
         values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
         return tuple(
-            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
-            for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
+            Logprob(
+                value,
+                tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf),
+                1 + better,
+            )
+            for value, better, *best in zip(
+                own.squeeze(1).tolist(), above, ids, values, strict=True
+            )
         )
 
     def scores(
@@ -495,9 +537,12 @@ class Sampler:
         scores = self._adjust.adjusted(scores, places)
         if self.row_by_row or self.params.greedy:
             return processed(scores, self.params)
-        # a device may sum a row in another order when there are more rows, so their number is always the same
+        # a device may sum a row in another order when there are more rows, so their number is
+        # always the same
         more = scores[-1:].expand(-len(scores) % _TOGETHER, -1)
-        parts = [processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)]
+        parts = [
+            processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)
+        ]
         return torch.cat(parts)[: len(scores)]
 
     def _penalised(self, logits: Tensor, places: Places) -> Tensor:
@@ -508,7 +553,11 @@ class Sampler:
         widest = max(map(len, rows))
         if not widest:
             return logits
-        ids = torch.from_numpy(np.stack([np.resize(row, widest) for row in rows])).long().to(self.device)
+        ids = (
+            torch.from_numpy(np.stack([np.resize(row, widest) for row in rows]))
+            .long()
+            .to(self.device)
+        )
         scores = repetition_penalty(logits, ids, self.params.repetition_penalty)
         if all(map(len, rows)):
             return scores

@@ -1,10 +1,10 @@
-"""Grammar masks: the tokens that a grammar allows after a context, from llguidance, along paths of a draft
-tree.
+"""Grammar masks: the tokens that a grammar allows after a context, from llguidance, along paths of
+a draft tree.
 
 A mask sets the logits of forbidden tokens to -inf before all other processing. (After penalties and
-temperature would be the same, since these treat every token by itself; the filters see what is left.) A
-matcher stands at one place of a text. For another path of the tree it is rolled back to where the two paths
-part, so that each row gets the mask of its own path.
+temperature would be the same, since these treat every token by itself; the filters see what is
+left.) A matcher stands at one place of a text. For another path of the tree it is rolled back to
+where the two paths part, so that each row gets the mask of its own path.
 
 A grammar is first compiled in a limited process, because hostile ones can take any time or memory
 (`sandbox`).
@@ -43,8 +43,8 @@ LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}  
 
 
 class NoMask(RunError):
-    """There is no mask. The arguments are the position and the reason: llguidance's, because of the grammar,
-    or `LEFT`, an error of this library."""
+    """There is no mask. The arguments are the position and the reason: llguidance's, because of the
+    grammar, or `LEFT`, an error of this library."""
 
     def __str__(self) -> str:
         position, reason = self.args
@@ -57,8 +57,8 @@ class Compiled:
 
     Attributes:
         matcher: an `llguidance.LLMatcher` at the start of a text.
-        spoilt: whether llguidance's limits were reached. Copies share automata, so that another text would
-            fail at its first token.
+        spoilt: whether llguidance's limits were reached. Copies share automata, so that another
+            text would fail at its first token.
     """
 
     matcher: Any
@@ -81,13 +81,14 @@ class Grammars:
         self._compiled: OrderedDict[tuple[Grammar, tuple[int, ...]], Compiled] = OrderedDict()
 
     def masks(self, grammar: Grammar, start: int) -> Masks:
-        """The masks of one sequence. Compiles the grammar, which takes time: not for the scheduler's thread.
+        """The masks of one sequence. Compiles the grammar, which takes time: not for the
+        scheduler's thread.
 
         Args:
             start: length of the prompt, to which the grammar does not apply.
         Raises:
-            InputError: the grammar cannot be compiled, no text of it is possible, or there is no tokenizer
-                for it.
+            InputError: the grammar cannot be compiled, no text of it is possible, or there is no
+                tokenizer for it.
         """
         ends = tuple(sorted(self._ends()))
         key = grammar, ends
@@ -115,7 +116,9 @@ class Grammars:
             return self._tokenizers[ends]
         inner = getattr(self._codec, "backend_tokenizer", None)
         if inner is None or not ends:
-            raise ValueError(f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}")
+            raise ValueError(
+                f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}"
+            )
         read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
         vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
         made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
@@ -137,10 +140,12 @@ def _matcher(text: str, tokenizer: Any) -> Any:
 
 
 class Vocabulary:
-    """A tokenizer for llguidance in which only the tokens that the tokenizer marks as special are special.
+    """A tokenizer for llguidance in which only the tokens that the tokenizer marks as special are
+    special.
 
-    By itself, llguidance takes every added token of the form ``<…>`` as special, and encodes text with such a
-    name as that token. As its matcher accepts no special token as text, no text could hold the name.
+    By itself, llguidance takes every added token of the form ``<…>`` as special, and encodes text
+    with such a name as that token. As its matcher accepts no special token as text, no text could
+    hold the name.
 
     Args:
         read: llguidance's own `LLTokenizer`.
@@ -151,10 +156,16 @@ class Vocabulary:
     def __init__(self, read: Any, inner: Any, ends: Sequence[int]) -> None:
         self.eos_token_id, self.bos_token_id = ends[0], None
         known = set(inner.get_vocab(with_added_tokens=True).values())
-        self.tokens = [read.decode_bytes([i]) if i in known else b"" for i in range(read.vocab_size)]
+        self.tokens = [
+            read.decode_bytes([i]) if i in known else b"" for i in range(read.vocab_size)
+        ]
         added = inner.get_added_tokens_decoder()
-        self.special_token_ids = sorted({i for i, token in added.items() if token.special}.union(ends))
-        names = sorted((self.tokens[i].decode() for i in self.special_token_ids), key=len, reverse=True)
+        self.special_token_ids = sorted(
+            {i for i, token in added.items() if token.special}.union(ends)
+        )
+        names = sorted(
+            (self.tokens[i].decode() for i in self.special_token_ids), key=len, reverse=True
+        )
         self._named = re.compile(f"({'|'.join(map(re.escape, names))})")
         self._read = read
 
@@ -187,8 +198,8 @@ class Masks:
         self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # masks by path after them
 
     def allowed(self, history: list[int], path: Sequence[int]) -> Int[Tensor, " w"] | None:
-        """The mask after ``history + path``, a bit for each token (see `choice.allowed_tokens`), on the CPU;
-        None if the path leaves the grammar or the text has ended.
+        """The mask after ``history + path``, a bit for each token (see `choice.allowed_tokens`), on
+        the CPU; None if the path leaves the grammar or the text has ended.
 
         Raises:
             NoMask: llguidance's limits are reached, or ``history`` leaves the grammar.
@@ -199,7 +210,9 @@ class Masks:
             bits = self._matcher.compute_bitmask() if self._go_to(path) else None
             words = -(-self.tokenizer.vocab_size // 32)  # llguidance may give one more
             self._made[key] = self._error(history) or (
-                None if bits is None else torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
+                None
+                if bits is None
+                else torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
             )
         found = self._made[key]
         if isinstance(found, NoMask):
@@ -216,8 +229,9 @@ class Masks:
         return 0 if self._error(history) is not None else reached
 
     def forced(self, history: list[int]) -> tuple[list[int], int]:
-        """The tokens of the text that the grammar forces after ``history``, with the end of text if it ends
-        there, and how many of them are certain: the others could be other tokens for the same text."""
+        """The tokens of the text that the grammar forces after ``history``, with the end of text if
+        it ends there, and how many of them are certain: the others could be other tokens for the
+            same text."""
         self._commit(history)
         self._go_to([])
         matcher = self._matcher
@@ -239,8 +253,8 @@ class Masks:
     def of(
         self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
     ) -> list[Int[Tensor, " w"] | None]:
-        """The masks of rows; arguments as in `choice.LogitRows`. None for a row whose context is not fully
-        known, or whose path leaves the grammar, so that it cannot be accepted.
+        """The masks of rows; arguments as in `choice.LogitRows`. None for a row whose context is
+        not fully known, or whose path leaves the grammar, so that it cannot be accepted.
 
         Raises:
             NoMask: see :meth:`allowed`.
@@ -271,10 +285,12 @@ class Masks:
         self._after, self._made = [], {}
 
     def _go_to(self, path: Sequence[int]) -> bool:
-        """Move the matcher to the end of a path after the committed text, or to where the path leaves the
-        grammar; returns whether it reached the end."""
+        """Move the matcher to the end of a path after the committed text, or to where the path
+        leaves the grammar; returns whether it reached the end."""
         pairs = enumerate(zip(self._after, path, strict=False))
-        common = next((i for i, (ours, wanted) in pairs if ours != wanted), min(len(self._after), len(path)))
+        common = next(
+            (i for i, (ours, wanted) in pairs if ours != wanted), min(len(self._after), len(path))
+        )
         if back := len(self._after) - common:
             self._matcher.rollback(back)
             del self._after[common:]
@@ -285,8 +301,8 @@ class Masks:
         return len(self._after) == len(path)
 
     def _error(self, history: list[int]) -> NoMask | None:
-        """The matcher's error, or None. A matcher with an error is replaced, since the path may be a draft
-        that is never accepted."""
+        """The matcher's error, or None. A matcher with an error is replaced, since the path may be
+        a draft that is never accepted."""
         if not self._matcher.is_error():
             return None
         found = NoMask(self._at + len(self._after), _line(self._matcher.get_error()))

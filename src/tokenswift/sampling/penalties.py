@@ -1,15 +1,16 @@
-"""Adjustments of logits: biases, presence and frequency penalties, DRY, and forbidden tokens (bad words; ends
-of text before ``min_tokens``).
+"""Adjustments of logits: biases, presence and frequency penalties, DRY, and forbidden tokens (bad
+words; ends of text before ``min_tokens``).
 
-:class:`Adjustments` applies them to rows on any device; what is subtracted is rounded once to float32. Each
-row has a context of its own, so a drafted path is treated as plain decoding would treat it. Where tokens
-between a path and the predicted position are unknown, rules about the newest tokens (DRY, bad words of
-several tokens) are left out.
+:class:`Adjustments` applies them to rows on any device; what is subtracted is rounded once to
+float32. Each row has a context of its own, so a drafted path is treated as plain decoding would
+treat it. Where tokens between a path and the predicted position are unknown, rules about the newest
+tokens (DRY, bad words of several tokens) are left out.
 
-DRY ("don't repeat yourself") penalises the token that would lengthen a repetition, as llama.cpp does. Let n
-be the length of the longest end of the text that also occurs earlier, followed by token v. If n is at least
-the allowed length A, the logit of v loses multiplier · base^(n - A). A *breaker* is a token that contains one
-of some texts: no repetition extends across it, and it is never penalised itself.
+DRY ("don't repeat yourself") penalises the token that would lengthen a repetition, as llama.cpp
+does. Let n be the length of the longest end of the text that also occurs earlier, followed by token
+v. If n is at least the allowed length A, the logit of v loses multiplier · base^(n - A). A
+*breaker* is a token that contains one of some texts: no repetition extends across it, and it is
+    never penalised itself.
 """
 
 from __future__ import annotations
@@ -142,8 +143,12 @@ class Adjustments:
         self._dry = dry_penalties(params)
         self._breakers = np.zeros(vocab_size, np.uint8)
         self._breakers[[*rules.breakers]] = 1
-        self._bias = [torch.tensor(part, device=device) for part in zip(*params.biases, strict=True)]
-        self._words: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last; -1: there is none
+        self._bias = [
+            torch.tensor(part, device=device) for part in zip(*params.biases, strict=True)
+        ]
+        self._words: dict[
+            int, list[tuple[int, ...]]
+        ] = {}  # by the token before the last; -1: there is none
         for word in rules.words:
             self._words.setdefault(word[-2] if len(word) > 1 else -1, []).append(word)
 
@@ -155,14 +160,16 @@ class Adjustments:
         return logits.index_add(1, tokens, values.to(logits.dtype).expand(len(logits), -1))
 
     def _known(self, tokens: list[int], room: int) -> NDArray[np.int32]:
-        """The text as an array with room for further tokens; only tokens that are new in the list are
-        copied."""
+        """The text as an array with room for further tokens; only tokens that are new in the list
+        are copied."""
         known, size = self._size, len(tokens)
         last = slice(max(0, known - 8), known)
         if tokens is not self._source or known > size or self._text[last].tolist() != tokens[last]:
             known = 0
         if size + room > len(self._text):
-            self._text = np.concatenate([self._text[:known], np.zeros(2 * (size + room) - known, np.int32)])
+            self._text = np.concatenate(
+                [self._text[:known], np.zeros(2 * (size + room) - known, np.int32)]
+            )
         new = tokens[known:] if known else tokens
         check_tokens(new, self.vocab_size)
         self._text[known:size] = new
@@ -170,7 +177,8 @@ class Adjustments:
         return self._text
 
     def contexts(self, places: Places) -> Iterator[tuple[NDArray[np.int32], int]]:
-        """For each row its context, an array valid until the next row, and the position that it predicts.
+        """For each row its context, an array valid until the next row, and the position that it
+        predicts.
 
         Raises:
             InputError: an id that is not below V.
@@ -190,7 +198,9 @@ class Adjustments:
         scores = scores.clone()
         for row, (context, position) in zip(scores, self.contexts(places), strict=True):
             for tokens, values in self._losses(context, position):
-                row[torch.from_numpy(tokens).to(self.device)] -= torch.from_numpy(values).to(self.device)
+                row[torch.from_numpy(tokens).to(self.device)] -= torch.from_numpy(values).to(
+                    self.device
+                )
         return scores
 
     def all_on_host(
@@ -201,7 +211,8 @@ class Adjustments:
         In numpy, since torch would start threads that then spin beside the kernels' own.
 
         Args:
-            columns: (V,) the column of each token, -1 for none; None: column and token id are the same.
+            columns: (V,) the column of each token, -1 for none; None: column and token id are the
+                same.
         """
         window, theta = self.params.window, self.params.repetition_penalty
         if not window and not self.params.adjusts:
@@ -216,7 +227,9 @@ class Adjustments:
                     at = at if columns is None else columns[at]
                     values = row[at := at[at >= 0]]
                     row[at] = np.where(values < 0, values * theta, values / theta)
-                for tokens, values in self._losses(context, position) if self.params.adjusts else ():
+                for tokens, values in (
+                    self._losses(context, position) if self.params.adjusts else ()
+                ):
                     _lower(row, tokens, values, columns)
         return torch.from_numpy(scores)
 
@@ -237,7 +250,9 @@ class Adjustments:
             yield tokens, self._dry[lengths - p.dry_allowed_length]
         never = [*self._words.get(-1, ())]
         if position == len(text) and len(text):
-            begun = (word for word in self._words.get(int(text[-1]), ()) if len(word) <= len(text) + 1)
+            begun = (
+                word for word in self._words.get(int(text[-1]), ()) if len(word) <= len(text) + 1
+            )
             never += [word for word in begun if text[1 - len(word) :].tolist() == list(word[:-1])]
         banned = {word[-1] for word in never}
         if position - self.rules.start < p.min_tokens:
@@ -257,7 +272,8 @@ def _lower(
 
 
 def dry_penalties(params: SamplingParams) -> NDArray[np.float32]:
-    """Penalties for n = A, A + 1, …; the last one is for all longer repetitions. Empty without DRY."""
+    """Penalties for n = A, A + 1, …; the last one is for all longer repetitions. Empty without
+    DRY."""
     multiplier, base = params.dry_multiplier, params.dry_base
     if not multiplier:
         return np.empty(0, np.float32)
@@ -274,7 +290,8 @@ def repeated(
     Args:
         text: the tokens.
         breakers: (V,) whether each token of the vocabulary is a breaker.
-        least, most: repetitions shorter than ``least`` do not count, longer than ``most`` count as ``most``.
+        least, most: repetitions shorter than ``least`` do not count, longer than ``most`` count as
+            ``most``.
 
     Returns:
         Distinct tokens, and for each the length n of the longest repetition that it would lengthen.

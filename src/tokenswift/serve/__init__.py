@@ -1,1 +1,2 @@
-"""An HTTP server with OpenAI's interface: long answers that survive their client and their server."""
+"""An HTTP server with OpenAI's interface: long answers that survive their client and their
+server."""

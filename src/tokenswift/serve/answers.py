@@ -1,11 +1,14 @@
-"""Answers: each begins, is written and ends; who reads it follows it meanwhile, or finds it when it is over.
+"""Answers: each begins, is written and ends; who reads it follows it meanwhile, or finds it when it
+is over.
 
-An `Answer` is one request and its text, fed by a ticket of the scheduler. One of the background goes on
-whoever reads it, and with the next server; any other ends with its client. Everything here happens on the
-event loop, but for what is said to run in a thread.
+An `Answer` is one request and its text, fed by a ticket of the scheduler. One of the background
+goes on whoever reads it, and with the next server; any other ends with its client. Everything here
+happens on the event loop, but for what is said to run in a thread.
 
-A response has a folder where the server has one: ``ID/answer.json``, a `Record`, and ``ID/0``, the run of its
-text, which ``tokenswift resume`` knows as well. An id that is not of the server's form is no answer's.
+A response has a folder where the server has one: ``ID/answer.json``, a `Record`, and ``ID/0``, the
+    run of its
+text, which ``tokenswift resume`` knows as well. An id that is not of the server's form is no
+answer's.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ logger = logging.getLogger("tokenswift")
 IDS = re.compile(r"resp_[0-9a-f]{32}")
 RECORD, RUN = "answer.json", "0"
 KEPT = 64  # responses in memory besides those under way
-BOUND = 2  # requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
+# requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
+BOUND = 2
 AGAIN = 0.5  # seconds until a full queue is tried again
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
@@ -139,7 +143,9 @@ class Answer:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             write_whole(self.folder / RECORD, msgspec.json.encode(self.record))
         except OSError as error:
-            raise RunError(f"writing in {self.folder} failed ({error.strerror or error})") from error
+            raise RunError(
+                f"writing in {self.folder} failed ({error.strerror or error})"
+            ) from error
 
     async def forget(self) -> None:
         """Leave nothing of it."""
@@ -191,9 +197,9 @@ class Answer:
         self._news = asyncio.Event()
 
     async def follow(self, pause: float) -> AsyncIterator[tuple[int, int] | None]:
-        """Stretches of tokens as they come, from one to another; None where nothing came for ``pause``
-        seconds. Ends when nothing more comes. Steps within `STRETCH` go out together: an event costs about a
-        tenth of one."""
+        """Stretches of tokens as they come, from one to another; None where nothing came for
+        ``pause`` seconds. Ends when nothing more comes. Steps within `STRETCH` go out together: an
+        event costs about a tenth of one."""
         start = 0
         while True:
             news, over, end = self._news, not self.running, len(self.pieces)
@@ -239,7 +245,8 @@ class Answers:
     # ---- which one ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Go on with the answers of the background that an earlier server left, the oldest first."""
+        """Go on with the answers of the background that an earlier server left, the oldest
+        first."""
         names = os.listdir(self._root) if self._root else []
         found = [one for name in names if (one := await asyncio.to_thread(self._read, name, True))]
         left = sorted(found, key=lambda one: one.record.created)
@@ -261,14 +268,16 @@ class Answers:
         return answer if answer.record.client == owner else None
 
     def _read(self, name: str, to_resume: bool = False) -> Answer | None:
-        """An answer from its folder, as its journal has it; None where there is none that can be read, or
-        none that is to be resumed; in a thread."""
+        """An answer from its folder, as its journal has it; None where there is none that can be
+        read, or none that is to be resumed; in a thread."""
         if self._root is None or not IDS.fullmatch(name):
             return None
         try:
             record = msgspec.json.decode(read_regular(self._root / name / RECORD), type=Record)
             body = Responses.model_validate(record.body)
-            if record.id != name or (to_resume and not (record.state == "open" and body.background)):
+            if record.id != name or (
+                to_resume and not (record.state == "open" and body.background)
+            ):
                 return None
             answer = Answer(record, body, self._codec, self._root)
             answer.recall()
@@ -315,14 +324,22 @@ class Answers:
         values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
         try:
             msgspec.json.encode(values)
-        except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
-            raise InputError(f"the body cannot be stored ({error}); valid: whole characters") from error
+        except (
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:  # lone surrogates, numbers of any size
+            raise InputError(
+                f"the body cannot be stored ({error}); valid: whole characters"
+            ) from error
         name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
         record = Record(name, time.time(), values, seed, client=owner_of(client))
         record.before = await self._before(body, record.client)
         answer = Answer(record, body, self._codec, self._root)
         try:
-            async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
+            async with (
+                self._bound if body.is_bound else nullcontext()
+            ):  # others do not wait for them
                 await asyncio.to_thread(self._begin, answer)
         except BaseException:
             await answer.forget()
@@ -391,8 +408,8 @@ class Answers:
         await self._settle(answer, state or ("open" if self.closing else "cancelled"), error)
 
     async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
-        """Nothing more comes of an answer here. Where the disk says no it stays open there, and the next
-        server finds it whole."""
+        """Nothing more comes of an answer here. Where the disk says no it stays open there, and the
+        next server finds it whole."""
         answer.record.state, answer.record.error = state, error
         try:
             await asyncio.to_thread(answer.save)
@@ -416,7 +433,8 @@ class Answers:
         await answer.forget()
 
     async def close(self) -> None:
-        """End everything between two steps; what is open goes on with the next server on the folder."""
+        """End everything between two steps; what is open goes on with the next server on the
+        folder."""
         self.closing = True
         await asyncio.to_thread(self.scheduler.close)
         while self._tasks:
@@ -433,7 +451,10 @@ class Answers:
     @property
     def left(self) -> int:
         """Answers that the next server goes on with."""
-        return sum(one.folder is not None and one.background and not one.done for one in self.known.values())
+        return sum(
+            one.folder is not None and one.background and not one.done
+            for one in self.known.values()
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -447,7 +468,8 @@ def owner_of(key: str) -> str:
 
 
 def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseException | None:
-    """What ended a text, where its request is to blame: another try would end as well. None: it is not."""
+    """What ended a text, where its request is to blame: another try would end as well. None: it is
+    not."""
     if isinstance(error, RefusedRow) and bad_words and error.args[1] != "NaN":
         return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
     return error if isinstance(error, NoMask) and error.args[1] != LEFT else None

@@ -1,5 +1,5 @@
-"""The routes of the server, the guard in front of them, and the server itself: it listens, waits for a signal
-and ends steps."""
+"""The routes of the server, the guard in front of them, and the server itself: it listens, waits
+for a signal and ends steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ PATIENCE = 60.0  # seconds that a client may take to send a body
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
 
-# ---- in front of everything -----------------------------------------------------------------------
+# ---- in front of everything
+# -----------------------------------------------------------------------
 
 
 class Guard:
@@ -77,16 +78,22 @@ class Guard:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                text = f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
+                text = (
+                    f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
+                )
                 raise Refused(408, text, connection="close") from None
-            until = until if message.get("more_body") else None  # what is received behind it is the end
+            until = (
+                until if message.get("more_body") else None
+            )  # what is received behind it is the end
             size += len(message.get("body", b""))
             if size > most:
                 raise Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
             return message
 
         try:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+            }
             self._check_sender(scope["scheme"], headers)
             scope["state"]["client"] = self._check_key(scope["path"], headers)
             await self._app(scope, limited, answer)
@@ -95,16 +102,28 @@ class Guard:
         finally:
             client, path = (scope.get("client") or ("-",))[0], ascii(scope["path"][:200])[1:-1]
             seconds = time.perf_counter() - begun
-            logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
+            logger.info(
+                "%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds
+            )
 
     def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
         """Refuse pages of other sites: a browser sends their requests to this machine too."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         found = HOST.fullmatch(host)
         name = found and (found[1] or found[2])
-        if self._settings.is_local and name not in ("localhost", "127.0.0.1", "::1", self._settings.host):
-            raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
-        if origin is not None and origin.lower() not in (f"{scheme}://{host}", *self._settings.cors):
+        if self._settings.is_local and name not in (
+            "localhost",
+            "127.0.0.1",
+            "::1",
+            self._settings.host,
+        ):
+            raise Refused(
+                403, "the Host header names another machine; valid: localhost or 127.0.0.1"
+            )
+        if origin is not None and origin.lower() not in (
+            f"{scheme}://{host}",
+            *self._settings.cors,
+        ):
             valid = "this server's own page, or one of --cors"
             raise Refused(403, f"the Origin header names another site; valid: {valid}")
 
@@ -113,7 +132,9 @@ class Guard:
         if not self._keys or path in OPEN:
             return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
-        known = [hmac.compare_digest(key.encode(), own) for own in self._keys]  # the time tells no letter
+        known = [
+            hmac.compare_digest(key.encode(), own) for own in self._keys
+        ]  # the time tells no letter
         if kind.lower() != "bearer" or not any(known):
             text = "the API key is missing or wrong; valid: Authorization: Bearer KEY"
             raise Refused(401, text, code="invalid_api_key")
@@ -144,7 +165,8 @@ async def refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body, refused.status_code, refused.headers)
 
 
-# ---- the routes -----------------------------------------------------------------------------------
+# ---- the routes
+# -----------------------------------------------------------------------------------
 
 
 def make_app(answers: Answers, settings: Settings) -> FastAPI:
@@ -163,7 +185,9 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         await answers.open()
         yield
 
-    app = FastAPI(title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     for kind in (InputError, RequestValidationError, RecursionError, HTTPException, Exception):
         app.add_exception_handler(kind, refusal)
 
@@ -196,7 +220,9 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     async def known(name: str, request: Request) -> Answer:
         answer = await answers.find(name, owner_of(request.state.client))
         if answer is None:
-            raise Refused(404, f"there is no response {shown(name)}; valid: the id of one", "response_id")
+            raise Refused(
+                404, f"there is no response {shown(name)}; valid: the id of one", "response_id"
+            )
         return answer
 
     @app.post("/v1/chat/completions", summary="Answer a conversation")
@@ -211,7 +237,9 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     async def responses(body: Responses, request: Request) -> Response:
         return await serve(body, request)
 
-    @app.get("/v1/responses/{name}", summary="An answer as it stands, or its events from a place on")
+    @app.get(
+        "/v1/responses/{name}", summary="An answer as it stands, or its events from a place on"
+    )
     async def retrieve(
         name: str,
         request: Request,
@@ -219,7 +247,9 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
     ) -> Response:
         answer = await known(name, request)
-        return events(answer, starting_after) if stream else JSONResponse(wire.response(answer, model))
+        return (
+            events(answer, starting_after) if stream else JSONResponse(wire.response(answer, model))
+        )
 
     @app.post("/v1/responses/{name}/cancel", summary="Stop an answer for good")
     async def cancel(name: str, request: Request) -> Response:
@@ -259,7 +289,9 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         return HTMLResponse(page, headers={"x-frame-options": "DENY"})
 
     app.add_middleware(Guard, settings=settings)  # type: ignore[arg-type]
-    if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
+    if (
+        settings.cors
+    ):  # in front of the guard: browsers ask first, without a key, and want to read refusals
         app.add_middleware(
             CORSMiddleware,  # type: ignore[arg-type]
             allow_origins=list(settings.cors),

@@ -1,8 +1,9 @@
 """Answers in the forms of OpenAI's interface: whole objects, and streams of events.
 
-A stream of ``/v1/responses`` numbers its events as if every token came alone: created 0, in progress 1, the
-item 2, its part 3, text up to token t 3 + t, then what the end released, and the events of the end. So
-``starting_after`` names a place in the text, and means the same after a restart of the server.
+A stream of ``/v1/responses`` numbers its events as if every token came alone: created 0, in
+progress 1, the item 2, its part 3, text up to token t 3 + t, then what the end released, and the
+events of the end. So ``starting_after`` names a place in the text, and means the same after a
+restart of the server.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def unfinished(answer: Answer) -> str:
     return answer.record.error or stopped
 
 
-# ---- chats and completions ------------------------------------------------------------------------
+# ---- chats and completions
+# ------------------------------------------------------------------------
 
 
 def head(answer: Answer, model: str, chunk: str = "") -> dict[str, Any]:
@@ -74,7 +76,12 @@ def whole(answer: Answer, model: str) -> dict[str, Any]:
         said = {"message": {**message, "content": content, "refusal": None}}
     reason = ended(answer, "tool_calls" in message)
     choice = {"index": 0, **said, "finish_reason": reason, "logprobs": None}
-    return {**head(answer, model), "choices": [choice], "usage": usage(answer), "tokenswift": own(answer)}
+    return {
+        **head(answer, model),
+        "choices": [choice],
+        "usage": usage(answer),
+        "tokenswift": own(answer),
+    }
 
 
 def ended(answer: Answer, calls: bool) -> str:
@@ -102,7 +109,9 @@ async def chunks(answer: Answer, model: str) -> AsyncIterator[bytes]:
     begun, parser, calls = head(answer, model, ".chunk"), answer.calls.parser(), False
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> bytes:
-        said = {"delta": delta} if answer.body.kind == "chat" else {"text": delta.get("content", "")}
+        said = (
+            {"delta": delta} if answer.body.kind == "chat" else {"text": delta.get("content", "")}
+        )
         choice = {"index": 0, "finish_reason": reason, "logprobs": None, **said}
         return data({**begun, "choices": [choice], **({"usage": None} if with_usage else {})})
 
@@ -129,7 +138,8 @@ async def chunks(answer: Answer, model: str) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-# ---- responses ------------------------------------------------------------------------------------
+# ---- responses
+# ------------------------------------------------------------------------------------
 
 
 def status(answer: Answer) -> str:
@@ -195,7 +205,8 @@ class Events:
 
     Attributes:
         number: of the newest.
-        made: events to be told, in which pieces of one thing in a row are one, numbered as the last.
+        made: events to be told, in which pieces of one thing in a row are one, numbered as the
+            last.
     """
 
     def __init__(self, answer: Answer, after: int = -1) -> None:
@@ -203,13 +214,19 @@ class Events:
         # where a token has no letters
         self._silent = [] if answer.calls.tools or answer.calls.thought else [Delta("text")]
         self.number, self.made = -1, list[dict[str, Any]]()
-        self._index, self._kind, self._text = -1, "", ""  # of the newest item; no kind: none is open
+        self._index, self._kind, self._text = (
+            -1,
+            "",
+            "",
+        )  # of the newest item; no kind: none is open
         self._item: dict[str, Any] = {}
 
     def items(self) -> list[dict[str, Any]]:
         """What the text holds: a thought, messages and calls."""
         self.finish(self._answer.text)
-        return [value["item"] for value in self.made if value["type"] == "response.output_item.done"]
+        return [
+            value["item"] for value in self.made if value["type"] == "response.output_item.done"
+        ]
 
     def tell(self, kind: str, **more: Any) -> None:
         """One more event."""
@@ -244,7 +261,8 @@ class Events:
                 self._of_text("delta", delta=text, **more)
 
     def finish(self, tail: str) -> None:
-        """What stands behind the tokens, and the end, or as far as the text is: an open call is cut."""
+        """What stands behind the tokens, and the end, or as far as the text is: an open call is
+        cut."""
         self._take([*self._parser.push(tail), *self._parser.finish()])
         if self._index < 0:
             self._open("text", content=[])
@@ -256,7 +274,12 @@ class Events:
         self._close()
         self._kind, self._text, self._index = kind, "", self._index + 1
         (begin, named, _), name = KINDS[kind], self._answer.id.partition("_")[2]
-        self._item = {"id": f"{begin}_{name}_{self._index}", "type": named, "status": "in_progress", **more}
+        self._item = {
+            "id": f"{begin}_{name}_{self._index}",
+            "type": named,
+            "status": "in_progress",
+            **more,
+        }
         self._item |= {"text": {"role": "assistant"}, "thought": {"summary": []}}.get(kind, {})
         self._of_item("output_item.added")
         if kind == "text":

@@ -1,8 +1,9 @@
 """Bodies of requests, and how one is refused.
 
-A body has the fields of OpenAI's interface that mean something here, and our own. Unknown fields are left
-out, which the log says; they are refused only where the answer would mean something else (`WITHOUT`). Types
-are checked here, ranges where the command line's are, by `config.SamplingParams` and `engine.request`.
+A body has the fields of OpenAI's interface that mean something here, and our own. Unknown fields
+are left out, which the log says; they are refused only where the answer would mean something else
+(`WITHOUT`). Types are checked here, ranges where the command line's are, by `config.SamplingParams`
+and `engine.request`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ CHARACTERS = 32  # of a prompt for each token that it may have: no language has 
 TOKENS = 1024  # new tokens of a continued text at most, where no number is given
 #: fields that are not served, and without which an answer would mean something else
 WITHOUT = frozenset(
-    "functions function_call conversation prompt suffix audio documents chat_template truncate_prompt_tokens "
-    "allowed_token_ids use_beam_search echo include_stop_str_in_output logprobs top_logprobs prompt_logprobs "
+    "functions function_call conversation prompt suffix audio documents chat_template "
+    "truncate_prompt_tokens "
+    "allowed_token_ids use_beam_search echo include_stop_str_in_output logprobs top_logprobs "
+    "prompt_logprobs "
     "grammar json_schema guided_json guided_regex guided_choice guided_grammar structured_outputs "
     "previous_response_id instructions input messages".split()
 )
@@ -54,7 +57,8 @@ Object = Annotated[dict[str, Any] | None, Field(max_length=ITEMS)]
 Turns = Annotated[list[dict[str, Any]], Quick(), Field(min_length=1, max_length=LIST)]
 
 
-# ---- errors ---------------------------------------------------------------------------------------
+# ---- errors
+# ---------------------------------------------------------------------------------------
 
 
 class Refused(HTTPException):
@@ -69,7 +73,12 @@ class Refused(HTTPException):
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, **headers: str
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        **headers: str,
     ) -> None:
         super().__init__(status, message, headers)
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -91,7 +100,8 @@ def wrong_fields(errors: Sequence[Any]) -> Refused:
     )
 
 
-# ---- messages -------------------------------------------------------------------------------------
+# ---- messages
+# -------------------------------------------------------------------------------------
 
 
 def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -109,7 +119,9 @@ def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         made["role"] = "system"
     if made.get("role") == "assistant":
         made["content"] = made["content"] or message.get("refusal") or ""
-        thought = message.get("reasoning_content") or message.get("reasoning")  # the same, of other servers
+        thought = message.get("reasoning_content") or message.get(
+            "reasoning"
+        )  # the same, of other servers
         made |= {"reasoning_content": thought} if thought else {}
     return made
 
@@ -128,14 +140,16 @@ def plain_text(content: Any, where: str) -> Any:
         text = part.get(PARTS.get(kind)) if isinstance(kind, str) else None
         if not isinstance(text, str):
             given = shown(part if kind is None else kind)
-            raise InputError(f"{where} holds a part of type {given}; valid: text", where.partition("[")[0])
+            raise InputError(
+                f"{where} holds a part of type {given}; valid: text", where.partition("[")[0]
+            )
         found.append(text)
     return "".join(found)
 
 
 def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items of a response's input as messages: calls in a row, and a text of the assistant's before them, are
-    one message.
+    """Items of a response's input as messages: calls in a row, and a text of the assistant's before
+    them, are one message.
 
     Raises:
         InputError: naming what is wrong.
@@ -155,11 +169,14 @@ def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif kind in (None, "message"):
             made.append(plain_message(item, where))
         elif kind != SKIPPED:
-            raise InputError(f"{where}.type is {shown(kind)}; valid: message, {CALL}, {RESULT}", "input")
+            raise InputError(
+                f"{where}.type is {shown(kind)}; valid: message, {CALL}, {RESULT}", "input"
+            )
     return made
 
 
-# ---- bodies ---------------------------------------------------------------------------------------
+# ---- bodies
+# ---------------------------------------------------------------------------------------
 
 
 class Body(BaseModel):
@@ -195,7 +212,9 @@ class Body(BaseModel):
     ignore_eos: bool | None = None
     seed: int | None = None
     response_format: Any = None
-    tokenswift: Object = Field(default=None, description="settings of this server alone, see its docs")
+    tokenswift: Object = Field(
+        default=None, description="settings of this server alone, see its docs"
+    )
 
     @property
     def own(self) -> dict[str, Any]:
@@ -203,8 +222,8 @@ class Body(BaseModel):
         return self.tokenswift or {}
 
     def given(self, name: str) -> Any:
-        """The value of a field that not all bodies have; None where this one has none of the name, whatever a
-        client has sent."""
+        """The value of a field that not all bodies have; None where this one has none of the name,
+        whatever a client has sent."""
         return getattr(self, name) if name in type(self).model_fields else None
 
     def whole_prompt(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> Prompt:
@@ -226,7 +245,9 @@ class Body(BaseModel):
         """
         own = (None, "function")  # others are run by a host
         tools = self.given("tools") or ()
-        functions = [tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") in own]
+        functions = [
+            tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") in own
+        ]
         return tools_of(functions, self.given("tool_choice"), self.given("parallel_tool_calls"))
 
     def length(self) -> tuple[str, int | None]:
@@ -236,7 +257,8 @@ class Body(BaseModel):
 
     @property
     def is_bound(self) -> bool:
-        """Whether there may be a grammar, of tools or of the text, so that one is to be compiled."""
+        """Whether there may be a grammar, of tools or of the text, so that one is to be
+        compiled."""
         return "grammar" in self.own or any(map(self.given, ("response_format", "text", "tools")))
 
     def left_out(self) -> list[str]:
@@ -257,7 +279,10 @@ class Body(BaseModel):
     def template_options(self) -> dict[str, Any]:
         """What the chat template is given besides messages and tools; it takes what it knows."""
         effort = self.given("reasoning_effort") or (self.given("reasoning") or {}).get("effort")
-        made = {"reasoning_effort": effort, "continue_final_message": self.given("continue_final_message")}
+        made = {
+            "reasoning_effort": effort,
+            "continue_final_message": self.given("continue_final_message"),
+        }
         made |= {"enable_thinking": False} if effort == "none" else {}
         made |= self.given("chat_template_kwargs") or {}
         return {name: value for name, value in made.items() if value is not None}
@@ -301,7 +326,10 @@ class Body(BaseModel):
 
     def _arguments(self, seed: int) -> dict[str, Any]:
         """Arguments of a generation, but for its prompt and length."""
-        given = {name: self.own.get(name, self.given(name)) for name in (*SAMPLING, "strategy", "on_loop")}
+        given = {
+            name: self.own.get(name, self.given(name))
+            for name in (*SAMPLING, "strategy", "on_loop")
+        }
         given["seed"] = seed if given["seed"] in (None, -1) else given["seed"]
         if self.top_k == -1:
             given["top_k"] = 0  # as vLLM has it: all tokens
@@ -383,7 +411,9 @@ class Responses(Body, Calling):
     previous_response_id: str | None = None
 
     def whole_prompt(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> Prompt:
-        told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        told = (
+            [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        )
         if isinstance(self.input, str) and not (told or before or self.tools or has_template):
             return self.input  # as the command line has it: gone on from
         return [*told, *before, *self.conversation()]
@@ -395,4 +425,6 @@ class Responses(Body, Calling):
             InputError: naming what is wrong.
         """
         given = self.input
-        return [{"role": "user", "content": given}] if isinstance(given, str) else plain_items(given)
+        return (
+            [{"role": "user", "content": given}] if isinstance(given, str) else plain_items(given)
+        )

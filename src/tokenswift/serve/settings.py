@@ -26,19 +26,20 @@ class Settings:
         host: address to listen at; another than this machine's own needs a key
         port: port to listen at, 0 for any that is free
         api_key_file: file with the keys of clients, one a line; default: none is asked for
-        api_key: another key; everybody on this machine sees it in the list of processes, so the environment
-            variable TOKENSWIFT_API_KEY is safer
-        cors: another site whose pages may send requests, such as https://example.org; may be given several
-            times
+        api_key: another key; everybody on this machine sees it in the list of processes, so the
+            environment variable TOKENSWIFT_API_KEY is safer
+        cors: another site whose pages may send requests, such as https://example.org; may be given
+            several times
         served_model_name: the model's name for clients; default: that of its folder or file
-        run_dir: keep a journal of every answer there; a server that is started again on the same folder
-            resumes what was under way
-        max_concurrent: sequences written concurrently; default: as many as fit in memory, 16 at most
+        run_dir: keep a journal of every answer there; a server that is started again on the same
+            folder resumes what was under way
+        max_concurrent: sequences written concurrently; default: as many as fit in memory, 16 at
+            most
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
-        share_prefixes: share cached prompt prefixes among all keys; the time to the first token then tells a
-            client what others have asked
+        share_prefixes: share cached prompt prefixes among all keys; the time to the first token
+            then tells a client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
     """
@@ -62,7 +63,9 @@ class Settings:
         check_fields(self)
         object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
         if wrong := [origin for origin in self.cors if "://" not in origin or "*" in origin]:
-            raise InputError(f"cors is {shown(wrong[0])}; valid: a site such as https://a.example", "cors")
+            raise InputError(
+                f"cors is {shown(wrong[0])}; valid: a site such as https://a.example", "cors"
+            )
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
             raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
@@ -84,15 +87,20 @@ class Settings:
         """The keys that clients may show; [] where none is asked for.
 
         Raises:
-            InputError: the file cannot be read, or holds no key or a short one; or another one is short.
+            InputError: the file cannot be read, or holds no key or a short one; or another one is
+                short.
         """
         found = [key for key in (self.api_key, environment_key()) if key is not None]
         if self.api_key_file is not None:
             try:
-                found += Path(self.api_key_file).expanduser().read_text(encoding="ascii").split() or [""]
+                found += Path(self.api_key_file).expanduser().read_text(
+                    encoding="ascii"
+                ).split() or [""]
             except (OSError, ValueError) as error:
                 given = f"api_key_file {self.api_key_file} cannot be read ({error})"
-                raise InputError(f"{given}; valid: a file of keys, of ASCII", "api_key_file") from error
+                raise InputError(
+                    f"{given}; valid: a file of keys, of ASCII", "api_key_file"
+                ) from error
         for key in found:
             if len(key) < KEY or not key.isascii() or not key.isprintable() or " " in key:
                 given = f"a key has {len(key)} characters"  # perhaps nearly a right one: not shown
@@ -108,11 +116,18 @@ def held(settings: Settings) -> Iterator[socket.socket]:
         InputError: one of them cannot be had.
     """
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    both = kind == socket.AF_INET6 and socket.has_dualstack_ipv6()  # "::" is all addresses of either kind
+    both = (
+        kind == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    )  # "::" is all addresses of either kind
     try:
-        taken = socket.create_server((settings.host, settings.port), family=kind, dualstack_ipv6=both)
+        taken = socket.create_server(
+            (settings.host, settings.port), family=kind, dualstack_ipv6=both
+        )
     except OSError as error:
-        given = f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error})"
+        given = (
+            f"port is {settings.port}: it cannot be opened on {settings.host} "
+            f"({error.strerror or error})"
+        )
         raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
     with taken, ExitStack() as kept:
         if settings.folder is not None:
@@ -143,13 +158,21 @@ async def _loading(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def loading(taken: socket.socket) -> Iterator[None]:
-    """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards finds those
-    that nobody has answered."""
+    """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards
+    finds those that nobody has answered."""
     import uvicorn
 
-    how: Any = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none", "http": "h11"}
+    how: Any = {
+        "log_config": None,
+        "access_log": False,
+        "lifespan": "off",
+        "ws": "none",
+        "http": "h11",
+    }
     server = uvicorn.Server(uvicorn.Config(_loading, **how))
-    thread = Thread(target=server.run, args=([taken.dup()],), name="tokenswift-loading", daemon=True)
+    thread = Thread(
+        target=server.run, args=([taken.dup()],), name="tokenswift-loading", daemon=True
+    )
     thread.start()
     try:
         yield

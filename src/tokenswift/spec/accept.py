@@ -1,13 +1,17 @@
-"""Acceptance: which drafted tokens are kept. The exact rule, and the rule of the paper's published code.
+"""Acceptance: which drafted tokens are kept. The exact rule, and the rule of the paper's published
+code.
 
-*Exact* (this project): the target chooses one token at each node, with noise keyed by position, and a walk
-follows these choices from the root. Plain decoding makes the same choices, so for one seed every drafter and
-every tree gives the very same tokens.
+*Exact* (this project): the target chooses one token at each node, with noise keyed by position, and
+    a walk
+follows these choices from the root. Plain decoding makes the same choices, so for one seed every
+drafter and every tree gives the very same tokens.
 
-*Published* (the code of arXiv 2502.18890): a target token is drawn independently for every candidate path,
-and the longest match is kept. **It is not lossless**: with m paths through a token of probability p, that
-token is accepted with probability 1 - (1-p)^m. It is here for reproduction, and as the negative control of
-the statistical tests.
+*Published* (the code of arXiv 2502.18890): a target token is drawn independently for every
+    candidate path,
+and the longest match is kept. **It is not lossless**: with m paths through a token of probability
+    p, that
+token is accepted with probability 1 - (1-p)^m. It is here for reproduction, and as the negative
+control of the statistical tests.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ def accept_exact(
         logits: the target's float32 logits, one row for each node.
         history: all tokens so far; the last one is the tree's root.
         sampler: the choice rule.
-        all_rows: choose at all nodes in one call (on an accelerator, where a call costs more than its rows)
-            instead of at the nodes of the walk alone (on a CPU).
+        all_rows: choose at all nodes in one call (on an accelerator, where a call costs more than
+            its rows) instead of at the nodes of the walk alone (on a CPU).
         ahead: tokens between ``history`` and the tree; the last of them is then the root.
 
     Raises:
@@ -73,12 +77,12 @@ def accept_published(
 ) -> Accepted:
     """The published code's rule: **not lossless**, except with ``greedy`` and no penalty.
 
-    Each candidate path (`tree.published_paths`) gets independent draws of the target's token at its nodes,
-    even where it shares a prefix with another or repeats it. The path that agrees longest with its own draws
-    wins; of tied paths the first or the last, each half of the time, never one between. The winner's draw at
-    its first disagreement, or after its end, is the target's own token. As in that code, the penalty window
-    is the root's at every depth. Draws are a pure function of (seed, position, path), the choice among tied
-    paths of (seed, position).
+    Each candidate path (`tree.published_paths`) gets independent draws of the target's token at its
+    nodes, even where it shares a prefix with another or repeats it. The path that agrees longest
+    with its own draws wins; of tied paths the first or the last, each half of the time, never one
+    between. The winner's draw at its first disagreement, or after its end, is the target's own
+    token. As in that code, the penalty window is the root's at every depth. Draws are a pure
+    function of (seed, position, path), the choice among tied paths of (seed, position).
 
     Args:
         logits: the target's float32 logits, one row for each node.
@@ -86,8 +90,8 @@ def accept_published(
         sampler: processors and seed.
 
     Raises:
-        RunError: a row that a token was drawn from holds NaN or an infinite maximum. Rows behind a path's
-            first disagreement may hold anything.
+        RunError: a row that a token was drawn from holds NaN or an infinite maximum. Rows behind a
+            path's first disagreement may hold anything.
     """
     paths = published_paths(tree)
     tied, depth = list(range(len(paths))), 0  # the paths that agree longest so far
@@ -102,7 +106,9 @@ def accept_published(
         if not longer:
             break
         tied, depth = longer, depth + 1
-    bits = noise_bits(sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1]))  # -1 is no path
+    bits = noise_bits(
+        sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1])
+    )  # -1 is no path
     winner = 0 if uniforms_(bits)[0] < 0.5 else -1  # of tied paths the first or the last
     return Accepted(tuple(paths[tied[winner]][: depth + 1]), drawn[winner])
 

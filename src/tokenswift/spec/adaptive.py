@@ -1,9 +1,11 @@
-"""Adaptive drafting, the strategy ``auto``: each step drafts what is expected to save time, or nothing.
+"""Adaptive drafting, the strategy ``auto``: each step drafts what is expected to save time, or
+nothing.
 
-A step is worth ``tokens - rate · time``, where the rate is the current speed; every decision asks what adds
-to that. Free drafters propose in every step. Of the others one drafts, or none (*plain*), chosen by the
-results of recent steps (`spec.control`). The nodes that are worth a row of the verify pass become the tree
-(`tree.CandidateTree.select`). None of this can change a token; it changes the time alone.
+A step is worth ``tokens - rate · time``, where the rate is the current speed; every decision asks
+what adds to that. Free drafters propose in every step. Of the others one drafts, or none (*plain*),
+chosen by the results of recent steps (`spec.control`). The nodes that are worth a row of the verify
+pass become the tree (`tree.CandidateTree.select`). None of this can change a token; it changes the
+time alone.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class AdaptiveStrategy:
 
     acceptance, max_nodes = "exact", MOST_NODES + 1
 
-    def __init__(self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt
+    ) -> None:
         self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
         self._free: list[Drafter] = []  # asked in every step
         self._priced: dict[str, Drafter] = {}
@@ -82,7 +86,9 @@ class AdaptiveStrategy:
                 candidates.ask(drafter)
             if mode in self._priced and sequence.last_pass is not None:
                 nodes, expected = self._best(tree, PLAIN)
-                first = sum(at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent)
+                first = sum(
+                    at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent
+                )
                 if control.worth(mode, 1 + expected, 1 + len(nodes), first):
                     candidates.ask(self._priced[mode])
         sequence.draft_passes += candidates.passes
@@ -97,8 +103,8 @@ class AdaptiveStrategy:
         return built
 
     def _best(self, tree: CandidateTree, mode: str) -> tuple[list[int], float]:
-        """The nodes that are worth a row, and their expected tokens; chances are corrected by the mode's
-        recent error."""
+        """The nodes that are worth a row, and their expected tokens; chances are corrected by the
+        mode's recent error."""
         prices = self.control.prices(min(MOST_NODES, len(tree) - 1))
         return tree.select(prices, self.control.rate / self.control.modes[mode].bias)
 
@@ -133,18 +139,21 @@ class AdaptiveStrategy:
 
     def report(self) -> dict[str, Any] | None:
         """See `Control.record`; None before the first step."""
-        return self.control.record() if any(one.steps for one in self.control.modes.values()) else None
+        return (
+            self.control.record() if any(one.steps for one in self.control.modes.values()) else None
+        )
 
 
-# ---- candidates with chances and costs --------------------------------------------------------------------
+# ---- candidates with chances and costs
+# --------------------------------------------------------------------
 
 
 class PricedCandidates(Candidates):
     """The candidates of one step of adaptive drafting.
 
     Args:
-        strategy: whose control knows the rate and all costs, and whose calibration turns rankings into
-            chances.
+        strategy: whose control knows the rate and all costs, and whose calibration turns rankings
+            into chances.
     """
 
     with_probs = True
@@ -155,7 +164,9 @@ class PricedCandidates(Candidates):
         self.least = 0.5 * self.control.rate * self.control.row
         self._rankings: list[tuple[int, Callable[[int], None]]] = []
 
-    def add_ranking(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
+    def add_ranking(
+        self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None
+    ) -> Below:
         """See `Candidates.add_ranking`; the chances come from the calibration."""
         kind = self.drafter.name if kind is None else kind
         chances, learn = self.calibration.chances(kind, ranked, level)
@@ -169,7 +180,8 @@ class PricedCandidates(Candidates):
         return below
 
     def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
-        """The likeliest candidates, if the next level of heads is expected to gain more than it costs."""
+        """The likeliest candidates, if the next level of heads is expected to gain more than it
+        costs."""
         self.levels += 1
         control = self.control
         self._observe_best(below, level)
@@ -191,8 +203,8 @@ class PricedCandidates(Candidates):
         return WIDTH
 
     def _observe_best(self, below: list[Below], of: int | str) -> float:
-        """Record how likely the best candidates of a level, or a draft pass, are; return the mean of such
-        chances, as a forecast for the next one."""
+        """Record how likely the best candidates of a level, or a draft pass, are; return the mean
+        of such chances, as a forecast for the next one."""
         firsts = [self.tree.chances[children[0][0]] for children in below if children]
         if firsts:
             self.control.observe_best(of, sum(firsts) / len(firsts))
@@ -204,8 +216,8 @@ class PricedCandidates(Candidates):
         return nodes[:1] if gain > control.rate * (control.level + control.row) else []
 
     def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
-        """The likeliest node, if one more draft pass is expected to gain more than it costs, and others that
-        are worth a row in that pass and one in the verify pass."""
+        """The likeliest node, if one more draft pass is expected to gain more than it costs, and
+        others that are worth a row in that pass and one in the verify pass."""
         if not any(below):
             return []
         control, name = self.control, self.drafter.name
@@ -221,5 +233,7 @@ class PricedCandidates(Candidates):
 
 def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:
     """Path chance, node and parent's row of the likeliest candidates, the likeliest first."""
-    spread = [(chance, node, row) for row, children in enumerate(below) for node, chance in children]
+    spread = [
+        (chance, node, row) for row, children in enumerate(below) for node, chance in children
+    ]
     return sorted(spread, reverse=True)[:ROWS]

@@ -1,19 +1,24 @@
-"""Which drafter to use, what a pass costs, how likely a candidate is accepted: all learnt from the steps.
+"""Which drafter to use, what a pass costs, how likely a candidate is accepted: all learnt from the
+steps.
 
-*Chances.* With coupled drafting, a draft ranks tokens by its own scores plus the target's noise, so the lead
-of its best candidate over the next says how likely the target agrees. For each source of candidates, a
-logistic regression on a few features of the ranking gives every candidate's chance of acceptance. It starts
-from the library's weights or the heads file's, and learns from every position whose token becomes known.
+*Chances.* With coupled drafting, a draft ranks tokens by its own scores plus the target's noise, so
+the lead of its best candidate over the next says how likely the target agrees. For each source of
+candidates, a logistic regression on a few features of the ranking gives every candidate's chance of
+acceptance. It starts from the library's weights or the heads file's, and learns from every position
+whose token becomes known.
 
-*Costs* are in *plain passes*: the time that a pass over one row of this sequence takes now. The unit follows
-the machine's load and the context length, so the cost of a row, a head level or a drafter keeps its meaning
-when these change. With several sequences in a step, their total yield is set against their total time.
+*Costs* are in *plain passes*: the time that a pass over one row of this sequence takes now. The
+    unit follows
+the machine's load and the context length, so the cost of a row, a head level or a drafter keeps its
+meaning when these change. With several sequences in a step, their total yield is set against their
+total time.
 
-A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the text). A mode's
-rate is its expected tokens, corrected by the bias of past expectations, per plain pass. In a step whose next
-token the free drafters already know, a mode's drafter is not asked, and every step of a mode shows what plain
-would have made of it. Modes not in use are tried for a few steps, at intervals that double.
-This module reads no clock: steps carry their own times.
+A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the
+    text). A mode's
+rate is its expected tokens, corrected by the bias of past expectations, per plain pass. In a step
+whose next token the free drafters already know, a mode's drafter is not asked, and every step of a
+mode shows what plain would have made of it. Modes not in use are tried for a few steps, at
+intervals that double. This module reads no clock: steps carry their own times.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ from typing import Any
 from tokenswift.sampling.choice import Ranked
 from tokenswift.spec.strategy import ALONE, BatchLoad
 
-# ---- chances -----------------------------------------------------------------------------------------------
+# ---- chances
+# -----------------------------------------------------------------------------------------------
 
 
 _LOGS = [math.log(at + 1.0) for at in range(64)]
@@ -45,10 +51,11 @@ _DEFAULT_PRIOR = _PRIORS["hidden"]  # for sources without weights of their own
 
 
 def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
-    """Features of candidate ``at`` (0 is the best) of a ranking, ``depth`` levels below its source's start.
+    """Features of candidate ``at`` (0 is the best) of a ranking, ``depth`` levels below its
+    source's start.
 
-    They are 1; the gap (the best one's lead over the second, or another's distance behind the best); its
-    logarithm; the draft's probability; the depth; and the logarithm of the rank.
+    They are 1; the gap (the best one's lead over the second, or another's distance behind the
+    best); its logarithm; the draft's probability; the depth; and the logarithm of the rank.
     """
     values, other = ranked.values, at or 1
     gap = min(_MAX_GAP, values[0] - values[other]) if other < len(values) else _MAX_GAP
@@ -74,15 +81,17 @@ class Regression:
     def learn(self, x: Sequence[float], error: float) -> None:
         """One gradient step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
         step = self.rate * error / sum(map(mul, x, x))
-        self.weights = [weight + step * value for weight, value in zip(self.weights, x, strict=True)]
+        self.weights = [
+            weight + step * value for weight, value in zip(self.weights, x, strict=True)
+        ]
 
 
 class Calibration:
     """The regressions of all sources, two each: one for the best candidate, one for the others.
 
     Args:
-        priors: source → (initial weights for the best candidate, for the others), where better ones than the
-            library's are known (a heads file brings its own).
+        priors: source → (initial weights for the best candidate, for the others), where better ones
+            than the library's are known (a heads file brings its own).
     """
 
     def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
@@ -95,8 +104,11 @@ class Calibration:
             self._models[kind] = tuple(Regression(weights) for weights in pair)
         return self._models[kind]
 
-    def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], Callable[[int], None]]:
-        """Each candidate's chance, and a function that learns from the token that the target chose there."""
+    def chances(
+        self, source: str, ranked: Ranked, depth: int
+    ) -> tuple[list[float], Callable[[int], None]]:
+        """Each candidate's chance, and a function that learns from the token that the target chose
+        there."""
         first, others = self._model(source)
         made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
         found = [(others if at else first).chance(x) for at, x in enumerate(made)]
@@ -111,14 +123,34 @@ class Calibration:
         return found, learn
 
 
-# ---- costs, and the choice of a drafter --------------------------------------------------------------------
+# ---- costs, and the choice of a drafter
+# --------------------------------------------------------------------
 
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # row counts with a cost of their own
+KNOTS = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+)  # row counts with a cost of their own
 ROW = 0.1  # initial cost of one more row in a pass, in plain passes
 LEVEL = 0.1  # initial cost of a level of heads, in plain passes
 FIRST = 3  # plain steps at the start; the fastest of them sets the unit
-_OUTLIER = math.log(1.5)  # log error of a time is clipped to this: the machine was busy for a moment
+_OUTLIER = math.log(
+    1.5
+)  # log error of a time is clipped to this: the machine was busy for a moment
 _UNIT, _RATIO = 1 / 8, 1 / 32  # smallest weight of a new time in the unit, and in a ratio
 _ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
@@ -127,8 +159,14 @@ _PLAIN_WORDS = "plain decoding with drafts from the text"
 _PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
 _SLOW, _FAST = 1 / 32, 1 / 16  # smallest weight of a new value in a running mean
 _BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
-_MARGIN = 1.02  # a mode takes over when its rate is this many times the current one's; plain at once
-_TRIAL, _FIRST_WAIT, _LAST_WAIT = 4, 16, 1024  # steps of a trial; steps between trials, first and last
+_MARGIN = (
+    1.02  # a mode takes over when its rate is this many times the current one's; plain at once
+)
+_TRIAL, _FIRST_WAIT, _LAST_WAIT = (
+    4,
+    16,
+    1024,
+)  # steps of a trial; steps between trials, first and last
 _ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
 _LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
@@ -141,7 +179,8 @@ _FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
 
 @dataclass(slots=True)
 class Learnt:
-    """What was learnt from earlier sequences of a model; every sequence starts from it and adds to it.
+    """What was learnt from earlier sequences of a model; every sequence starts from it and adds to
+    it.
 
     Attributes:
         calibration: turns rankings into chances.
@@ -173,8 +212,8 @@ class Costs:
         self._plain = 0  # plain steps in a row
 
     def verify(self, rows: float) -> float:
-        """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated between known
-        row counts, extrapolated beyond the last with the mean slope up to it."""
+        """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated
+        between known row counts, extrapolated beyond the last with the mean slope up to it."""
         low, below, slope = 1.0, 1.0, ROW
         for knot, ratio in zip(KNOTS, self.ratios, strict=True):
             if not ratio or knot == 1:
@@ -188,8 +227,9 @@ class Costs:
     def observe(self, rows: int, milliseconds: float) -> None:
         """Learn from the time of a verify pass, whose error is shared between unit and ratio.
 
-        A drafted step shows only unit × ratio. The first plain step after one is slow, because drafting has
-        filled the processor's caches; it is ignored, and the second one corrects the unit.
+        A drafted step shows only unit × ratio. The first plain step after one is slow, because
+        drafting has filled the processor's caches; it is ignored, and the second one corrects the
+        unit.
         """
         at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
         self._seen[at] += 1
@@ -224,8 +264,8 @@ class CostEstimate:
         tokens: tokens per step, the target's own included.
         rows: rows of a step's verify pass.
         price: time that drafting takes in a step.
-        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a drafter
-            makes one pass after another; 0 for others.
+        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a
+            drafter makes one pass after another; 0 for others.
         least: it drafts only while at least so many tokens are cached.
         loads: it must fill a cache first, so it is tried only where many tokens are still to come.
     """
@@ -311,13 +351,17 @@ class Control:
         rate: current tokens per plain pass, those of the other sequences in the step included.
         load: the other sequences in the step.
         remaining: new tokens still to come at most; None: unknown.
-        row, level: cost of one more row in a verify pass, and of one level of heads, in plain passes.
+        row, level: cost of one more row in a verify pass, and of one level of heads, in plain
+            passes.
         last: how the last tree was drafted.
         timing_plain: this step drafts nothing, to time a plain pass.
     """
 
     def __init__(
-        self, costs: Costs, estimates: Mapping[str, CostEstimate], biases: dict[str, float] | None = None
+        self,
+        costs: Costs,
+        estimates: Mapping[str, CostEstimate],
+        biases: dict[str, float] | None = None,
     ) -> None:
         self.costs, self.estimates = costs, estimates
         self.biases = {} if biases is None else biases
@@ -330,17 +374,22 @@ class Control:
             self.modes[name] = _Mode(*known, bias=self.biases.get(name, _FIRST_BIAS))
         self.current, self.rate, self.timing_plain = PLAIN, 1.0, True
         self.row, self.level = ROW, LEVEL
-        self._best_chances: dict[int | str, float] = {name: e.best_chance for name, e in estimates.items()}
+        self._best_chances: dict[int | str, float] = {
+            name: e.best_chance for name, e in estimates.items()
+        }
         self._trial: list[str] = []  # modes of the next steps
         self._step, self._last_bare = 0, 0
         self.last = Drafted()
         self._idle, self._rest = 0, _REST  # steps without a draft; length of the next rest
-        self._worth = self._spent = 0.0  # milliseconds: of plain decoding for these tokens, and spent
+        self._worth = self._spent = (
+            0.0  # milliseconds: of plain decoding for these tokens, and spent
+        )
 
     # ---- decisions ------------------------------------------------------------------------------
 
     def mode(self, context: int, load: BatchLoad = ALONE) -> str:
-        """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same pass."""
+        """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same
+        pass."""
         self._step, self.load = self._step + 1, load
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
@@ -365,7 +414,9 @@ class Control:
 
     def _choose(self, rates: Mapping[str, float]) -> None:
         """Change to the best of the modes that have been used, where it is better by the margin."""
-        seen = {name: rate for name, rate in rates.items() if name == PLAIN or self.modes[name].steps}
+        seen = {
+            name: rate for name, rate in rates.items() if name == PLAIN or self.modes[name].steps
+        }
         best = max(seen, key=seen.__getitem__)
         margin = 1.0 if best == PLAIN else _MARGIN
         if self.current not in seen or seen[best] > margin * seen[self.current]:
@@ -375,29 +426,39 @@ class Control:
         """Whether a mode with this expected rate is worth a trial."""
         loads = name != PLAIN and self.estimates[name].loads
         few = self.remaining is not None and self.remaining < _LOAD_TOKENS
-        return not (loads and few) and rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
+        return (
+            not (loads and few) and rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
+        )
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
         mode, load = self.modes[name], self.load
-        spent = self.costs.verify(mode.rows + load.rows) + mode.draft + load.ms / (self.costs.unit or 1e9)
+        spent = (
+            self.costs.verify(mode.rows + load.rows)
+            + mode.draft
+            + load.ms / (self.costs.unit or 1e9)
+        )
         return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
 
     def uses(self, name: str) -> bool:
-        """Whether a drafter is in use: its mode is the current or last one, or on trial; a free drafter is
-        unless the step only times a plain pass."""
+        """Whether a drafter is in use: its mode is the current or last one, or on trial; a free
+        drafter is unless the step only times a plain pass."""
         ours = (self.current, self.last.mode, *self._trial)
         return name in ours if name in self.modes else not self.timing_plain
 
     def prices(self, most: int) -> list[float]:
-        """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made non-decreasing."""
+        """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made
+        non-decreasing."""
         beside = self.load.rows
-        return list(accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max))
+        return list(
+            accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max)
+        )
 
     # ---- outcomes -------------------------------------------------------------------------------
 
     def worth(self, name: str, expected: float, rows: int, chance: float) -> bool:
-        """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is learnt.
+        """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is
+        learnt.
 
         Args:
             name: of the mode.
@@ -420,12 +481,17 @@ class Control:
         self.last = tree
 
     def rest(self) -> int:
-        """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and asking
-        costs time. Each rest is twice as long as the one before, until something is drafted."""
+        """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and
+        asking costs time. Each rest is twice as long as the one before, until something is
+        drafted."""
         costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
         if self._trial or self._idle < _REST_AFTER or not costly:
             return 0
-        self._idle, rest, self._rest = _REST_AFTER - _REST_GAP, self._rest, min(_LONG_REST, 2 * self._rest)
+        self._idle, rest, self._rest = (
+            _REST_AFTER - _REST_GAP,
+            self._rest,
+            min(_LONG_REST, 2 * self._rest),
+        )
         return rest
 
     def record_rest(self, verify_ms: float, draft_ms: float) -> None:
@@ -434,7 +500,8 @@ class Control:
         self.record_step(1, 1, verify_ms, draft_ms)
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
-        """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step before."""
+        """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step
+        before."""
         last = self.last
         if last.rows == rows:  # unless the end of the sequence cut the tree
             self.costs.observe(rows + self.load.rows, verify_ms)
@@ -443,7 +510,11 @@ class Control:
             self._spent += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
         mode = self.modes[last.mode]
-        mode.steps, mode.made, mode.drafted = mode.steps + 1, mode.made + tokens, mode.drafted + rows - 1
+        mode.steps, mode.made, mode.drafted = (
+            mode.steps + 1,
+            mode.made + tokens,
+            mode.drafted + rows - 1,
+        )
         if not self.timing_plain:  # such a step says nothing about the free drafters
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
         self.biases[last.mode] = mode.bias
@@ -459,7 +530,8 @@ class Control:
             mode.pass_cost *= 1 + _FAST * (ratio - 1)
 
     def best_chance(self, of: int | str) -> float:
-        """Mean chance of the best candidate at a level of heads (from 0) or in a drafter's pass (name)."""
+        """Mean chance of the best candidate at a level of heads (from 0) or in a drafter's pass
+        (name)."""
         return self._best_chances.get(of, _FIRST_CHANCE)
 
     def observe_best(self, of: int | str, chance: float) -> None:
@@ -469,9 +541,9 @@ class Control:
     # ---- reports --------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over plain
-        decoding at the measured time of a plain pass (None where too few were seen); ``modes``, the steps,
-        tokens and nodes of each."""
+        """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over
+        plain decoding at the measured time of a plain pass (None where too few were seen);
+        ``modes``, the steps, tokens and nodes of each."""
         seen = {name: mode for name, mode in self.modes.items() if mode.steps}
         steps = sum(mode.steps for mode in seen.values())
         nodes = sum(mode.drafted for mode in seen.values()) / steps
@@ -480,7 +552,9 @@ class Control:
         shares = "; ".join(f"{words[name]} in {mode.steps / steps:.0%}" for name, mode in ranked)
         return {
             "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
-            "gain": self._worth / self._spent if self._spent and self.modes[PLAIN].steps >= FIRST else None,
+            "gain": self._worth / self._spent
+            if self._spent and self.modes[PLAIN].steps >= FIRST
+            else None,
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
                 for name, mode in seen.items()

@@ -1,11 +1,14 @@
-"""EAGLE-3 drafters (Li et al. 2025): what one is made of, its files, held against its target, and its passes.
+"""EAGLE-3 drafters (Li et al. 2025): what one is made of, its files, held against its target, and
+its passes.
 
-Three forms are read: that of the research (``midlayer.*`` beside a flat config), that of Speculators
-(``layers.0.*``, and the layer's config in the config), and GGUF files of the architecture ``eagle3``.
+Three forms are read: that of the research (``midlayer.*`` beside a flat config), that of
+    Speculators
+(``layers.0.*``, and the layer's config in the config), and GGUF files of the architecture
+``eagle3``.
 
-A drafter runs on its target's kernels, with packed weights. Its layer is one of a decoder's but for its
-input: queries, keys and values are made of the normed embedding and the normed feature side by side, which is
-a sum of two products.
+A drafter runs on its target's kernels, with packed weights. Its layer is one of a decoder's but for
+its input: queries, keys and values are made of the normed embedding and the normed feature side by
+side, which is a sum of two products.
 """
 
 from __future__ import annotations
@@ -51,9 +54,9 @@ FEATURES = 3
 WINDOW = 2048
 #: what the target gives where a checkpoint lacks it
 SHARED = ("embed", "lm_head")
-#: tensors by canonical names: what safetensors files call them (``midlayer.`` may be ``layers.0.``) and what
-#: GGUF files do; shapes by the sizes of :meth:`EagleConfig.shapes`; and the part that they belong to, where
-#: not all drafters have it
+#: tensors by canonical names: what safetensors files call them (``midlayer.`` may be ``layers.0.``)
+#: and what GGUF files do; shapes by the sizes of :meth:`EagleConfig.shapes`; and the part that they
+#: belong to, where not all drafters have it
 NAMES = {
     "embed": ("embed_tokens.weight", "token_embd.weight", "VH", ""),
     "fc": ("fc.weight", "fc.weight", "HF", ""),
@@ -89,7 +92,13 @@ ASIDE = re.compile(r"t2d|.*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freq
 #: of a GGUF file: a sample of the target's weights (see `loader.weights`)
 BASE = "tokenswift.base"
 #: numbers that a checkpoint's config has to give
-SAID = ("hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps")
+SAID = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +113,16 @@ class EagleConfig:
         rope: ``rope_parameters`` of the drafter's positions.
         vocab: V, tokens of the target.
         draft_vocab: Vd, tokens that the drafter can name.
-        feature_layers: the target's layers whose input is a feature, in the order of `fc`'s columns; the
-            number of its layers stands for what leaves the last one.
+        feature_layers: the target's layers whose input is a feature, in the order of `fc`'s
+            columns; the number of its layers stands for what leaves the last one.
         trained: positions of the texts that it was trained with, as its config says.
         norm_before_residual: the layer's residual is the normed feature.
         norm_output: what is fed back is the normed output (EAGLE 3.1).
         window: newest keys that a token sees, itself included, as it was trained; None is all.
-        parts: those of :data:`NAMES` that not all drafters have: ``norm_before_fc``, a norm of all 3 Ht
-            features; ``fc_norm``, one of each layer's; ``qk_norm``, of heads of queries and keys; biases;
-            ``narrow``, projections of the target's embeddings to H and of states to its LM head.
+        parts: those of :data:`NAMES` that not all drafters have: ``norm_before_fc``, a norm of all
+            3 Ht features; ``fc_norm``, one of each layer's; ``qk_norm``, of heads of queries and
+            keys; biases; ``narrow``, projections of the target's embeddings to H and of states to
+            its LM head.
     """
 
     hidden: int
@@ -156,9 +166,9 @@ class EagleWeights:
 
     Attributes:
         config: of the drafter.
-        tensors: by canonical names, in the shapes of :meth:`EagleConfig.shapes`; without ``embed`` and
-            ``lm_head`` the target's are used, of the LM head the rows of `d2t`. Types are those of the files;
-            matrices of GGUF files may be `Stored`.
+        tensors: by canonical names, in the shapes of :meth:`EagleConfig.shapes`; without ``embed``
+            and ``lm_head`` the target's are used, of the LM head the rows of `d2t`. Types are those
+            of the files; matrices of GGUF files may be `Stored`.
         d2t: the target's ids of the drafter's tokens, (Vd,) int64; None: they are the same.
         name: what the checkpoint was asked for by.
     """
@@ -176,7 +186,8 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
         path: a folder with config.json and weights, or a GGUF file.
         target: the target's config (of `loader.config.completed` or transformers').
     Raises:
-        InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the target.
+        InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the
+            target.
     """
     path = Path(path).expanduser()
     where, file = f"eagle {path}", gguf_in(path)
@@ -193,7 +204,8 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
     d2t = listed.get().long() + (0 if file else torch.arange(size))  # folders have offsets
     if len(d2t.unique()) != size or int(d2t.min()) < 0 or int(d2t.max()) >= config.vocab:
         raise InputError(
-            f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; valid: ids in a "
+            f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; "
+            f"valid: ids in a "
             "GGUF file, what is added to 0, 1, 2 … in others"
         )
     same = torch.equal(d2t, torch.arange(config.vocab))
@@ -201,8 +213,8 @@ def load_eagle(path: str | Path, target: Any) -> EagleWeights:
 
 
 def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """What a folder of either safetensors form says, by the names of transformers and Speculators, and its
-    tensors by canonical names."""
+    """What a folder of either safetensors form says, by the names of transformers and Speculators,
+    and its tensors by canonical names."""
     if not (path / "config.json").is_file():
         raise InputError(
             f"{where} has no config.json and is not a GGUF file; valid: a drafter's folder or file"
@@ -213,7 +225,9 @@ def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
     parts = (outer.get("eagle_config"), outer, outer.get("transformer_layer_config"))
     said: dict[str, Any] = {}
     for part in parts:
-        said |= {k: v for k, v in part.items() if v is not None} if isinstance(part, Mapping) else {}
+        said |= (
+            {k: v for k, v in part.items() if v is not None} if isinstance(part, Mapping) else {}
+        )
     kinds = said.get("layer_types")
     full = isinstance(kinds, list) and kinds and kinds[0] != "sliding_attention"
     if full or not said.get("use_sliding_window", True):
@@ -231,20 +245,27 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
     if file.architecture != "eagle3":
         raise InputError(f"{where} has the architecture {file.architecture!r}; valid: eagle3")
     usual: dict[str, Any] = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), 0)
-    said = {name: file.number(key, usual.get(name)) for name, key in CALLED.items() if "." not in name}
+    said = {
+        name: file.number(key, usual.get(name)) for name, key in CALLED.items() if "." not in name
+    }
     said |= {name: said[name] or None for name in usual}
     check_numbers(said, where)
     heads = said["num_attention_heads"]
     width = said["head_dim"] or said["hidden_size"] // heads
     said["rope_parameters"] = positions(file, width, said["max_position_embeddings"])
     said["eagle_aux_hidden_state_layer_ids"] = file.metadata.get("eagle3.target_layers")
-    said |= {name: file.metadata.get(f"eagle3.{name}") for name in ("norm_before_residual", "norm_output")}
+    said |= {
+        name: file.metadata.get(f"eagle3.{name}")
+        for name in ("norm_before_residual", "norm_output")
+    }
     turned = {"q": heads, "k": said["num_key_value_heads"] or heads}
     found = dict[str, Entry]()
     for name, entry in file.tensors.items():
         if not ASIDE.fullmatch(name):
             ours = IN_GGUF.get(name, name)
-            found[ours] = Entry(name, entry.shape, "F32", partial(read_tensor, file, name, turned.get(ours)))
+            found[ours] = Entry(
+                name, entry.shape, "F32", partial(read_tensor, file, name, turned.get(ours))
+            )
     return said, found
 
 
@@ -264,7 +285,9 @@ def _config(
     rope = positions_said(said, said["max_position_embeddings"])
     if rope is None:
         kinds = "positions of the kinds default, linear, llama3, yarn"
-        raise refusal(where, "rope_scaling", said.get("rope_scaling") or said.get("rope_parameters"), kinds)
+        raise refusal(
+            where, "rope_scaling", said.get("rope_scaling") or said.get("rope_parameters"), kinds
+        )
     heads, hidden = said["num_attention_heads"], said["hidden_size"]
     parts = {part for name, (*_, part) in NAMES.items() if part and name in found}
     return EagleConfig(
@@ -283,13 +306,15 @@ def _config(
         norm_before_residual=said.get("norm_before_residual") is True,
         norm_output=said.get("norm_output") is True,
         window=said.get("sliding_window") or None,
-        parts=frozenset(parts | {part for part in ("norm_before_fc", "fc_norm") if said.get(part) is True}),
+        parts=frozenset(
+            parts | {part for part in ("norm_before_fc", "fc_norm") if said.get(part) is True}
+        ),
     )
 
 
 def _layers(ids: Any, target: Any, where: str) -> tuple[int, ...]:
-    """The target's layers whose input is a feature. Checkpoints name those; some, which begin with 1, the
-    layers before, whose output it is; and some none."""
+    """The target's layers whose input is a feature. Checkpoints name those; some, which begin with
+    1, the layers before, whose output it is; and some none."""
     layers = target.num_hidden_layers
     ids = (2, layers // 2, layers - 3) if ids is None else ids
     found = [integer_of(one) for one in ids] if isinstance(ids, list | tuple) else []
@@ -318,7 +343,8 @@ def place_of(name: str) -> Path:
         raise InputError(re.sub("^model", "eagle", str(error)), "eagle") from error
 
 
-# ---- on the kernels of its target --------------------------------------------------------------------------
+# ---- on the kernels of its target
+# --------------------------------------------------------------------------
 
 
 CHUNK = 512  # rows of a pass that reads features
@@ -326,7 +352,8 @@ SCRATCH = 32  # drafted rows in a cache
 
 
 def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tensor | Stored]:
-    """The columns of embeddings and those of features, (N, width) each, of a weight (N, 2 width)."""
+    """The columns of embeddings and those of features, (N, width) each, of a weight (N, 2
+    width)."""
     if not isinstance(weight, Stored):
         return weight[:, :width], weight[:, width:]
     if width % weight.format.block:
@@ -362,7 +389,8 @@ class Features:
             self._at += first
 
     def drain(self) -> tuple[int, Float[Tensor, "k n D"]] | None:
-        """The position of the first of them, and all of them, which are gone then; None without any."""
+        """The position of the first of them, and all of them, which are gone then; None without
+        any."""
         if not self._parts:
             return None
         found = self._at, self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1)
@@ -381,7 +409,8 @@ class EagleModel:
 
     Args:
         weights: of the drafter; it fits the target.
-        target: whose features, and where the drafter has none of its own embedding and LM head, it reads.
+        target: whose features, and where the drafter has none of its own embedding and LM head, it
+            reads.
 
     Attributes:
         name: of the checkpoint.
@@ -400,7 +429,8 @@ class EagleModel:
         arena, device = Arena(), target.device
 
         def packed(*parts: Tensor | Stored) -> Packed:
-            """Weights one below the other: quantized ones as they are stored, where all of them are."""
+            """Weights one below the other: quantized ones as they are stored, where all of them
+            are."""
             if all(isinstance(part, Stored) for part in parts) and self.backend.formats:
                 return self.backend.pack(parts, self._dtype, arena)
             dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(device)
@@ -429,7 +459,9 @@ class EagleModel:
         )
         self._hidden_norm, self._final = vector("hidden_norm"), vector("norm")
         self._whole_norm = vector("features_norm")
-        self._each_norm = [vector(f"fc_norm.{n}") for n in range(FEATURES) if f"fc_norm.{n}" in given]
+        self._each_norm = [
+            vector(f"fc_norm.{n}") for n in range(FEATURES) if f"fc_norm.{n}" in given
+        ]
         self._fc = packed(given["fc"])
         self._embedding = self._kept(given["embed"]) if "embed" in given else None
         self._head = packed(given["lm_head"]) if "lm_head" in given else None
@@ -465,7 +497,8 @@ class EagleModel:
     # ---- what a text has ------------------------------------------------------------------------
 
     def new_cache(self) -> FullCache:
-        """Room for the keys and values of a window, of a pass's rows behind them, and of drafted rows."""
+        """Room for the keys and values of a window, of a pass's rows behind them, and of drafted
+        rows."""
         config = self.config
         capacity = self.window + CHUNK + SCRATCH
         return self.backend.new_cache(1, config.kv_heads, config.head_dim, capacity, self._dtype)
@@ -478,7 +511,10 @@ class EagleModel:
     def nbytes(self) -> int:
         """Bytes that a text holds: the cache and, before they are read, features of a window."""
         config = self.config
-        entry = self.backend.new_cache(1, config.kv_heads, config.head_dim, 16, self._dtype).nbytes // 16
+        entry = (
+            self.backend.new_cache(1, config.kv_heads, config.head_dim, 16, self._dtype).nbytes
+            // 16
+        )
         return (self.window + CHUNK + SCRATCH) * entry + self.window * 3 * config.target_hidden * 4
 
     # ---- passes ---------------------------------------------------------------------------------
@@ -490,7 +526,9 @@ class EagleModel:
         parts = list(features)
         if self._each_norm:
             pairs = zip(parts, self._each_norm, strict=True)
-            parts = [backend.norm(part.contiguous(), norm, eps, torch.float32) for part, norm in pairs]
+            parts = [
+                backend.norm(part.contiguous(), norm, eps, torch.float32) for part, norm in pairs
+            ]
         rows = torch.cat(parts, dim=1)
         if self._whole_norm is not None:
             rows = backend.norm(rows, self._whole_norm, eps, torch.float32)
@@ -505,12 +543,13 @@ class EagleModel:
         cache: FullCache,
         parents: Sequence[int] | None = None,
     ) -> Float[Tensor, "n H"]:
-        """A pass over rows at the positions ``at`` and on, each of a state and the token *behind* its
-        position: the states behind the layer. Its keys and values go to the cache's scratch.
+        """A pass over rows at the positions ``at`` and on, each of a state and the token *behind*
+        its position: the states behind the layer. Its keys and values go to the cache's scratch.
 
         Args:
             tokens: on the host, or where the target is if they arose there.
-            parents: of a tree, the row that each row follows (-1: none of them, so that it stands at ``at``).
+            parents: of a tree, the row that each row follows (-1: none of them, so that it stands
+                at ``at``).
         """
         ids, count = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens), len(tokens)
         positions = torch.arange(at, at + count)
@@ -545,8 +584,8 @@ class EagleModel:
 
     @torch.inference_mode()
     def logits(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n S"]:
-        """Of the tokens behind those that rows were run with, from what :meth:`run` made; a column for each
-        token of :attr:`subset`."""
+        """Of the tokens behind those that rows were run with, from what :meth:`run` made; a column
+        for each token of :attr:`subset`."""
         normed = self.backend.norm(made, self._final, self.config.eps, self._dtype)
         if self._narrow:
             normed = self.backend.draft_product(normed, self._narrow[1]).to(self._dtype)
@@ -571,8 +610,8 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
 
 
 def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
-    """The drafter that was trained for a target, the user's own or beside the source; None where there is
-    none. Files that cannot be used are left out.
+    """The drafter that was trained for a target, the user's own or beside the source; None where
+    there is none. Files that cannot be used are left out.
 
     Args:
         base: the target's identity.
@@ -580,7 +619,11 @@ def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
     for file in trained_files(".gguf"):
         with left_out(file):
             said: Any = GgufFile(file).metadata.get(BASE)
-            if isinstance(said, list) and len(said) == len(base.sample) and {*map(type, said)} == {float}:
+            if (
+                isinstance(said, list)
+                and len(said) == len(base.sample)
+                and {*map(type, said)} == {float}
+            ):
                 made = replace(base, sample=torch.tensor(said, dtype=torch.float32))
                 if made.distance(base) <= TOLERANCE:
                     return eagle_of(file, target)

@@ -1,5 +1,5 @@
-"""Tensors of checkpoints from anybody, in safetensors, bin or other files: held against a table of names and
-shapes before any is read, then read one at a time."""
+"""Tensors of checkpoints from anybody, in safetensors, bin or other files: held against a table of
+names and shapes before any is read, then read one at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
     Args:
         where: whose they are, for messages.
     Raises:
-        InputError: there are no weights, or a file is missing, unreadable or more than plain weights.
+        InputError: there are no weights, or a file is missing, unreadable or more than plain
+            weights.
     """
     pickled = folder / "pytorch_model.bin"
     if pickled.is_file() and not any(folder.glob("*.safetensors")):
@@ -41,10 +42,16 @@ def _pickled(file: Path, where: str) -> Iterator[Entry]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # unpickling fails in many ways
-        raise InputError(f"{where}: file {file.name} cannot be read as weights ({line_of(error)})") from error
+        raise InputError(
+            f"{where}: file {file.name} cannot be read as weights ({line_of(error)})"
+        ) from error
     for name, tensor in content.items() if isinstance(content, dict) else ():
-        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and isinstance(name, str)
-        if plain and tensor.nbytes <= tensor.untyped_storage().nbytes():  # an expanded one can be of any size
+        plain = (
+            isinstance(tensor, Tensor) and tensor.layout == torch.strided and isinstance(name, str)
+        )
+        if (
+            plain and tensor.nbytes <= tensor.untyped_storage().nbytes()
+        ):  # an expanded one can be of any size
             yield Entry(name, tuple(tensor.shape), str(tensor.dtype), tensor.clone)
 
 
@@ -69,7 +76,11 @@ def _finite(entry: Entry, where: str) -> Tensor | Stored:
     read: Any = entry.get()
     for start in range(0, len(read), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
-        part = Stored(read.format, read.blocks[rows]).decode() if isinstance(read, Stored) else read[rows]
+        part = (
+            Stored(read.format, read.blocks[rows]).decode()
+            if isinstance(read, Stored)
+            else read[rows]
+        )
         if not bool(torch.isfinite(torch.stack(part.aminmax())).all()):
             raise InputError(f"{where}: tensor {entry.name} holds values that are not finite")
     return read

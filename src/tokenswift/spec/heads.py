@@ -1,17 +1,20 @@
-"""Draft heads: small modules that guess further tokens from one hidden state of the model, and their files.
+"""Draft heads: small modules that guess further tokens from one hidden state of the model, and
+their files.
 
 All states are hidden states *before* the base model's final norm, (m, D). From the state of
 position t the base model predicts token t+1, and head i (counted from 0) predicts token t+2+i.
 A head's state comes from :meth:`Heads.advance`; the base model's own LM head, applied by the
 caller to :meth:`Heads.normed` of it, gives the head's logits.
 
-A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of the base
-model's weights as ``base.sample``, and a JSON object under ``tokenswift_heads`` in the header's metadata. A
-matrix is of floats, or of bytes: rows of Q8_0 blocks as GGUF files hold them. The sample is the base's
-identity. It is compared with a tolerance, so that a base model cast to another type still matches, and a
-fine-tuned one does not.
+A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of
+    the base
+model's weights as ``base.sample``, and a JSON object under ``tokenswift_heads`` in the header's
+metadata. A matrix is of floats, or of bytes: rows of Q8_0 blocks as GGUF files hold them. The
+sample is the base's identity. It is compared with a tolerance, so that a base model cast to another
+type still matches, and a fine-tuned one does not.
 
-Published checkpoints are folders: a whole transformers checkpoint with the paper's linear heads in it, as
+Published checkpoints are folders: a whole transformers checkpoint with the paper's linear heads in
+    it, as
 ``model.medusa_layers.{i}…``.
 """
 
@@ -83,8 +86,8 @@ class HeadsConfig:
 
 
 def _layer(config: HeadsConfig) -> nn.ModuleDict:
-    """The parts of a head, or of the step that conditioned heads share; linear ones have the names of the
-    published checkpoints."""
+    """The parts of a head, or of the step that conditioned heads share; linear ones have the names
+    of the published checkpoints."""
     width, inner, parts = config.hidden_size, config.inner, dict[str, nn.Module]()
 
     def linear(columns: int, rows: int, bias: bool = True) -> nn.Linear:
@@ -96,10 +99,15 @@ def _layer(config: HeadsConfig) -> nn.ModuleDict:
         if inner:
             parts |= {"inner": linear(3 * width, inner), "outer": linear(inner, width, bias=False)}
     elif config.kind == "linear":
-        norms, parts["linear"] = ("input_layernorm", "post_layernorm"), linear(width, width, bias=False)
+        norms, parts["linear"] = (
+            ("input_layernorm", "post_layernorm"),
+            linear(width, width, bias=False),
+        )
     else:
         norms, parts["blocks"] = ("final_norm",), nn.ModuleList([linear(width, width)])
-    return nn.ModuleDict({name: nn.RMSNorm(width, config.eps, dtype=torch.float32) for name in norms} | parts)
+    return nn.ModuleDict(
+        {name: nn.RMSNorm(width, config.eps, dtype=torch.float32) for name in norms} | parts
+    )
 
 
 class _Kernel(nn.Module):
@@ -121,7 +129,8 @@ class _Kernel(nn.Module):
 
 
 class Heads(nn.Module):
-    """A set of draft heads for one base model: conditioned ones share a step, others have a layer each.
+    """A set of draft heads for one base model: conditioned ones share a step, others have a layer
+    each.
 
     Attributes:
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
@@ -146,10 +155,13 @@ class Heads(nn.Module):
         self.layers: Any = nn.ModuleList(_layer(config) for _ in range(count))
 
     def packed(self, backend: Backend, int8: bool) -> Heads:
-        """The same heads on a backend's kernels, where it has some for them; ``int8``: of products."""
+        """The same heads on a backend's kernels, where it has some for them; ``int8``: of
+        products."""
         weight = next(self.parameters())
         fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.device == backend.device
-        if not (fits and backend.fused and self.config.hidden_size % 2 == self.config.inner % 2 == 0):
+        if not (
+            fits and backend.fused and self.config.hidden_size % 2 == self.config.inner % 2 == 0
+        ):
             return self
         made = copy.deepcopy(self)
         made.on_kernels = True
@@ -191,27 +203,33 @@ class Heads(nn.Module):
         state = layer["linear"](x)
         return state + layer["outer"](torch.relu(layer["inner"](x))) if self.config.inner else state
 
-    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Float[Tensor, "m x"]:
-        """What the step of conditioned heads reads. The state it makes lives where the LM head reads (after
-        the final norm), so no norm follows and its length can say how sure the head is."""
+    def inputs(
+        self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool
+    ) -> Float[Tensor, "m x"]:
+        """What the step of conditioned heads reads. The state it makes lives where the LM head
+        reads (after the final norm), so no norm follows and its length can say how sure the head
+        is."""
         layer = self.layers[0]
         state = layer["first_norm" if first else "state_norm"](previous)
         return torch.cat((state, layer["base_norm"](base), layer["embed_norm"](embeds)), dim=-1)
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
-        """What the base model's LM head reads to give head i's logits: linear ones have a norm each."""
+        """What the base model's LM head reads to give head i's logits: linear ones have a norm
+        each."""
         return self.layers[i]["post_layernorm"](states) if self.kind == "linear" else states
 
 
-# ---- files -------------------------------------------------------------------------------------------------
+# ---- files
+# -------------------------------------------------------------------------------------------------
 
 
 METADATA_KEY = "tokenswift_heads"
 OWN, PUBLISHED = "heads.", "model.medusa_"  # what tensors' names begin with
 SAMPLE, FREQUENT = "base.sample", "draft.frequent"
 MOST_NAME = 200  # characters of a name in messages
-#: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
-#: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
+#: greatest distance of a model from the one that shipped heads were made for: that one's weights
+#: are those of a Q4_1 file, rounding to which moves weights by .08 of their size; the model before
+#: it gets them, too
 ROUNDED = 0.15
 
 
@@ -237,7 +255,8 @@ def host_of(model: Any) -> HeadsHost:
     return HeadsHost(base_of(model), model.dtype, model.device, place)
 
 
-# ---- files -------------------------------------------------------------------------------------------------
+# ---- files
+# -------------------------------------------------------------------------------------------------
 
 _Row = Annotated[list[float], msgspec.Meta(min_length=6, max_length=6)]
 _Rows = Annotated[list[_Row], msgspec.Meta(min_length=2, max_length=2)]
@@ -264,8 +283,8 @@ class _Header(msgspec.Struct):
 def save_heads(
     heads: Heads, path: str | Path, base: BaseIdentity, notes: dict[str, Any] | None = None
 ) -> None:
-    """Write a heads file, matrices of whole blocks in Q8_0 and all else in float32; a failure leaves no
-    half-written file behind.
+    """Write a heads file, matrices of whole blocks in Q8_0 and all else in float32; a failure
+    leaves no half-written file behind.
 
     Args:
         heads: the heads.
@@ -275,7 +294,9 @@ def save_heads(
     Raises:
         InputError: a weight is not finite, or the file cannot be written.
     """
-    tensors = {OWN + k: v.detach().float().cpu().contiguous() for k, v in heads.state_dict().items()}
+    tensors = {
+        OWN + k: v.detach().float().cpu().contiguous() for k, v in heads.state_dict().items()
+    }
     tensors[SAMPLE] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -293,8 +314,8 @@ def save_heads(
 
 
 def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
-    """The heads in a heads file, or in the folder of a published checkpoint: float32 on the CPU, their base's
-    identity, their notes.
+    """The heads in a heads file, or in the folder of a published checkpoint: float32 on the CPU,
+    their base's identity, their notes.
 
     Raises:
         InputError: it is not there, damaged, or holds no heads.
@@ -315,7 +336,11 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
 
     def matrix(name: str) -> Tensor | None:
         entry = rest.get(name)
-        return entry.get() if entry is not None and len(entry.shape) == 2 and 0 not in entry.shape else None
+        return (
+            entry.get()
+            if entry is not None and len(entry.shape) == 2 and 0 not in entry.shape
+            else None
+        )
 
     if folder:
         base = base_of_weights(matrix, layers, name)
@@ -328,7 +353,9 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     return heads, base, heads.notes
 
 
-def _sampled(config: HeadsConfig, name: str, found: Mapping[str, Entry], label: str) -> BaseIdentity:
+def _sampled(
+    config: HeadsConfig, name: str, found: Mapping[str, Entry], label: str
+) -> BaseIdentity:
     if SAMPLE not in found:
         raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
     return BaseIdentity(name, config.hidden_size, config.vocab_size, found[SAMPLE].get().float())
@@ -344,7 +371,9 @@ def _unpacked(entry: Entry) -> Entry:
 
 def _built(config: HeadsConfig, found: Mapping[str, Entry], label: str) -> Heads:
     with torch.device("meta"):
-        heads = Heads(config)  # without memory, and without the random numbers that modules begin with
+        heads = Heads(
+            config
+        )  # without memory, and without the random numbers that modules begin with
     shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
     tensors = read_tensors(found, shapes, label)
     floats = {name: unstored(value, torch.float32).clone() for name, value in tensors.items()}
@@ -357,27 +386,36 @@ def _header(path: Path) -> _Header:
     try:
         return msgspec.json.decode(said, type=_Header)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InputError(f"{path} holds no draft heads ({line_of(error)}); valid: a heads file") from error
+        raise InputError(
+            f"{path} holds no draft heads ({line_of(error)}); valid: a heads file"
+        ) from error
 
 
 def _published(folder: Path, label: str) -> tuple[_Header, int]:
     """What a whole checkpoint says of the linear heads in it, and how many layers it has."""
     said = object_in(folder / "config.json", MOST_CONFIG, label)
     heads = {name: said.get(name) for name in ("hidden_size", "vocab_size")}
-    heads |= {"kind": "linear", "count": said.get("medusa_heads"), "eps": said.get("rms_norm_eps", 1e-5)}
+    heads |= {
+        "kind": "linear",
+        "count": said.get("medusa_heads"),
+        "eps": said.get("rms_norm_eps", 1e-5),
+    }
     try:
         config = msgspec.convert(heads, HeadsConfig)
-        return _Header(1, config, folder.resolve().name), msgspec.convert(said.get("num_hidden_layers"), int)
+        return _Header(1, config, folder.resolve().name), msgspec.convert(
+            said.get("num_hidden_layers"), int
+        )
     except msgspec.ValidationError as error:
         raise InputError(f"{label}: {error}; valid: a checkpoint with medusa_heads") from error
 
 
-# ---- which heads a name means ------------------------------------------------------------------------------
+# ---- which heads a name means
+# ------------------------------------------------------------------------------
 
 
 def load_heads(path: str | Path, host: HeadsHost) -> Heads:
-    """Heads from a file, or from a folder or hub id of a published checkpoint, in the model's type and on its
-    device.
+    """Heads from a file, or from a folder or hub id of a published checkpoint, in the model's type
+    and on its device.
 
     Args:
         path: of the heads.
@@ -386,7 +424,12 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
         InputError: they cannot be read, or were made for another model.
     """
     name, place = str(path), Path(path).expanduser()
-    if not place.exists() and place.suffix != ".safetensors" and HUB_ID.fullmatch(name) and ".." not in name:
+    if (
+        not place.exists()
+        and place.suffix != ".safetensors"
+        and HUB_ID.fullmatch(name)
+        and ".." not in name
+    ):
         place = fetch(name)
     heads, base, _ = read_heads(place)
     if not base.distance(host.base) <= TOLERANCE:
@@ -394,13 +437,15 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
             f"{one.name} (hidden size {one.hidden_size}, vocabulary {one.vocab_size})"
             for one in (base, host.base)
         )
-        raise InputError(f"heads {path} were made for {mine}, the model is {theirs}: their weights differ")
+        raise InputError(
+            f"heads {path} were made for {mine}, the model is {theirs}: their weights differ"
+        )
     return heads.to(dtype=host.dtype, device=host.device)
 
 
 def kind_for(path: Path, host: HeadsHost) -> str | None:
-    """The kind of a file's heads where they were made for this model, or for its weights quantized. Only the
-    header and the sample are read."""
+    """The kind of a file's heads where they were made for this model, or for its weights quantized.
+    Only the header and the sample are read."""
     found = {entry.name: entry for entry in entries_of(path, "heads file")}
     config = _header(path).heads
     distance = _sampled(config, "", found, f"heads {path}").distance(host.base)
@@ -408,8 +453,8 @@ def kind_for(path: Path, host: HeadsHost) -> str | None:
 
 
 def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
-    """The heads of a kind that were trained for this model, by the user or as they are shipped, or the first
-    ones of any kind; None without. Files that cannot be used are left out."""
+    """The heads of a kind that were trained for this model, by the user or as they are shipped, or
+    the first ones of any kind; None without. Files that cannot be used are left out."""
     shipped = shipped_files(HEADS)
     for path in (*trained_files(HEADS), *shipped):
         with left_out(path):
@@ -426,8 +471,8 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
 
     Args:
         spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
-            "none" or None, a kind of shipped heads, a heads file, the folder or hub id of a published
-            checkpoint with heads, or the heads themselves.
+            "none" or None, a kind of shipped heads, a heads file, the folder or hub id of a
+            published checkpoint with heads, or the heads themselves.
         host: the model.
     Raises:
         InputError: what holds no heads for this model, or no heads of that kind are shipped for it.
@@ -437,7 +482,9 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
     if isinstance(spec, Heads):
         width = host.base.hidden_size
         if spec.config.hidden_size != width:
-            raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
+            raise InputError(
+                f"heads have hidden size {spec.config.hidden_size}, the model has {width}"
+            )
         return copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
     if spec == "auto":
         return _heads_beside(host) or shipped_heads(host)
@@ -445,7 +492,8 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
         return load_heads(spec, host)
     if (shipped := shipped_heads(host, str(spec))) is None:
         raise InputError(
-            f"heads is {shown(spec)}; valid: auto, none, a kind whose heads are shipped for {host.base.name}"
+            f"heads is {shown(spec)}; valid: auto, none, a kind whose heads are shipped for "
+            f"{host.base.name}"
             f"{rivals_note()}, a heads file, a folder or hub id with heads, or Heads",
             "heads",
         )
@@ -462,7 +510,7 @@ def holds_heads(folder: str | Path) -> bool:
 
 
 def _heads_beside(host: HeadsHost) -> Heads | None:
-    """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
-    a hub id's."""
+    """The heads inside a checkpoint of the published layout that the model was loaded from, a
+    folder's or a hub id's."""
     place = Path(host.place) if Path(host.place).exists() else cached(host.place)
     return load_heads(place, host) if host.place and place and holds_heads(place) else None

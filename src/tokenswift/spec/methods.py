@@ -84,7 +84,9 @@ class FixedTreeStrategy:
     def draft(self, sequence: SequenceState) -> DraftTree:
         """The step's tree, at most as deep as tokens are still to come, less the target's own."""
         widths, remaining = self.widths, sequence.remaining
-        if remaining is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
+        if (
+            remaining is not None and self.acceptance == "exact"
+        ):  # by the published rule drafts change tokens
             widths = widths[: max(0, remaining - 1)]
         candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.max_passes)
         for drafter in self.asked(sequence) if widths else ():
@@ -145,12 +147,18 @@ class TokenSwift(FixedTreeStrategy):
         self.heads = [] if heads is None else [HeadDrafter(target, llm.packed(heads), frequent)]
         context, frozen = None, options.cache == "partial"
         if options.cache != "full":
-            context = SparseContext(target, "important", self.budget, options.sinks, 1, frozen=frozen)
-        self.partial = PartialDrafter(target, context, next(iter(self.heads), None), least=self.budget)
+            context = SparseContext(
+                target, "important", self.budget, options.sinks, 1, frozen=frozen
+            )
+        self.partial = PartialDrafter(
+            target, context, next(iter(self.heads), None), least=self.budget
+        )
         count = options.ngrams
         self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
         drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
-        super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, max_passes=1)
+        super().__init__(
+            drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, max_passes=1
+        )
         self.max_nodes += count * LENGTH
 
     def asked(self, sequence: SequenceState) -> list[Drafter]:
@@ -172,8 +180,8 @@ def small_model(
     longest: int,
     kv: str = "streaming",
 ) -> ModelDrafter:
-    """A draft model over a cache of ``size`` tokens that drafts up to ``longest``; ``option``: name and value
-    of the option that sets the size, for errors."""
+    """A draft model over a cache of ``size`` tokens that drafts up to ``longest``; ``option``: name
+    and value of the option that sets the size, for errors."""
     target, model = llm.target, llm.draft_models.get(name)
     frequent = None if llm.heads is None else llm.heads.frequent
     context = ModelContext(model, target.vocab_size, kv, size, sinks, longest, frequent)
@@ -181,7 +189,8 @@ def small_model(
 
 
 def triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> FixedTreeStrategy:
-    """TriForce: a chain of at least γ tokens by a draft model and the target over a retrieved cache.
+    """TriForce: a chain of at least γ tokens by a draft model and the target over a retrieved
+    cache.
 
     Raises:
         InputError: the draft model cannot be had.
@@ -208,12 +217,15 @@ def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> Fixe
         context = SparseContext(llm.target, policy, budget, sinks, gamma, refresh)
         drafter: Drafter = PartialDrafter(llm.target, context, source="chain")
     else:
-        drafter = small_model(llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv)
+        drafter = small_model(
+            llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv
+        )
     coupled, widths = options.candidates == "coupled", (1,) * gamma
     return FixedTreeStrategy([drafter], sampler, coupled, widths, ("gamma", gamma))
 
 
-BUDGET = 1024  # tokens of the partial cache; smaller than the paper's, so that it pays at shorter contexts
+# tokens of the partial cache; smaller than the paper's, so that it pays at shorter contexts
+BUDGET = 1024
 MODEL_BUDGET, MODEL_SINKS = 512, 4  # tokens of a draft model's cache, and sinks among them
 
 
@@ -234,18 +246,26 @@ def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> AdaptiveStra
         levels = HeadDrafter(target, llm.packed(heads), options.vocabulary == "frequent", depth)
         drafters += [levels] if options.draft != "partial" else []
     if options.draft != "hidden" and options.cache != "full":
-        budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
-        context = SparseContext(target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen)
+        budget, frozen = (
+            options.budget or max(BUDGET, options.sinks + 1),
+            options.cache == "partial",
+        )
+        context = SparseContext(
+            target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen
+        )
         drafters.append(PartialDrafter(target, context, levels, least=context.budget))
     if options.draft_model is not None:
         option = ("draft_model", "given")
-        drafters.append(small_model(llm, options.draft_model, option, MODEL_BUDGET, MODEL_SINKS, LONGEST))
+        drafters.append(
+            small_model(llm, options.draft_model, option, MODEL_BUDGET, MODEL_SINKS, LONGEST)
+        )
     if llm.eagle is not None:
         drafters.append(EagleDrafter(llm.eagle))
     return AdaptiveStrategy(drafters, sampler, coupled, llm.learnt())
 
 
-#: builders of the strategies, from the model's resources, the strategy's options and the choice rule
+#: builders of the strategies, from the model's resources, the strategy's options and the choice
+#: rule
 STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedTreeStrategy | AdaptiveStrategy]] = {
     "auto": auto,
     "autoregressive": autoregressive,
@@ -260,7 +280,9 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
     """The heads that a strategy may use, and its `types.Generation.draft_source`."""
     if strategy in ("auto", "tokenswift"):
         heads = llm.heads
-        partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")
+        partial = options.draft != "hidden" and (
+            options.draft == "partial" or options.cache != "full"
+        )
         parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
         if strategy == "auto":
             if options.draft_model is not None:

@@ -1,8 +1,8 @@
 """What an ``LLM`` holds: the model, from files or from transformers, and all that drafts for it.
 
-A model folder or GGUF file of a supported family is read without transformers; its own model and tokenizer
-are loaded only when asked for. Everything else (other families, devices without kernels, model objects) runs
-through transformers.
+A model folder or GGUF file of a supported family is read without transformers; its own model and
+tokenizer are loaded only when asked for. Everything else (other families, devices without kernels,
+model objects) runs through transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import ANSWERS, NEUTRAL, LoadConfig, RopeScaling, SamplingParams, check_backend, shown
+from tokenswift.config import (
+    ANSWERS,
+    NEUTRAL,
+    LoadConfig,
+    RopeScaling,
+    SamplingParams,
+    check_backend,
+    shown,
+)
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling
@@ -34,7 +42,13 @@ from tokenswift.loader.load import (
     open_files,
 )
 from tokenswift.loader.prompts import end_ids, end_tokens, prepare, turn_ends, unnamed_rows
-from tokenswift.loader.weights import base_of_weights, digest_of, identity_of, parameters, tokenizer_digest
+from tokenswift.loader.weights import (
+    base_of_weights,
+    digest_of,
+    identity_of,
+    parameters,
+    tokenizer_digest,
+)
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
 from tokenswift.sampling.masks import Grammars
@@ -71,7 +85,9 @@ class Source:
         named: sampling settings in the model's own generation config.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend
+    ) -> None:
         check_model(model)
         self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
         self.name: str = getattr(model, "name_or_path", "")
@@ -110,7 +126,8 @@ class Source:
 
     @cached_property
     def answers(self) -> SamplingParams:
-        """Default sampling for chat: the model's own settings if they are valid, else `config.ANSWERS`."""
+        """Default sampling for chat: the model's own settings if they are valid, else
+        `config.ANSWERS`."""
         try:
             return SamplingParams(**{**NEUTRAL, **self.named}) if self.named else ANSWERS
         except InputError as error:
@@ -152,7 +169,10 @@ class FromFiles(Source):
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
         if how.weights in FORMATS:
-            line = "model %s is quantized to %s, which makes it another model; exactness is relative to that"
+            line = (
+                "model %s is quantized to %s, which makes it another model; exactness is "
+                "relative to that"
+            )
             logger.warning(line, files.name, how.weights)
 
     @cached_property
@@ -238,7 +258,10 @@ def open_model(
         if files is not None:
             return FromFiles(files, how, backend)
     if how.weights != "stored":
-        wrong = f"weights is {how.weights!r}, but model {name} runs through transformers' own model here"
+        wrong = (
+            f"weights is {how.weights!r}, but model {name} runs through transformers' own "
+            f"model here"
+        )
         raise InputError(f"{wrong}; valid: stored", "weights")
     loaded = load_located(name, folder, how, place)
     return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
@@ -248,15 +271,22 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
     """Wrap a loaded transformers model, which stays as it is.
 
     Raises:
-        InputError: it is no such model, its tokenizer is none, or it does not run here as is asked for.
+        InputError: it is no such model, its tokenizer is none, or it does not run here as is asked
+            for.
     """
     if isinstance(model, str | os.PathLike):
-        raise InputError(f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)")
+        raise InputError(
+            f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)"
+        )
     check_model(model)
     if tokenizer is not None and not callable(tokenizer):
-        raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
+        raise InputError(
+            f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers"
+        )
     if getattr(model, "_tp_size", None):
-        raise InputError("the model is spread over ranks; valid: a model of one process, with a device_map")
+        raise InputError(
+            "the model is spread over ranks; valid: a model of one process, with a device_map"
+        )
     from tokenswift.models.generic import device_of
 
     device = device_of(model.lm_head)
@@ -266,8 +296,8 @@ def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
 
 
 class Resources:
-    """The target and all that drafts for it. Draft models and packed heads are made at first use. Threads may
-    share it.
+    """The target and all that drafts for it. Draft models and packed heads are made at first use.
+    Threads may share it.
 
     Args:
         source: what the target is made from.
@@ -283,7 +313,8 @@ class Resources:
         grammars: compiled grammars.
         lock: guards what is made at first use.
     Raises:
-        InputError: heads or a drafter that do not fit the model, or options that it does not support.
+        InputError: heads or a drafter that do not fit the model, or options that it does not
+            support.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ class SequenceState:
     """A sequence as the decode loop and drafters see it; `engine.sequence.Sequence` adds the rest.
 
     Attributes:
-        tokens: ids of prompt and generated tokens; the last one is the root (known, not in the cache).
+        tokens: ids of prompt and generated tokens; the last one is the root (known, not in the
+            cache).
         prompt_tokens: length of the prompt.
         cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
@@ -45,14 +46,18 @@ class SequenceState:
         eos: token ids that end the text (the token itself is part of the output); may be empty.
         last_pass: the pass that committed the newest cached token; None before the prefill.
         last_row: that token's row in it.
-        features: keeps features of committed tokens for an EAGLE drafter; None: no drafter reads them.
+        features: keeps features of committed tokens for an EAGLE drafter; None: no drafter reads
+            them.
         draft_passes: model passes made only to draft; strategies count them here.
         load: the other sequences in the current step.
         rows: rows of its last verify pass.
-        mean_tokens, mean_ms: running means per step: new tokens, and milliseconds outside the verify pass.
-        owner: its client; KV caches of shared prefixes are copied only between sequences of one owner.
+        mean_tokens, mean_ms: running means per step: new tokens, and milliseconds outside the
+            verify pass.
+        owner: its client; KV caches of shared prefixes are copied only between sequences of one
+            owner.
         is_wanted: False once it is cancelled; asked between draft passes.
-        top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report none.
+        top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report
+            none.
         meter: counts, and the seconds of each phase.
     """
 

@@ -1,12 +1,14 @@
 """Narrow EAGLE-3 drafters: their training by the recipe with training-time test.
 
-Training-time test (Li et al. 2025): what the layer makes of a position is its feature at the next depth, as
-in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up to t, and of its
-own chain one row of each depth; so it is here, for all positions of a window at once.
+Training-time test (Li et al. 2025): what the layer makes of a position is its feature at the next
+    depth, as
+in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up to t, and
+of its own chain one row of each depth; so it is here, for all positions of a window at once.
 
-The layer is narrower than the target's own ones, so that a drafted token costs a few hundredths of a pass.
-It reads the target's embeddings through a projection to its width, and its states go through another one to
-rows of the target's LM head, those of the tokens in the loss, which are the tokens that it can name.
+The layer is narrower than the target's own ones, so that a drafted token costs a few hundredths of
+a pass. It reads the target's embeddings through a projection to its width, and its states go
+through another one to rows of the target's LM head, those of the tokens in the loss, which are the
+tokens that it can name.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
     target = llm.target
     layers = (2, target.layers // 2, target.layers)
     if len({*layers}) < FEATURES:
-        raise InputError(f"the model has {target.layers} layers; valid: 6 or more; three give features")
+        raise InputError(
+            f"the model has {target.layers} layers; valid: 6 or more; three give features"
+        )
     if hidden % HEAD or hidden < HEAD:
         raise InputError(f"hidden is {hidden}; valid: a multiple of {HEAD}", "hidden")
     heads = hidden // HEAD
@@ -86,12 +90,14 @@ def train_eagle(
         depths: tokens of a chain that are trained.
         hidden: see :func:`eagle_config`.
     Raises:
-        InputError: an option out of range, too little data, a work folder of another training, or a model
-            whose layers are of another kind.
+        InputError: an option out of range, too little data, a work folder of another training, or a
+            model whose layers are of another kind.
         RunError: the loss is not finite.
     """
     config = eagle_config(llm, 1, hidden)
-    recipe = Recipe(llm, job, report, on_progress, config.feature_layers[:-1], eagle=[depths, hidden])
+    recipe = Recipe(
+        llm, job, report, on_progress, config.feature_layers[:-1], eagle=[depths, hidden]
+    )
     config = replace(config, draft_vocab=recipe.frozen.size)
     made = recipe.started(lambda: started(config, job.training.seed))
     student = EagleStudent(config, made, depths)
@@ -109,15 +115,18 @@ def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
         if len(shape) == 1:
             found[name] = torch.ones(shape)
         else:
-            found[name] = torch.randn(shape, generator=drawn) * scales.get(name, 1.0) * shape[1] ** -0.5
+            found[name] = (
+                torch.randn(shape, generator=drawn) * scales.get(name, 1.0) * shape[1] ** -0.5
+            )
     return found
 
 
 class EagleStudent(Student):
-    """A drafter's layer, fed the text's own tokens, and from the second depth on what it made itself.
+    """A drafter's layer, fed the text's own tokens, and from the second depth on what it made
+    itself.
 
-    The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One layer reads
-    both side by side, normed; what it makes stands for the feature at the next depth.
+    The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One
+    layer reads both side by side, normed; what it makes stands for the feature at the next depth.
 
     Args:
         config: of the drafter.
@@ -128,7 +137,9 @@ class EagleStudent(Student):
     def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor], depths: int) -> None:
         super().__init__()
         self.config, self.levels, self.rotary = config, depths, config.rotary()
-        self.weights = nn.ParameterDict({name.replace(".", "_"): value for name, value in tensors.items()})
+        self.weights = nn.ParameterDict(
+            {name.replace(".", "_"): value for name, value in tensors.items()}
+        )
         self.names = list(tensors)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -143,7 +154,8 @@ class EagleStudent(Student):
         rotary, positions = self.rotary.to(states.device), torch.arange(m, device=states.device)
         parts = states[:, :m].float().chunk(FEATURES, dim=-1)
         state = F.linear(
-            torch.cat([self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1), t["fc"]
+            torch.cat([self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1),
+            t["fc"],
         )
         keys, values, made = list[Tensor](), list[Tensor](), list[Tensor]()
         for i in range(self.levels):
@@ -160,13 +172,14 @@ class EagleStudent(Student):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> Float[Tensor, "b m H"]:
-        """What stands for the feature at the next depth. Keys and values (b, kv heads, m, d) by depth: this
-        depth's are added."""
+        """What stands for the feature at the next depth. Keys and values (b, kv heads, m, d) by
+        depth: this depth's are added."""
         t = self.tensors()
         x = torch.cat((self._norm(embeds, "input_norm"), self._norm(state, "hidden_norm")), dim=-1)
         x = F.dropout(x, DROPOUT, self.training)
         q, k, v = (
-            F.linear(x, t[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for name in "qkv"
+            F.linear(x, t[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+            for name in "qkv"
         )
         keys.append(turned(k, *angles))
         values.append(v)
@@ -183,19 +196,20 @@ class EagleStudent(Student):
 
 
 def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:
-    """Which rows those of a depth see: of depth 0 those of positions up to theirs, within the window; of
-    deeper ones their own position's."""
+    """Which rows those of a depth see: of depth 0 those of positions up to theirs, within the
+    window; of deeper ones their own position's."""
     behind = torch.arange(m)[:, None] - torch.arange(m)
     first = (behind >= 0) & (behind + depth < (window or m + depth))
     return torch.cat([first, *[torch.eye(m, dtype=torch.bool)] * depth], dim=1)
 
 
-# ---- the file ----------------------------------------------------------------------------------------------
+# ---- the file
+# ----------------------------------------------------------------------------------------------
 
 
 def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
-    """Write a GGUF file of the architecture eagle3, its matrices in int8, with the identity of the model that
-    it drafts for, whose embeddings and LM head it shares.
+    """Write a GGUF file of the architecture eagle3, its matrices in int8, with the identity of the
+    model that it drafts for, whose embeddings and LM head it shares.
 
     Raises:
         RunError: a weight is not finite.

@@ -1,8 +1,9 @@
 """Draft heads: their sizes, where they start, and their training by the recipe.
 
 Conditioned heads start in closed form: their linear part is a ridge regression of the base model's
-*final-normed* next state (what its LM head reads) onto the step's input and its random hidden layer, one pass
-over the data. Linear and Medusa heads start by saying what the base model says, as the papers' do.
+*final-normed* next state (what its LM head reads) onto the step's input and its random hidden
+layer, one pass over the data. Linear and Medusa heads start by saying what the base model says, as
+the papers' do.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ class HeadsStudent(Student):
         start = state = states[:, :m, -base.width :].flatten(0, 1)
         made = []
         for i in range(self.levels):
-            embeds = base.embed(tokens[:, 1 + i : 1 + i + m].flatten()) if self.heads.conditioned else None
+            embeds = (
+                base.embed(tokens[:, 1 + i : 1 + i + m].flatten())
+                if self.heads.conditioned
+                else None
+            )
             state = self.heads.advance(i, state, start, embeds)
             made.append(self.heads.normed(i, state))
         return made
@@ -60,7 +65,8 @@ def train_heads(
 
     Args:
         llm, job, report, on_progress: see :class:`Recipe`.
-        kind: "linear", "conditioned" or "medusa" (one residual block, the base model's own LM head).
+        kind: "linear", "conditioned" or "medusa" (one residual block, the base model's own LM
+            head).
         count: number of heads.
         inner: width of the hidden layer (conditioned), 0 for none.
     Raises:
@@ -107,7 +113,9 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     probe = torch.linspace(-1, 2, base.width, dtype=torch.float32, device=base.device)
     weight = base.normed(torch.ones_like(probe)).float()
     want = weight * probe * probe.pow(2).mean().rsqrt()
-    if not torch.allclose(base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())):
+    if not torch.allclose(
+        base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())
+    ):
         raise InputError("the model's final norm is not an RMS norm; valid: conditioned heads")
     return weight
 
@@ -126,7 +134,9 @@ def _ridge(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
         hidden = item["states"][: n + 1, -width:].float().to(base.device)
         embeds = base.embed(item["tokens"][1 : n + 1].to(base.device)).float()
         x = heads.inputs(hidden[:-1], hidden[:-1], embeds, True)
-        x[:, :width] = 0  # the state's own part starts at zero: at the first step it repeats the base
+        x[:, :width] = (
+            0  # the state's own part starts at zero: at the first step it repeats the base
+        )
         more = [torch.relu(step["inner"](x))] if heads.config.inner else []
         x = torch.cat([x, x.new_ones(n, 1), *more], dim=1)
         gram, cross, rows = gram + x.T @ x, cross + x.T @ base.normed(hidden[1:]).float(), rows + n

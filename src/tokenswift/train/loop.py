@@ -1,12 +1,14 @@
-"""One recipe for every drafter: text → hidden states → distillation → the loss on what was held out.
+"""One recipe for every drafter: text → hidden states → distillation → the loss on what was held
+out.
 
-Every stage leaves its outcome in the work folder, so the same command after a kill resumes where it stopped:
-hidden states by whole batches, the student's start as a file, training by a checkpoint. What states and
-losses depend on is hashed and kept beside them; a command with another hash is refused, so that a resumed
-training equals an unbroken one. Paths, how often checkpoints are written and the like are not in it.
+Every stage leaves its outcome in the work folder, so the same command after a kill resumes where it
+stopped: hidden states by whole batches, the student's start as a file, training by a checkpoint.
+What states and losses depend on is hashed and kept beside them; a command with another hash is
+refused, so that a resumed training equals an unbroken one. Paths, how often checkpoints are written
+and the like are not in it.
 
-Which items a step takes follows from the seed and the step alone. What is trained is a `loss.Student`: of
-`heads` or `eagle`.
+Which items a step takes follows from the seed and the step alone. What is trained is a
+`loss.Student`: of `heads` or `eagle`.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ MANY = 4096  # tokens in a loss, above which the model's distribution is told of
 MULTIPLE = 128  # positions; products of a shape that was not there yet take longer
 LIKELIEST = 32  # of many tokens that the model's distribution is told of
 
-Targets = tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]  # shares, and whose: places in the subset
+Targets = tuple[
+    Float[Tensor, "b r K"], Int[Tensor, "b r K"]
+]  # shares, and whose: places in the subset
 
 
 class FrozenBase:
@@ -66,7 +70,9 @@ class FrozenBase:
         dtype: of products with the rows.
     """
 
-    def __init__(self, llm: Any, subset: Int[Tensor, " S"], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, llm: Any, subset: Int[Tensor, " S"], dtype: torch.dtype = torch.float32
+    ) -> None:
         self.target = target = llm.target
         self.config, self.device, self.dtype = target.config, target.device, dtype
         self.width = target.hidden_size
@@ -85,12 +91,14 @@ class FrozenBase:
     @torch.no_grad()
     def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
         """Input embeddings; padding (-1) reads as token 0."""
-        return self.target.embed(tokens.clamp_min(0).flatten()).clone().view(*tokens.shape, self.width)
+        return (
+            self.target.embed(tokens.clamp_min(0).flatten()).clone().view(*tokens.shape, self.width)
+        )
 
     @torch.no_grad()
     def teacher(self, hidden: Float[Tensor, "b r D"], sampling: SamplingParams) -> Targets:
-        """The model's processed distribution of the next token, of the tokens that the filters left; of many
-        tokens, of the :data:`LIKELIEST`."""
+        """The model's processed distribution of the next token, of the tokens that the filters
+        left; of many tokens, of the :data:`LIKELIEST`."""
         scores = processed(self.logits(self.normed(hidden).flatten(0, 1)), sampling)
         kept = 1 if sampling.greedy else int((scores > -torch.inf).sum(-1).max())
         if self.size > MANY:
@@ -99,11 +107,15 @@ class FrozenBase:
             best, places = scores, torch.arange(self.size, device=self.device).expand_as(scores)
         else:
             best, places = scores.topk(kept)
-        return best.softmax(-1).unflatten(0, hidden.shape[:2]), places.unflatten(0, hidden.shape[:2])
+        return best.softmax(-1).unflatten(0, hidden.shape[:2]), places.unflatten(
+            0, hidden.shape[:2]
+        )
 
     def of_text(self, tokens: Int[Tensor, "b r"]) -> Targets:
         """The text's own tokens as targets; those outside the subset have no share."""
-        places = torch.searchsorted(self.subset, tokens.contiguous()).clamp_max(self.size - 1)[..., None]
+        places = torch.searchsorted(self.subset, tokens.contiguous()).clamp_max(self.size - 1)[
+            ..., None
+        ]
         return (self.subset[places] == tokens[..., None]).float(), places
 
     def logits(self, normed: Float[Tensor, "m D"]) -> Float[Tensor, "m S"]:
@@ -126,7 +138,8 @@ class Student(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
-        """For each level the states that the base's LM head reads, of the first m positions (r = b · m).
+        """For each level the states that the base's LM head reads, of the first m positions (r = b
+        · m).
 
         Args:
             tokens: of those positions and after; -1 pads.
@@ -149,15 +162,20 @@ class Distillation(nn.Module):
         self, student: Student, base: FrozenBase, sampling: SamplingParams, targets: str = "model"
     ) -> None:
         super().__init__()
-        self.student, self.base, self.sampling, self.text = student, base, sampling, targets == "text"
+        self.student, self.base, self.sampling, self.text = (
+            student,
+            base,
+            sampling,
+            targets == "text",
+        )
 
     def forward(
         self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n W"], valid: Bool[Tensor, "b m"]
     ) -> Float[Tensor, " levels"]:
         """The mean cross-entropy of each level, nats a token.
 
-        Arguments as `states.Windows` makes them; its ``extra`` is the student's levels. What no window needs,
-        is left off, in multiples of :data:`MULTIPLE`.
+        Arguments as `states.Windows` makes them; its ``extra`` is the student's levels. What no
+        window needs, is left off, in multiples of :data:`MULTIPLE`.
         """
         base, m = self.base, int(valid.any(0).sum())
         m = min(max(1, -(-m // MULTIPLE)) * MULTIPLE, valid.shape[1])
@@ -184,7 +202,8 @@ HELD_OUT = 64  # items that the held-out loss looks at
 NEWEST = 100  # steps whose loss is told
 
 
-# ---- the recipe --------------------------------------------------------------------------------------------
+# ---- the recipe
+# --------------------------------------------------------------------------------------------
 
 
 class Recipe:
@@ -217,7 +236,12 @@ class Recipe:
         layers: Sequence[int] = (),
         **about: Any,
     ) -> None:
-        self.job, self.report, self.on_progress, self._begun = job, report, on_progress, time.monotonic()
+        self.job, self.report, self.on_progress, self._begun = (
+            job,
+            report,
+            on_progress,
+            time.monotonic(),
+        )
         self.base = replace(llm.source.host.base, name=job.name)
         self.layers = (*layers, llm.target.layers)
         report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
@@ -228,7 +252,9 @@ class Recipe:
         options = {k: v for k, v in asdict(job.training).items() if k != "save_every"}
         how = [options, settings_of(job.sampling), self.store.made_from, about, subset.tolist()]
         claim(job.work / "training", digest_of(how))
-        self.frozen = FrozenBase(llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32)
+        self.frozen = FrozenBase(
+            llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32
+        )
 
     def _gathered(self, llm: Any, data: DataOptions) -> HiddenStore:
         """The work folder's store, filled."""
@@ -242,7 +268,8 @@ class Recipe:
         return store
 
     def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Weights at their start, on the base's device: made once, then read from the work folder."""
+        """Weights at their start, on the base's device: made once, then read from the work
+        folder."""
         path = self.job.work / "start.safetensors"
         if not path.exists():
             with replacing(path) as part:
@@ -271,7 +298,8 @@ class Recipe:
         }
 
 
-# ---- the loop ----------------------------------------------------------------------------------------------
+# ---- the loop
+# ----------------------------------------------------------------------------------------------
 
 
 def _order(items: int, seed: int) -> list[int]:
@@ -291,7 +319,8 @@ class Training:
 
     Args:
         recipe: says how to train, where, and who is told.
-        objective: a module that turns a batch into losses to be summed; its parameters are trained, in place.
+        objective: a module that turns a batch into losses to be summed; its parameters are trained,
+            in place.
         data: a dataset of that module's arguments (without the batch dimension), with a length.
         held_out: one whose loss is logged beside.
     Raises:
@@ -354,7 +383,10 @@ class Training:
         # dropout's draws, the same after a resumption
         torch.manual_seed((self.options.seed + 1) * 1_000_003 + self.step)
         for places in picks(len(self.data), self.options, self.step):
-            loss = self._loss(default_collate([self.data[i] for i in places])) / self.options.accumulate
+            loss = (
+                self._loss(default_collate([self.data[i] for i in places]))
+                / self.options.accumulate
+            )
             loss.backward()
             total += loss.detach()
         if not bool(torch.isfinite(total)):
@@ -368,14 +400,18 @@ class Training:
 
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
         with torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.options.bf16):
-            return self.objective(**{name: value.to(self.device) for name, value in batch.items()}).sum()
+            return self.objective(
+                **{name: value.to(self.device) for name, value in batch.items()}
+            ).sum()
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The loss over up to :data:`HELD_OUT` items spread over what is held out."""
         chosen = range(0, len(self.held_out), -(-len(self.held_out) // HELD_OUT))
         self.objective.eval()
-        found = sum(float(self._loss(default_collate([self.held_out[i]]))) for i in chosen) / len(chosen)
+        found = sum(float(self._loss(default_collate([self.held_out[i]]))) for i in chosen) / len(
+            chosen
+        )
         self.objective.train()
         return found
 

@@ -1,4 +1,5 @@
-"""What drafters are trained from, and how. Fields are options of the commands: ``metadata`` is for those."""
+"""What drafters are trained from, and how. Fields are options of the commands: ``metadata`` is for
+those."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class DataOptions:
     """What is learnt from.
 
     Attributes:
-        data: what the model writes after: self (questions that it answers, or nothing), a text file, or a
-            folder of them, of which it continues passages, each a third of its text
+        data: what the model writes after: self (questions that it answers, or nothing), a text
+            file, or a folder of them, of which it continues passages, each a third of its text
         tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
         sequence_length: tokens of a text at most (default 768; CUDA 8192)
         write_batch: texts that the model writes together (default 16; CUDA 32)
@@ -73,10 +74,12 @@ class TrainingOptions:
         batch: windows per forward
         window: positions per window
         accumulate: batches per optimiser step
-        loss_vocabulary: frequent tokens in the loss; 0: all (default 4096, of kind eagle 8192; CUDA all)
+        loss_vocabulary: frequent tokens in the loss; 0: all (default 4096, of kind eagle 8192; CUDA
+            all)
         held_out: share of the sequences that are not learnt from; their loss is logged
         save_every: steps between checkpoints, and between lines about the losses
-        targets: "model" (its distribution, as decoding processes it) or "text" (the text's own tokens)
+        targets: "model" (its distribution, as decoding processes it) or "text" (the text's own
+            tokens)
         seed: of the data, of what the model writes, and of the training
         bf16: mixed precision
     """
@@ -111,7 +114,8 @@ class Job:
         out: the file to write.
         work: folder for hidden states, the checkpoint and the log.
         name: the base model's, for the outcome's header.
-        sampling: how the model writes; its temperature and filters shape the distribution that is learnt.
+        sampling: how the model writes; its temperature and filters shape the distribution that is
+            learnt.
     """
 
     data: DataOptions

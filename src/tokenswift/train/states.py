@@ -1,8 +1,10 @@
 """Hidden states of text that the model writes, which writing computes anyway: kept on disk,
 read as they are needed. What the model writes after is a text's passages, or what it is asked.
 
-A store is a folder with a safetensors file for each text: ``tokens`` (n,), int32, and ``states`` (n, W),
-bfloat16: the states that enter some layers, side by side, the last of them those before the final norm. Files
+A store is a folder with a safetensors file for each text: ``tokens`` (n,), int32, and ``states``
+    (n, W),
+bfloat16: the states that enter some layers, side by side, the last of them those before the final
+    norm. Files
 are there whole or not at all, so a killed run leaves a store that is whole up to its last text.
 """
 
@@ -48,7 +50,9 @@ def files_of(source: str) -> list[Path]:
     path = Path(source)
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not files:
-        raise InputError(f"--data {source} holds no text; valid: self, a text file or a folder of .txt files")
+        raise InputError(
+            f"--data {source} holds no text; valid: self, a text file or a folder of .txt files"
+        )
     return files
 
 
@@ -71,8 +75,8 @@ def read_texts(source: str) -> Iterator[str]:
 
 
 def questions(seed: int) -> Iterator[tuple[str, float]]:
-    """Without an end: what a model is asked, of six kinds in turns, for answers that can be learnt from, and
-    their temperature."""
+    """Without an end: what a model is asked, of six kinds in turns, for answers that can be learnt
+    from, and their temperature."""
     text = resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
     kinds = tomllib.loads(text)
     drawn = random.Random(seed)
@@ -87,9 +91,11 @@ def questions(seed: int) -> Iterator[tuple[str, float]]:
 
 
 def blocks(source: str, tokenizer: Any, limit: int, length: int) -> Iterator[list[int]]:
-    """Blocks of at most ``length`` tokens, none across two documents, about ``limit`` tokens in all.
+    """Blocks of at most ``length`` tokens, none across two documents, about ``limit`` tokens in
+    all.
 
-    Documents give in proportion to their lengths, long ones whole blocks; short remainders are dropped.
+    Documents give in proportion to their lengths, long ones whole blocks; short remainders are
+    dropped.
     """
     prefix = list(tokenizer("")["input_ids"])
     room = length - len(prefix)
@@ -122,7 +128,8 @@ class Recorder(Features):
         super().take(at, features.to("cpu", torch.bfloat16))
 
 
-# ---- the store ---------------------------------------------------------------------------------------------
+# ---- the store
+# ---------------------------------------------------------------------------------------------
 
 
 class HiddenStore:
@@ -130,7 +137,8 @@ class HiddenStore:
 
     Args:
         folder: where the store lies; made when missing.
-        made_from: a digest of what the states depend on; a store made from anything else is refused.
+        made_from: a digest of what the states depend on; a store made from anything else is
+            refused.
 
     Attributes:
         texts: by number, tokens (n,), int32; those that the model writes together end in any order.
@@ -166,12 +174,14 @@ class HiddenStore:
         """
         made = torch.tensor(tokens, dtype=torch.int32)
         with replacing(self.path(number)) as part:
-            save_file({"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}, part)
+            save_file(
+                {"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}, part
+            )
         self.texts[number] = made
 
     def finish(self, tokens: int = 1 << 60) -> None:
-        """Mark the store as complete: its texts in the order of their numbers, the first ones that hold so
-        many tokens; the others go."""
+        """Mark the store as complete: its texts in the order of their numbers, the first ones that
+        hold so many tokens; the others go."""
         found, self.texts = sorted(self.texts.items()), {}
         for number, text in found:
             if self.tokens < tokens:
@@ -201,7 +211,8 @@ def claim(path: Path, key: str) -> None:
 
 
 def held_out(store: HiddenStore, share: float) -> tuple[list[int], list[int]]:
-    """The store's texts to learn from, and those that are held out: evenly spaced, none of a few."""
+    """The store's texts to learn from, and those that are held out: evenly spaced, none of a
+    few."""
     every = round(1 / share) if share > 0 else 1 << 60
     numbers = list(store.texts)
     return [n for i, n in enumerate(numbers, 1) if i % every], numbers[every - 1 :: every]
@@ -210,8 +221,8 @@ def held_out(store: HiddenStore, share: float) -> tuple[list[int], list[int]]:
 class Windows(Dataset[dict[str, Tensor]]):
     """Training items of fixed shape cut from texts of a store: ``chunk`` positions each.
 
-    An item holds ``tokens`` (chunk + extra + 1,), ``states`` (chunk + extra, W), and ``valid`` (chunk,).
-    Tokens are padded by -1, states by zeros.
+    An item holds ``tokens`` (chunk + extra + 1,), ``states`` (chunk + extra, W), and ``valid``
+    (chunk,). Tokens are padded by -1, states by zeros.
 
     Args:
         numbers: of the texts.
@@ -224,7 +235,9 @@ class Windows(Dataset[dict[str, Tensor]]):
         self.items = [
             (number, start)
             for number in numbers
-            for start in range(0, len(store.texts[number]) - extra, chunk)  # positions with all their targets
+            for start in range(
+                0, len(store.texts[number]) - extra, chunk
+            )  # positions with all their targets
         ]
 
     def __len__(self) -> int:
@@ -247,7 +260,8 @@ def counts(store: HiddenStore, vocab_size: int) -> Int[Tensor, " V"]:
 
 
 def frequent(found: Int[Tensor, " V"], size: int) -> Int[Tensor, " S"]:
-    """The ``size`` most frequent tokens, ascending; 0 takes the whole vocabulary. Ties: the smaller id."""
+    """The ``size`` most frequent tokens, ascending; 0 takes the whole vocabulary. Ties: the smaller
+    id."""
     return found.argsort(descending=True, stable=True)[: size or None].sort().values
 
 
@@ -257,15 +271,21 @@ def covering(found: Int[Tensor, " V"], share: float) -> Int[Tensor, " S"]:
     return frequent(found, int((mass < share - 1e-12).sum()) + 1)
 
 
-# ---- filling a store ---------------------------------------------------------------------------------------
+# ---- filling a store
+# ---------------------------------------------------------------------------------------
 
 
 def collect(
-    llm: Any, data: DataOptions, job: Job, layers: Sequence[int], store: HiddenStore, on_progress: OnProgress
+    llm: Any,
+    data: DataOptions,
+    job: Job,
+    layers: Sequence[int],
+    store: HiddenStore,
+    on_progress: OnProgress,
 ) -> None:
-    """Fill a store, or the rest of it, with what the model writes and the states that enter these layers,
-    until the texts so far, in order, hold the tokens. A killed run repeats the texts that were under way,
-    with the same tokens.
+    """Fill a store, or the rest of it, with what the model writes and the states that enter these
+    layers, until the texts so far, in order, hold the tokens. A killed run repeats the texts that
+    were under way, with the same tokens.
 
     Raises:
         InputError: too little text.
@@ -281,7 +301,9 @@ def collect(
             while len(running) < data.write_batch and (found := next(todo, None)):
                 number, request = found
                 recorder = Recorder()
-                running.append((number, request, scheduler.submit(request, features=recorder), recorder))
+                running.append(
+                    (number, request, scheduler.submit(request, features=recorder), recorder)
+                )
             if not running:
                 break
             running[0][2].wait(0.1)
@@ -309,13 +331,17 @@ def _requests(llm: Any, data: DataOptions, job: Job) -> Iterator[Request]:
         new -= length
         wanted = length * max(1, data.tokens // data.sequence_length)
         passages = blocks(data.data, llm.tokenizer, wanted, length)
-        prompts: Iterable[tuple[list[int], SamplingParams]] = ((passage, params) for passage in passages)
+        prompts: Iterable[tuple[list[int], SamplingParams]] = (
+            (passage, params) for passage in passages
+        )
     elif answers:
         asked = (([{"role": "user", "content": text}], warmth) for text, warmth in questions(seed))
         plain = SamplingParams(**NEUTRAL)
         prompts = ((llm.encode(chat), replace(plain, temperature=warmth)) for chat, warmth in asked)
     else:
-        first = list(llm.tokenizer("")["input_ids"]) or [min(llm.resources.source.end_tokens(), default=0)]
+        first = list(llm.tokenizer("")["input_ids"]) or [
+            min(llm.resources.source.end_tokens(), default=0)
+        ]
         prompts = repeat((first, params))
     for number, (prompt, how) in enumerate(prompts):
         how = replace(how, seed=seed * 100_003 + number)

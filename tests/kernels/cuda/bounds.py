@@ -1,5 +1,5 @@
-"""Triton's interpreter made strict: each load and store is held against the memory that tensors have, and
-products sum in an order of their own."""
+"""Triton's interpreter made strict: each load and store is held against the memory that tensors
+have, and products sum in an order of their own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokenswift.kernels.cuda.kernels import Kernels
 
 
 def memory(given: dict[str, Any]) -> np.ndarray:
-    """Start and end of each tensor's memory, (m, 2), by their starts: of those given, and of all others, as
-    kernels find caches by their distance from one place."""
+    """Start and end of each tensor's memory, (m, 2), by their starts: of those given, and of all
+    others, as kernels find caches by their distance from one place."""
     found = dict[int, int]()
     for one in (*given.values(), *gc.get_objects()):
         if type(one) in (Tensor, torch.nn.Parameter) and one.device.type == "cpu":
@@ -58,8 +58,8 @@ def in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products add one term after the other: numpy's leave it to a BLAS, whose order changes with the shape
-    and the processor, so that equal bits would say nothing of the kernels."""
+    """Products add one term after the other: numpy's leave it to a BLAS, whose order changes with
+    the shape and the processor, so that equal bits would say nothing of the kernels."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Texts and passes that the tests of the CUDA backend share, and its kernels in torch, row by row."""
+"""Texts and passes that the tests of the CUDA backend share, and its kernels in torch, row by
+row."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 def tree(rows: int, reach: int) -> list[int]:
     """Parents; a small reach makes it deep, a large one wide."""
     made = torch.Generator().manual_seed(rows)
-    return [-1, *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows))]
+    return [
+        -1,
+        *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows)),
+    ]
 
 
 def segment(
@@ -83,7 +87,9 @@ class Rows:
         centred: bool = False,
     ) -> Tensor:
         if more is not None:
-            states += factor * (more if behind is None else self.norm(more, behind, eps, torch.float32))
+            states += factor * (
+                more if behind is None else self.norm(more, behind, eps, torch.float32)
+            )
         if centred:
             states -= torch.cat([row.mean(-1, keepdim=True) for row in states.split(1)])
         if weight is None:
@@ -108,8 +114,12 @@ class Rows:
         heads = mixed.view(len(mixed), -1, shape.width).transpose(0, 1)
         query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
         if layer.query_norm is not None and layer.key_norm is not None and not shape.whole_norms:
-            query = self.norm(query.flatten(0, 1), layer.query_norm, shape.eps, torch.float32).view_as(query)
-            key = self.norm(key.flatten(0, 1), layer.key_norm, shape.eps, torch.float32).view_as(key)
+            query = self.norm(
+                query.flatten(0, 1), layer.query_norm, shape.eps, torch.float32
+            ).view_as(query)
+            key = self.norm(key.flatten(0, 1), layer.key_norm, shape.eps, torch.float32).view_as(
+                key
+            )
         if layer.rope >= 0:
             query, key = turned(query, cos, sin), turned(key, cos, sin)
         for segment, rows in zip(batch.segments, batch.rows(), strict=True):
@@ -122,7 +132,9 @@ class Rows:
             cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
         return query.transpose(0, 1).to(shape.keys).contiguous()
 
-    def attend(self, batch: CudaBatch, query: Tensor, layer: int, shape: Shape, window: int) -> Tensor:
+    def attend(
+        self, batch: CudaBatch, query: Tensor, layer: int, shape: Shape, window: int
+    ) -> Tensor:
         made = torch.zeros_like(query)
         for segment, rows in zip(batch.segments, batch.rows(), strict=True):
             data = segment.cache.data
@@ -134,7 +146,9 @@ class Rows:
                 keys, values = (data[2 * layer + part, :, slots].float() for part in (0, 1))
                 grouped = query[row].float().view(shape.kv_heads, -1, shape.width)
                 scores = grouped @ keys.mT * shape.scale
-                weights = (shape.cap * (scores / shape.cap).tanh() if shape.cap else scores).softmax(-1)
+                weights = (
+                    shape.cap * (scores / shape.cap).tanh() if shape.cap else scores
+                ).softmax(-1)
                 made[row] = (weights @ values).flatten(0, 1).to(made.dtype)
         return made
 

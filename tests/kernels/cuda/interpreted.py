@@ -1,7 +1,10 @@
-"""The Triton kernels in Triton's interpreter, float32: run by `test_interpreter` in a process of its own.
+"""The Triton kernels in Triton's interpreter, float32: run by `test_interpreter` in a process of
+its own.
 
-The bounds: a float32 sum of n products is within n · 2^-24 of the sum of their sizes. Scores are sums of at
-most 256 products, and the weights of values sum to 1, so 2e-5 holds; a key too many moves them more.
+The bounds: a float32 sum of n products is within n · 2^-24 of the sum of their sizes. Scores are
+    sums of at
+most 256 products, and the weights of values sum to 1, so 2e-5 holds; a key too many moves them
+more.
 """
 
 from __future__ import annotations
@@ -62,15 +65,17 @@ def test_a_partial_caches_entries_have_no_positions() -> None:
     """A window holds where an entry is its position, and nowhere else."""
     query, shape = random(3, 2, 16, seed=1), shape_of(2, 1, 16)
     texts = [segment(300, 3, [-1, 0, 0], 1, 16, ordered=ordered) for ordered in (True, False)]
-    windowed, whole = (KERNELS.attend(batch_of([text], shape), query, 0, shape, 50) for text in texts)
+    windowed, whole = (
+        KERNELS.attend(batch_of([text], shape), query, 0, shape, 50) for text in texts
+    )
     assert not torch.allclose(windowed, whole, atol=1e-3)
     torch.testing.assert_close(whole, by_torch(texts[1], query, shape), **NEAR_ENOUGH)
 
 
 @pytest.mark.parametrize("before,window", [(CHUNK - 3, 150), (BORDER - 2, 0)])
 def test_rows_of_several_texts_and_in_trees_have_their_own_bits(before: int, window: int) -> None:
-    """The last positions of a text, over the end of a piece: one at a time, in one pass, in a tree with wrong
-    branches, and beside another text's rows."""
+    """The last positions of a text, over the end of a piece: one at a time, in one pass, in a tree
+    with wrong branches, and beside another text's rows."""
     tail, shape = 5, shape_of(2, 1, 16)
     whole, query = segment(before, tail, None, 1, 16), random(tail, 2, 16, seed=1)
 
@@ -107,7 +112,9 @@ def test_nan_in_another_branch_or_in_unused_room_reaches_no_row() -> None:
     assert torch.equal(found[[0, 2]], expected[[0, 2]]) and found[1].isnan().any()
 
 
-def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, norms: bool) -> LayerWeights:
+def layer_of(
+    heads: int, kv_heads: int, width: int, hidden: int, inner: int, norms: bool
+) -> LayerWeights:
     more = (heads + 2 * kv_heads) * width
     return LayerWeights(
         qkv=Packed(random(more, hidden, seed=1) / 8),
@@ -123,9 +130,11 @@ def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, nor
 
 
 @pytest.mark.parametrize("block", ["usual", "switched", "parallel"])
-def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(block: str) -> None:
-    """A layer with all kernels: the states, queries and features of torch; and one graph's buffers for a text
-    of three lengths and for two texts, byte by byte as passes that are not recorded."""
+def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(
+    block: str,
+) -> None:
+    """A layer with all kernels: the states, queries and features of torch; and one graph's buffers
+    for a text of three lengths and for two texts, byte by byte as passes that are not recorded."""
     backend = CudaBackend(CPU, KERNELS, library)
     eager = CudaBackend(CPU, KERNELS, library)
     eager.records = False
@@ -143,7 +152,10 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
     for before, parents in ((7, [-1]), (CHUNK + 3, [-1, 0, 0]), (2 * CHUNK - 1, [-1, 0])):
         found = []
         for each, body in zip((backend, eager, TORCH), bodies, strict=True):
-            texts = [segment(before, len(parents), parents, 1, 16), segment(20, 1, [-1], 1, 16, seed=4)]
+            texts = [
+                segment(before, len(parents), parents, 1, 16),
+                segment(20, 1, [-1], 1, 16, seed=4),
+            ]
             batch: Any = each.batch(texts, shape)
             count = len(parents) + 1
             rows = len(batch.tokens)

@@ -1,4 +1,5 @@
-"""Every kernel, compiled for cards that need not be there, from the arguments it would be started with."""
+"""Every kernel, compiled for cards that need not be there, from the arguments it would be started
+with."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from tests.kernels.cuda.cases import batch_of, segment, shape_of, tree  # noqa: 
 from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
 from tokenswift.kernels.weights import LayerWeights, Packed  # noqa: E402
 
-ROOM = {80: 163, 90: 227, 120: 99}  # KiB of shared memory that a program may have, by a card's capability
+ROOM = {
+    80: 163,
+    90: 227,
+    120: 99,
+}  # KiB of shared memory that a program may have, by a card's capability
 NAMES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -48,7 +53,9 @@ class Ahead(Kernels):
         self.asked: dict[str, set[str]] = {}
         self.made: dict[str, Any] = {}
 
-    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+    def run(
+        self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any
+    ) -> None:
         source, asked = taken(kernel, given), self.asked.setdefault(kernel.__name__, set())
         if (said := str((source, warps, stages))) not in asked:
             asked.add(said)
@@ -58,9 +65,11 @@ class Ahead(Kernels):
             )
 
 
-def taken(kernel: Any, given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
-    """What Triton compiles a kernel for, and so anew for each other: types, constants, and which numbers and
-    addresses are multiples of 16."""
+def taken(
+    kernel: Any, given: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
+    """What Triton compiles a kernel for, and so anew for each other: types, constants, and which
+    numbers and addresses are multiples of 16."""
     signature, constants, aligned = dict[str, str](), dict[str, Any](), dict[Any, Any]()
     for at, parameter in enumerate(kernel.params):
         name, value = parameter.name, given[parameter.name]
@@ -77,7 +86,9 @@ def taken(kernel: Any, given: dict[str, Any]) -> tuple[dict[str, str], dict[str,
     return signature, constants, aligned
 
 
-def attention(card: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, cap: float = 0.0) -> Any:
+def attention(
+    card: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, cap: float = 0.0
+) -> Any:
     ahead, shape = Ahead(card), replace(shape_of(heads, kv_heads, width, dtype), cap=cap)
     text = segment(300, 5, tree(5, 2), kv_heads, width, dtype)
     ahead.attend(batch_of([text], shape), torch.empty(5, heads, width, dtype=dtype), 0, shape, 0)
@@ -86,15 +97,21 @@ def attention(card: int, heads: int, kv_heads: int, width: int, dtype: torch.dty
 
 @pytest.mark.parametrize("card", ROOM)
 def test_attention(card: int) -> None:
-    """Keys are fetched ahead, 16 bytes at a time; sm_90 has its own products; all fits into a processor."""
+    """Keys are fetched ahead, 16 bytes at a time; sm_90 has its own products; all fits into a
+    processor."""
     code = attention(card, 32, 8, 128, BF16).asm["ptx"]
     assert "cp.async.cg" in code and ("wgmma" if card == 90 else "mma.sync") in code
-    for width, dtype, cap in ((80, torch.float16, 0.0), (256, torch.float32, 0.0), (256, BF16, 50.0)):
+    for width, dtype, cap in (
+        (80, torch.float16, 0.0),
+        (256, torch.float32, 0.0),
+        (256, BF16, 50.0),
+    ):
         assert attention(card, 14, 2, width, dtype, cap).metadata.shared <= ROOM[card] << 10
 
 
 def rows_of_states(ahead: Ahead, before: int, rows: int, norm: bool, rope: int, layer: int) -> None:
-    """A pass's other kernels: norms with and without what a block gave, gates, and what is appended."""
+    """A pass's other kernels: norms with and without what a block gave, gates, and what is
+    appended."""
     shape, weight, states = shape_of(4, 2, 64, BF16), torch.ones(256), torch.zeros(rows, 256)
     batch = batch_of([segment(before, rows, tree(rows, 2), 2, 64, BF16, layers=2)], shape)
     ahead.attend(batch, torch.empty(rows, 4, 64, dtype=BF16), layer, shape, 16 * layer)

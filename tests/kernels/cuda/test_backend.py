@@ -1,4 +1,5 @@
-"""The CUDA backend on a CPU, its kernels' work by torch, row by row: its passes, and texts by it."""
+"""The CUDA backend on a CPU, its kernels' work by torch, row by row: its passes, and texts by
+it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -
         cache, states = target.new_cache(320), []
         for rows, parents in ((200, None), (100, None), (5, None), (5, [-1, 0, 0, 1, 3])):
             at = cache.length
-            made = target.forward(torch.tensor(LONG[:rows]), torch.arange(at, at + rows), cache, parents)
+            made = target.forward(
+                torch.tensor(LONG[:rows]), torch.arange(at, at + rows), cache, parents
+            )
             cache.commit(tuple(range(rows)))
             states.append(target.logits(made.hidden))
             assert made.queries[0].shape[1] == rows
@@ -50,7 +53,9 @@ def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -
 
 
 @pytest.mark.parametrize("family", ["llama", *(rare(name) for name in ("qwen3", *SWITCHED))])
-def test_every_strategy_writes_what_plain_decoding_writes(backend: CudaBackend, family: str) -> None:
+def test_every_strategy_writes_what_plain_decoding_writes(
+    backend: CudaBackend, family: str
+) -> None:
     llm = LLM.from_model(tiny_model(family), heads=random_heads("medusa", 48, VOCAB))
     assert llm.target.backend is backend and isinstance(llm.target, NativeTarget)
     params = PAPER
@@ -82,7 +87,8 @@ def sequence_of(target: NativeTarget, tokens: list[int], prompt: int) -> Sequenc
 def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     target: NativeTarget, rows: int | None
 ) -> None:
-    """Its prompt is read as before, what was written is decoded again: whole, or a pass at a time."""
+    """Its prompt is read as before, what was written is decoded again: whole, or a pass at a
+    time."""
     assert target.equal_bits and not target.prefill_keeps_bits
     first = sequence_of(target, LONG[:200], 200)
     prefill(first)
@@ -97,7 +103,9 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
     assert again.cache.length == known == 299 and told[-1] == ("prompt", known, known)
     assert torch.equal(again.cache.data[:, :, :known], first.cache.data[:, :, :known])
     assert again.last_pass is not None and len(again.last_pass.hidden) >= OBSERVED
-    read = sequence_of(target, first.tokens, known + 1)  # the same tokens as a prompt have other bits
+    read = sequence_of(
+        target, first.tokens, known + 1
+    )  # the same tokens as a prompt have other bits
     prefill(read)
     assert not torch.equal(read.cache.data[:, :, :known], first.cache.data[:, :, :known])
 
@@ -132,5 +140,7 @@ def test_int8_is_refused_in_a_line(
     backend: CudaBackend, option: str, tiny_folder: Callable[..., Path]
 ) -> None:
     asked: Any = {option: "int8"}
-    with pytest.raises(InputError, match=rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"):
+    with pytest.raises(
+        InputError, match=rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"
+    ):
         LLM(tiny_folder(), heads="none", device="cpu", **asked)

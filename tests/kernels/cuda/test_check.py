@@ -23,9 +23,13 @@ from tokenswift.types import InputError
     ],
 )
 def test_torch_takes_over_where_kernels_cannot_be_tried(
-    capability: tuple[int, int], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    capability: tuple[int, int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One line, and the torch path; with the backend asked for, an error. What can be tried is started."""
+    """One line, and the torch path; with the backend asked for, an error. What can be tried is
+    started."""
 
     def load(*_: Any) -> None:
         raise RuntimeError("no driver that\ncould be loaded")
@@ -36,7 +40,9 @@ def test_torch_takes_over_where_kernels_cannot_be_tried(
     monkeypatch.setattr(targets, "_backends", {})
     made = targets.backend_for("cuda:0")
     assert made.name == "torch" and not made.equal_bits
-    assert caplog.messages == [f"the CUDA kernels do not work here ({said}); the slower torch path is used"]
+    assert caplog.messages == [
+        f"the CUDA kernels do not work here ({said}); the slower torch path is used"
+    ]
     with pytest.raises(InputError) as refused:
         targets.backend_for("cuda:0", "cuda")
     line = f"backend is 'cuda', but the CUDA kernels do not work here ({said}); valid: auto, torch"
@@ -56,7 +62,9 @@ class Beside(Rows):
         return made + made[1:].abs().mean() / 1000
 
 
-@pytest.mark.parametrize("ops,said", [(Rows(), None), (Far(), "from torch"), (Beside(), "other bits")])
+@pytest.mark.parametrize(
+    "ops,said", [(Rows(), None), (Far(), "from torch"), (Beside(), "other bits")]
+)
 def test_kernels_that_do_not_work_are_found(ops: Rows, said: str | None) -> None:
     backend = CudaBackend("cpu", ops, product)
     found = check.fault(backend, torch.float32, 40)

@@ -52,7 +52,9 @@ def test_products_are_asked_for_the_row_counts_at_which_rows_keep_their_bits(
     probed = len(asked)
     backend.pack(random(12, 32, seed=1))  # of a shape that is known
     assert len(asked) == probed and backend.equal_bits is bool(sizes)
-    assert ["do not keep rows' bits" in message for message in caplog.messages] == [True] * (not sizes)
+    assert ["do not keep rows' bits" in message for message in caplog.messages] == [True] * (
+        not sizes
+    )
     found = backend.linear(states, packed, bias)
     torch.testing.assert_close(found, states @ weight.T + bias, rtol=1e-2, atol=1e-2)
     assert asked[probed:] == [sizes[0] if sizes else 16]
@@ -68,4 +70,6 @@ def test_quantized_weights_become_floats() -> None:
     assert torch.equal(backend.take(packed, ids), whole[ids])
     assert not backend.keeps("q4_1", torch.bfloat16) and not backend.has_int8_keys(64)
     states = random(130, 64, seed=2)  # more rows than a product takes
-    torch.testing.assert_close(backend.linear(states, packed), states.bfloat16().float() @ whole.float().T)
+    torch.testing.assert_close(
+        backend.linear(states, packed), states.bfloat16().float() @ whole.float().T
+    )

@@ -1,11 +1,14 @@
-"""A model and heads of every kind whose weights are written by hand, so that what they should draft is known.
+"""A model and heads of every kind whose weights are written by hand, so that what they should draft
+is known.
 
-A token has a *class* and a variant: token ``3 c + u``. The class of the next token follows the class of
-the token *before* the newest one (two cycles of classes take turns), and the newest one's class says which
-variants are likely. So a hidden state holds two things, the newest class (first half of its width) and the
-one before (second half), which an attention head in the upper layer fetches from one position back, wherever
-the key stands in a cache. Heads that draft from such a state are exact: their distribution is the model's
-own, up to rounding. Whatever is off by one token, row, level or position drafts something else.
+A token has a *class* and a variant: token ``3 c + u``. The class of the next token follows the
+    class of
+the token *before* the newest one (two cycles of classes take turns), and the newest one's class
+says which variants are likely. So a hidden state holds two things, the newest class (first half of
+its width) and the one before (second half), which an attention head in the upper layer fetches from
+one position back, wherever the key stands in a cache. Heads that draft from such a state are exact:
+their distribution is the model's own, up to rounding. Whatever is off by one token, row, level or
+position drafts something else.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def prompt(length: int) -> list[int]:
 
 
 def _advance() -> Tensor:
-    """(D, D): the next position's state from a state, (newest, before) → (successor of before, newest)."""
+    """(D, D): the next position's state from a state, (newest, before) → (successor of before,
+    newest)."""
     step = torch.zeros(WIDTH, WIDTH)
     for c in range(CLASSES):
         step[successor(c), HALF + c] = 1.0
@@ -122,8 +126,8 @@ def scripted_heads(kind: str, count: int = HEADS) -> Heads:
 
 
 def _linear(count: int) -> dict[str, Tensor]:
-    """Each head's states have signs of their own, which its last norm takes off: none can stand in for
-    another."""
+    """Each head's states have signs of their own, which its last norm takes off: none can stand in
+    for another."""
     made = torch.Generator().manual_seed(5)
     found, before = {}, torch.ones(WIDTH)
     for i in range(count):

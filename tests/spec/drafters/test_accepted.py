@@ -1,6 +1,7 @@
 """Drafts of scripted models and heads are accepted in full: whatever is off by one is not.
 
-See `scripted`: what follows is known from a hidden state that holds the two newest tokens, and every drafter
+See `scripted`: what follows is known from a hidden state that holds the two newest tokens, and
+    every drafter
 here has what it takes to know it.
 """
 
@@ -12,12 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.spec.drafters.scripted import CLASSES, VARIANTS, classes, prompt, scripted_heads, scripted_model
+from tests.spec.drafters.scripted import (
+    CLASSES,
+    VARIANTS,
+    classes,
+    prompt,
+    scripted_heads,
+    scripted_model,
+)
 from tokenswift import LLM, SamplingParams
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
-#: three variants are about equally likely, some of them have just been used: every draft hangs on the noise
-#: of its position and on its own penalty window, which just reaches the last token of the same class
+#: three variants are about equally likely, some of them have just been used: every draft hangs on
+#: the noise of its position and on its own penalty window, which just reaches the last token of the
+#: same class
 NOISY = SamplingParams(seed=5, repetition_penalty=1.02, penalty_window=CLASSES, min_p=0.05)
 SAMPLINGS = {"greedy": GREEDY, "noisy": NOISY}
 SMALL = {"budget": 12, "sinks": 2}
@@ -65,8 +74,8 @@ def test_heads_on_the_verified_state(tree: tuple[int, ...], kind: str, sampling:
 @pytest.mark.parametrize("kind", [None, "linear", "conditioned", "medusa"])
 @pytest.mark.parametrize("cache", ["full", "dynamic"])
 def test_heads_on_a_partial_pass(cache: str, kind: str | None, sampling: str) -> None:
-    """The backbone first, then the heads; the cache is far smaller than the text and is selected anew
-    again and again."""
+    """The backbone first, then the heads; the cache is far smaller than the text and is selected
+    anew again and again."""
     params, sure = sampled(sampling)
     for tree in ((1, 1, 1, 1), (2, 1, 3, 1, 1)):
         options = {"tree": tree, "ngrams": 0, "draft": "partial", "cache": cache, **SMALL}
@@ -77,7 +86,8 @@ def test_heads_on_a_partial_pass(cache: str, kind: str | None, sampling: str) ->
 @pytest.mark.parametrize("kind", [None, "linear", "conditioned"])
 @pytest.mark.parametrize("draft", ["hidden", "partial"])
 def test_ngrams_of_a_text_that_repeats(draft: str, kind: str | None) -> None:
-    """After the root, or after the backbone's token, three tokens of the text; none is the heads' own."""
+    """After the root, or after the backbone's token, three tokens of the text; none is the heads'
+    own."""
     tree = (1, 1)
     options = {"tree": tree, "ngrams": 2, "ngram_count": 1, "draft": draft, **SMALL}
     backbone = draft == "partial"
@@ -96,13 +106,20 @@ def test_medusa(sampling: str) -> None:
 
 
 def chains(sure: bool) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Chains over caches that are far smaller than the text; the draft model is the target's twin."""
+    """Chains over caches that are far smaller than the text; the draft model is the target's
+    twin."""
     twin = scripted_model(sure)
     for kv in ("snapkv", "streaming"):
         yield "magicdec", {"gamma": 3, "kv": kv, **SMALL}, 3
         yield "magicdec", {"gamma": 3, "kv": kv, "draft_model": twin, **SMALL, "budget": 16}, 3
     for refresh in (0, 16):
-        options = {"gamma": 5, "inner_gamma": 2, "chunk": 2, "refresh": refresh, "draft_model": twin}
+        options = {
+            "gamma": 5,
+            "inner_gamma": 2,
+            "chunk": 2,
+            "refresh": refresh,
+            "draft_model": twin,
+        }
         yield "triforce", {**options, "budget": 24, "sinks": 2, "draft_budget": 16}, 6
 
 

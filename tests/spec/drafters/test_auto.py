@@ -1,4 +1,5 @@
-"""Adaptive drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
+"""Adaptive drafting: it never changes the text, takes what pays, leaves what does not, and drafts
+right."""
 
 from __future__ import annotations
 
@@ -32,12 +33,15 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exact_drafts_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, mode: str, sampling: str
 ) -> None:
-    """Heads on the verified state; a chain of passes over the partial cache, and the heads after it."""
+    """Heads on the verified state; a chain of passes over the partial cache, and the heads after
+    it."""
     monkeypatch.setattr(Control, "mode", always(mode))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
     given = {"draft": "hidden"} if mode == HIDDEN else {"budget": 12, "sinks": 2}
-    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options={"ngrams": 0, **given}, sampling=params))
+    steps = list(
+        llm.stream(prompt(PROMPT), 300, strategy_options={"ngrams": 0, **given}, sampling=params)
+    )
     late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
     assert sum(step.accepted == step.gamma for step in late) >= len(late) - 2
     assert sum(step.accepted for step in late) > (3 if mode == HIDDEN else 4) * len(late)
@@ -49,7 +53,8 @@ def test_exact_drafts_are_accepted_in_full(
 def test_a_draft_models_chain_is_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, sampling: str
 ) -> None:
-    """Also where it takes its place again after steps (a few, then hundreds) that others drafted."""
+    """Also where it takes its place again after steps (a few, then hundreds) that others
+    drafted."""
     greedy = sampling == "greedy"
     monkeypatch.setattr(Control, "mode", _in_turn)
     llm, params = llm_of("conditioned", greedy), GREEDY if greedy else NOISY
@@ -72,7 +77,9 @@ def _in_turn(self: Control, context: int, load: BatchLoad) -> str:
 
 
 @pytest.mark.parametrize("rest", [0, 5])
-def test_matches_of_the_text_are_accepted(free: None, monkeypatch: pytest.MonkeyPatch, rest: int) -> None:
+def test_matches_of_the_text_are_accepted(
+    free: None, monkeypatch: pytest.MonkeyPatch, rest: int
+) -> None:
     """Also of what was written in steps that asked nobody."""
     monkeypatch.setattr(Control, "rest", lambda control: rest)
     llm = llm_of(None, True)
@@ -83,7 +90,9 @@ def test_matches_of_the_text_are_accepted(free: None, monkeypatch: pytest.Monkey
     assert {source for step in late for source in step.sources} <= {"ngram", "recycle", "target"}
     assert sum(step.accepted for step in late) > 8 * len(late)
     if rest:
-        assert sum(not step.drafted for step in made) >= rest * (sum(bool(step.drafted) for step in made) - 1)
+        assert sum(not step.drafted for step in made) >= rest * (
+            sum(bool(step.drafted) for step in made) - 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,9 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     rnd = random.Random(count)
 
     def mode(self: Control, context: int, load: BatchLoad) -> str:
-        name = rnd.choice([n for n in self.modes if n == PLAIN or context >= self.estimates[n].least])
+        name = rnd.choice(
+            [n for n in self.modes if n == PLAIN or context >= self.estimates[n].least]
+        )
         return always(name, rnd.choice([0.0, 0.1, 1.0, 10.0]))(self, context, load)
 
     heads = Heads(HeadsConfig("conditioned", count, 48, VOCAB, inner=8)) if count else None
@@ -108,7 +119,9 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     monkeypatch.setattr(Control, "mode", mode)
     told = list[float]()
     for asked in (True, True, False):
-        monkeypatch.setattr(Control, "worth", lambda *given, asked=asked: told.append(given[-1]) or asked)
+        monkeypatch.setattr(
+            Control, "worth", lambda *given, asked=asked: told.append(given[-1]) or asked
+        )
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
         options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)

@@ -49,8 +49,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scripted_drafter_is_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, greedy: bool, names: bool
 ) -> None:
-    """Also where it drafts again after steps without it, the prompt is longer than its window, and its tokens
-    have numbers of their own."""
+    """Also where it drafts again after steps without it, the prompt is longer than its window, and
+    its tokens have numbers of their own."""
 
     def in_turn(self: Control, context: int, load: BatchLoad) -> str:
         drafts = context - PROMPT < 90 or context % 5 == 0
@@ -88,13 +88,14 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("family", "sampling"), [("llama", "greedy"), ("qwen2-sliding", "noisy"), ("qwen3_moe", "noisy")]
+    ("family", "sampling"),
+    [("llama", "greedy"), ("qwen2-sliding", "noisy"), ("qwen3_moe", "noisy")],
 )
 def test_the_text_is_plain_decodings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, sampling: str
 ) -> None:
-    """Alone, in batches that share a beginning, from forks and resumed; also of a model that runs through
-    transformers' own forward, of experts."""
+    """Alone, in batches that share a beginning, from forks and resumed; also of a model that runs
+    through transformers' own forward, of experts."""
     at_random(monkeypatch)
     experts = family == "qwen3_moe"
     model = family_model(family, **FAMILIES[family]) if experts else tiny_model(family)
@@ -111,21 +112,33 @@ def test_the_text_is_plain_decodings(
         beside = llm.generate_many(texts, 60, "auto", options, at_once=3, **given)
         assert [out.token_ids for out in beside] == plain
     fork = llm.prefill(texts[0])
-    assert [fork.generate(60, "auto", options, **given).token_ids for _ in range(2)] == plain[:1] * 2
+    assert [fork.generate(60, "auto", options, **given).token_ids for _ in range(2)] == plain[
+        :1
+    ] * 2
     llm.generate(texts[0], 23, "auto", options, run_dir=tmp_path / "run", **given)
     assert resume(tmp_path / "run", max_new_tokens=60, llm=llm).token_ids == plain[0]
 
 
-WIDE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+WIDE = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
 
 
-@pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"weights": "q8_0", "dtype": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"dtype": "bfloat16"}, {"weights": "q8_0", "dtype": "int8"}], ids=str
+)
 @pytest.mark.parametrize("stored", [False, True])
 def test_in_other_types(
-    monkeypatch: pytest.MonkeyPatch, tiny_folder: Callable[..., Path], how: dict[str, Any], stored: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_folder: Callable[..., Path],
+    how: dict[str, Any],
+    stored: bool,
 ) -> None:
-    """What a drafter that must be right drafts in bfloat16 and in int8, and as a file stores it, is near what
-    it drafts in float32."""
+    """What a drafter that must be right drafts in bfloat16 and in int8, and as a file stores it, is
+    near what it drafts in float32."""
     at_random(monkeypatch)
     if not backend_for().formats and (stored or "weights" in how):
         pytest.skip("no compiled kernels here")
@@ -176,7 +189,10 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     assert at == 0
     torch.testing.assert_close(found[:2], wanted[:, :30], **close)
     tree = Segment(
-        torch.tensor([*TEXT[30:32], 5, TEXT[32]]), torch.tensor([30, 31, 31, 32]), cache, (-1, 0, 0, 1)
+        torch.tensor([*TEXT[30:32], 5, TEXT[32]]),
+        torch.tensor([30, 31, 31, 32]),
+        cache,
+        (-1, 0, 0, 1),
     )
     beside = Segment(torch.tensor([3]), torch.tensor([7]), other)
     passes = target.forward_all([beside, tree])
@@ -194,7 +210,8 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
 def test_a_checkpoint_by_name(
     free: None, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder, a run of it that is resumed, also without a drafter; what is no drafter of the model."""
+    """A folder, a run of it that is resumed, also without a drafter; what is no drafter of the
+    model."""
     folder, options = tiny_folder("llama"), {"ngrams": 0, "draft": "hidden"}
     config = replace(SIZES, hidden=32, target_hidden=32, head_dim=8, vocab=260, draft_vocab=50)
     named = eagles.write(
@@ -206,11 +223,18 @@ def test_a_checkpoint_by_name(
     )
     llm = LLM(folder, heads="none", eagle=named, device="cpu", dtype="float32")
     plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
-    given: dict[str, Any] = {"run_dir": tmp_path / "run", "ignore_eos": True, "strategy_options": options}
+    given: dict[str, Any] = {
+        "run_dir": tmp_path / "run",
+        "ignore_eos": True,
+        "strategy_options": options,
+    }
     half = llm.generate(TEXT, 30, **given)
     assert half.drafting is not None and "eagle" in half.drafting["modes"]
     whole = resume(tmp_path / "run", max_new_tokens=50)
-    assert whole.draft_source.startswith("EAGLE-3 drafter ") and whole.token_ids == plain.token_ids[:50]
+    assert (
+        whole.draft_source.startswith("EAGLE-3 drafter ")
+        and whole.token_ids == plain.token_ids[:50]
+    )
     monkeypatch.undo()  # the mode is no longer there
     without = LLM(folder, heads="none", eagle="none", device="cpu", dtype="float32")
     assert resume(tmp_path / "run", max_new_tokens=60, llm=without).token_ids == plain.token_ids

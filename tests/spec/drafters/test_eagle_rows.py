@@ -27,7 +27,10 @@ from tokenswift.spec.strategy import SequenceState
 from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
-SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
+SAMPLINGS = {
+    "greedy": SamplingParams(greedy=True, repetition_penalty=1.0),
+    "noisy": SamplingParams(seed=4),
+}
 NARROW = frozenset({"narrow", "fc_norm"})
 #: drafters in every form
 FORMS: dict[str, dict[str, Any]] = {
@@ -60,7 +63,8 @@ def backends() -> list[Backend]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", backends(), ids=["kernels", "torch", "cuda"])
 def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
-    """A text in three passes, then a tree behind it, depth by depth; over keys that lie before the window."""
+    """A text in three passes, then a tree behind it, depth by depth; over keys that lie before the
+    window."""
     weights, model = random_eagle(window=9, std=0.1, **FORMS[form]), tiny_model("llama")
     target = NativeTarget(model, backend, rotary_of(model))
     made = EagleModel(weights, target)
@@ -70,7 +74,9 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     hidden, logits = reference.step(torch.tensor(TEXT[1:41]), rows, torch.arange(40), keys)
     cache, found = made.new_cache(), []
     for start, end in ((0, 1), (1, 30), (30, 40)):
-        found.append(made.run(TEXT[start + 1 : end + 1], made.fuse(features[:, start:end]), start, cache))
+        found.append(
+            made.run(TEXT[start + 1 : end + 1], made.fuse(features[:, start:end]), start, cache)
+        )
         cache.commit(tuple(range(end - start)))
     state = torch.cat(found)
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -89,7 +95,9 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
             keys.cut(40)
             last = hidden[-1:]
             for depth, token in enumerate(tree.path(node)):
-                last, logits = reference.step(torch.tensor([token]), last, torch.tensor([40 + depth]), keys)
+                last, logits = reference.step(
+                    torch.tensor([token]), last, torch.tensor([40 + depth]), keys
+                )
             torch.testing.assert_close(row, logits, **close)
     assert cache.length == 40 + 4  # the path that all of the last pass have in common
 
@@ -104,7 +112,9 @@ def test_a_narrow_drafter_is_ranked_with_half_the_noise(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Sampler, "candidates", candidates)
     for form in ("shared", "narrow"):
-        llm = LLM.from_model(tiny_model("llama"), heads=None, eagle=random_eagle(window=9, **FORMS[form]))
+        llm = LLM.from_model(
+            tiny_model("llama"), heads=None, eagle=random_eagle(window=9, **FORMS[form])
+        )
         llm.generate(TEXT, 20, sampling=SAMPLINGS["noisy"])
     assert seen == {("target", 1.0), ("shared", 1.0), ("narrow", 0.5)}
 
@@ -115,7 +125,9 @@ def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> 
     llm = LLM("smollm2-135m", dtype="float32", device="cpu", heads=None, eagle="shipped")
     params = SamplingParams(seed=2, temperature=0.7, min_p=0.1, repetition_penalty=1.0)
     prompt = prompt_of("harbour", 60)
-    plain, drafted = (llm.generate(prompt, 40, name, sampling=params) for name in ("autoregressive", "auto"))
+    plain, drafted = (
+        llm.generate(prompt, 40, name, sampling=params) for name in ("autoregressive", "auto")
+    )
     assert drafted.token_ids == plain.token_ids and drafted.metrics.steps < 30
     with pytest.raises(InputError, match="eagle.*vocab_size is 49152; valid: "):
         LLM.from_model(tiny_model("llama"), heads=None, eagle="shipped")

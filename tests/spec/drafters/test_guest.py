@@ -14,7 +14,8 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 
 PROMPTS = [
-    torch.randint(2, VOCAB, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (30, 61, 7)
+    torch.randint(2, VOCAB, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (30, 61, 7)
 ]
 RUNS: list[tuple[str, dict[str, Any] | None]] = [
     ("autoregressive", None),
@@ -47,11 +48,22 @@ def test_threads_write_what_they_would_write_alone(kind: str) -> None:
 
 def state_of(model: Any) -> tuple[Any, ...]:
     """Everything of a model that a guest might change."""
-    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    hooks = [
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    ]
     modes = [module.training for module in model.modules()]
-    tensors = {name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()}
+    tensors = {
+        name: (tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()
+    }
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
-    return model.config.to_dict(), model.config._attn_implementation, hooks, modes, tensors, str(buffers)
+    return (
+        model.config.to_dict(),
+        model.config._attn_implementation,
+        hooks,
+        modes,
+        tensors,
+        str(buffers),
+    )
 
 
 @pytest.mark.parametrize("kind", ["native", "generic"])

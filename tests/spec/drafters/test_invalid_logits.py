@@ -50,14 +50,17 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_prices(monkeypatch)
 
 
-def equal_to_plain(llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams) -> None:
+def equal_to_plain(
+    llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams
+) -> None:
     plain = llm.generate(prompt(PROMPT), NEW, "autoregressive", sampling=params)
     got = llm.generate(prompt(PROMPT), NEW, strategy, options, params)
     assert got.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"), [("linear", 0), ("linear", 2), ("conditioned", 0), ("medusa", 0), ("medusa", 2)]
+    ("kind", "first"),
+    [("linear", 0), ("linear", 2), ("conditioned", 0), ("medusa", 0), ("medusa", 2)],
 )
 def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first level on, or from a later one."""
@@ -69,7 +72,9 @@ def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for strategy, options in [*OF_HEADS, *[("medusa", {"tree": (2, 1, 2)})] * (kind == "medusa")]:
         with monkeypatch.context() as patch:
             if strategy == "auto":
-                patch.setattr(Control, "mode", always(HIDDEN if options["draft"] == "hidden" else PARTIAL))
+                patch.setattr(
+                    Control, "mode", always(HIDDEN if options["draft"] == "hidden" else PARTIAL)
+                )
             equal_to_plain(llm, strategy, options, NOISY)
 
 
@@ -81,8 +86,12 @@ def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_passes(
     models: bool, strategy: str, options: dict[str, Any], late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a draft model, or over a partial cache, that give NaN from the first or from a later one on."""
-    made, passes = LLM.from_model(scripted_model(), heads=None if models else scripted_heads("linear")), [0]
+    """Of a draft model, or over a partial cache, that give NaN from the first or from a later one
+    on."""
+    made, passes = (
+        LLM.from_model(scripted_model(), heads=None if models else scripted_heads("linear")),
+        [0],
+    )
     real_row, real, target = ModelContext.row, NativeTarget.forward, made.target
 
     def factor() -> float:

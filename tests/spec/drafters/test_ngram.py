@@ -35,12 +35,16 @@ def test_equals_a_recount_whenever_it_is_asked(chunks, delay: int, length: int, 
 
 
 def test_what_was_new_in_its_place_is_less_likely_to_be_copied() -> None:
-    """A copy of a copy: its tokens, also behind one that differed, are likelier than one after it. A token
-    that ends the text ends the copy."""
+    """A copy of a copy: its tokens, also behind one that differed, are likelier than one after it.
+    A token that ends the text ends the copy."""
     first, copied = [*range(10, 22)], [*range(10, 16), 50, *range(17, 22)]
-    sequence: Any = SimpleNamespace(tokens=[*first, 5, *copied, 60, 61, 7, 12, 13, 14, 15, 50], eos={61})
+    sequence: Any = SimpleNamespace(
+        tokens=[*first, 5, *copied, 60, 61, 7, 12, 13, 14, 15, 50], eos={61}
+    )
     made = list[tuple[int, float]]()
-    candidates: Any = SimpleNamespace(least=0.0, add=lambda node, token, chance: made.append((token, chance)))
+    candidates: Any = SimpleNamespace(
+        least=0.0, add=lambda node, token, chance: made.append((token, chance))
+    )
     lookup = PromptLookup(False)
     lookup.begin(sequence)
     lookup.propose(sequence, candidates)

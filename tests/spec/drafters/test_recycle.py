@@ -35,7 +35,9 @@ def test_earlier_rankings_are_accepted(monkeypatch: pytest.MonkeyPatch, sampling
     fix_prices(monkeypatch, 0.01)
     monkeypatch.setattr(PromptLookup, "propose", lambda *args: None)
     params, llm = (GREEDY if sampling == "greedy" else NOISY), llm_of(None, sampling == "greedy")
-    steps = list(llm.stream(prompt(PROMPT), 400, strategy_options={"draft": "hidden"}, sampling=params))
+    steps = list(
+        llm.stream(prompt(PROMPT), 400, strategy_options={"draft": "hidden"}, sampling=params)
+    )
     late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
     assert {source for step in late for source in step.sources} == {"recycle", "target"}
     assert sum(step.accepted for step in late) > 3 * len(late)

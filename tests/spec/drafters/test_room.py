@@ -27,7 +27,8 @@ def model_of() -> Any:
 
 
 def small_model() -> Any:
-    """Another model of the same vocabulary, but so like the target that some of its drafts are right."""
+    """Another model of the same vocabulary, but so like the target that some of its drafts are
+    right."""
     model = tiny_model("llama", vocab_size=VOCAB)
     for number, parameter in enumerate(model.parameters()):
         parameter.data *= 1 + 0.1 * (number % 3)
@@ -77,7 +78,9 @@ class Passes:
 
 
 @pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
-def test_a_draft_ends_between_two_passes(strategy: str, options: dict[str, Any], small: bool) -> None:
+def test_a_draft_ends_between_two_passes(
+    strategy: str, options: dict[str, Any], small: bool
+) -> None:
     """Whoever cancels a text waits for one pass and not for a whole draft; the others go on."""
     llm, options, told = LLM.from_model(model_of()), options_of(options, small), threading.Event()
 

@@ -1,7 +1,8 @@
-"""Drafting with an EAGLE-3 drafter in torch, row by row: what kernels and training are held against.
+"""Drafting with an EAGLE-3 drafter in torch, row by row: what kernels and training are held
+against.
 
-The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One layer reads
-both side by side, normed; what it makes stands for the feature at the next depth.
+The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One layer
+reads both side by side, normed; what it makes stands for the feature at the next depth.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class EagleReference:
         weights: of `files.load_eagle`.
         embedding: the target's, (V, Ht); used where the drafter has none.
         lm_head: the target's, (V, Ht); its rows are used where the drafter has none.
-        window: newest keys that a row sees, itself included, by their positions; None: as the drafter was
-            trained.
+        window: newest keys that a row sees, itself included, by their positions; None: as the
+            drafter was trained.
     """
 
     def __init__(
@@ -59,12 +60,17 @@ class EagleReference:
         window: int | None = None,
     ) -> None:
         self.config, self.d2t = weights.config, weights.d2t
-        self.t = t = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+        self.t = t = {
+            name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()
+        }
         self.embedding = t.get("embed", embedding.float())
         own = lm_head if weights.d2t is None else lm_head[weights.d2t]
         self.lm_head = t.get("lm_head", own.float())
         if "narrow" in self.config.parts:
-            self.embedding, self.lm_head = self.embedding @ t["embed_proj"].T, self.lm_head @ t["out_proj"]
+            self.embedding, self.lm_head = (
+                self.embedding @ t["embed_proj"].T,
+                self.lm_head @ t["out_proj"],
+            )
         self.rotary, self.window = weights.config.rotary(), window or weights.config.window
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -79,7 +85,10 @@ class EagleReference:
             features: of the target's three layers, side by side.
         """
         parts = self._norm(features.float(), "features_norm").chunk(3, dim=-1)
-        return torch.cat([self._norm(x, f"fc_norm.{n}") for n, x in enumerate(parts)], -1) @ self.t["fc"].T
+        return (
+            torch.cat([self._norm(x, f"fc_norm.{n}") for n, x in enumerate(parts)], -1)
+            @ self.t["fc"].T
+        )
 
     def step(
         self,
@@ -88,7 +97,8 @@ class EagleReference:
         positions: Int[Tensor, " n"],
         cache: EagleCache,
     ) -> tuple[Float[Tensor, "n H"], Float[Tensor, "n Vd"]]:
-        """One pass over rows in the order of their positions, which see all rows of the cache before them.
+        """One pass over rows in the order of their positions, which see all rows of the cache
+        before them.
 
         Args:
             tokens: the token behind each row's feature.
@@ -114,7 +124,9 @@ class EagleReference:
         scores = q @ keys.transpose(1, 2) * config.head_dim**-0.5
         shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         made = (shares @ values).transpose(0, 1).flatten(1)
-        rows = (hidden if config.norm_before_residual else features) + F.linear(made, t["o"], t.get("o_bias"))
+        rows = (hidden if config.norm_before_residual else features) + F.linear(
+            made, t["o"], t.get("o_bias")
+        )
         x = self._norm(rows, "post_norm")
         rows = rows + (F.silu(x @ t["gate"].T) * (x @ t["up"].T)) @ t["down"].T
         read = self._norm(rows, "norm")

@@ -1,4 +1,5 @@
-"""EAGLE-3 checkpoints: the forms give one drafter; what fits no target, or is none, is refused in a line."""
+"""EAGLE-3 checkpoints: the forms give one drafter; what fits no target, or is none, is refused in a
+line."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_all_forms_give_one_drafter(tmp_path: Path) -> None:
     folder = eagles.write(tmp_path / "speculators", CONFIG, FOUND, MAPS, speculators=True)
     same(load_eagle(folder, target))
     same(load_eagle(eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, IDS), target))
-    named = {f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    named = {
+        f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()
+    }
     torch.save(named, tmp_path / "research" / "pytorch_model.bin")
     (tmp_path / "research" / "model.safetensors").unlink()
     same(load_eagle(tmp_path / "research", target))
@@ -61,21 +64,71 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
     "wider target": ({}, {}, {"hidden_size": 64}, r"fc.weight is \(32, 96\) .*valid: \(32, 192\)"),
     "more tokens": ({}, {}, {"vocab_size": 91}, "vocab_size is 90; valid: 91"),
     "shallow target": ({}, {}, {"num_hidden_layers": 6}, "valid: 3 different layers, from 0 to 6"),
-    "layers": ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, {}, {}, r"is \[2, 4, 9\].*from 0 to 8"),
-    "no layers": ({"eagle_aux_hidden_state_layer_ids": 2}, {}, {}, "layer_ids is 2; valid: 3 different"),
+    "layers": (
+        {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]},
+        {},
+        {},
+        r"is \[2, 4, 9\].*from 0 to 8",
+    ),
+    "no layers": (
+        {"eagle_aux_hidden_state_layer_ids": 2},
+        {},
+        {},
+        "layer_ids is 2; valid: 3 different",
+    ),
     "deep": ({"num_hidden_layers": 2}, {}, {}, "num_hidden_layers is 2; valid: 1"),
-    "huge": ({"hidden_size": 1 << 40}, {}, {}, "hidden_size is 1099511627776; valid: int <= 262144"),
-    "odd heads": ({"head_dim": None, "hidden_size": 12}, {}, {}, "hidden_size is 12; valid: an even width"),
-    "odd layer": ({"intermediate_size": 47}, {}, {}, "intermediate_size is 47; valid: an even number"),
+    "huge": (
+        {"hidden_size": 1 << 40},
+        {},
+        {},
+        "hidden_size is 1099511627776; valid: int <= 262144",
+    ),
+    "odd heads": (
+        {"head_dim": None, "hidden_size": 12},
+        {},
+        {},
+        "hidden_size is 12; valid: an even width",
+    ),
+    "odd layer": (
+        {"intermediate_size": 47},
+        {},
+        {},
+        "intermediate_size is 47; valid: an even number",
+    ),
     "other layer": ({"hidden_act": "gelu"}, {}, {}, "hidden_act is 'gelu'; valid: silu"),
-    "not finite": ({}, bad("down", NAN), {}, "mlp.down_proj.weight holds values that are not finite"),
-    "type": ({}, bad("o", FOUND["o"].long()), {}, r"o_proj.weight is .* in I64; valid: .* in F32, BF16"),
-    "shape": ({}, bad("q", FOUND["q"][:8]), {}, r"q_proj.weight is \(8, 64\) in F32; valid: \(32, 64\)"),
-    "missing": ({}, {k: v for k, v in FOUND.items() if k != "up"}, {}, "lacks the tensor up; valid: "),
+    "not finite": (
+        {},
+        bad("down", NAN),
+        {},
+        "mlp.down_proj.weight holds values that are not finite",
+    ),
+    "type": (
+        {},
+        bad("o", FOUND["o"].long()),
+        {},
+        r"o_proj.weight is .* in I64; valid: .* in F32, BF16",
+    ),
+    "shape": (
+        {},
+        bad("q", FOUND["q"][:8]),
+        {},
+        r"q_proj.weight is \(8, 64\) in F32; valid: \(32, 64\)",
+    ),
+    "missing": (
+        {},
+        {k: v for k, v in FOUND.items() if k != "up"},
+        {},
+        "lacks the tensor up; valid: ",
+    ),
     "one more": ({}, bad("x", FOUND["q"].clone()), {}, "tensor x is .*valid: a file without it"),
     "half a part": ({}, bad("fc_norm.1", torch.ones(32)), {}, "lacks the tensor fc_norm.0"),
     "model": ({}, {"embed": FOUND["embed"]}, {}, "lacks the tensor fc; valid: "),
-    "p-eagle": ({"speculators_model_type": "peagle"}, {}, {}, "_model_type is 'peagle'; valid: eagle3"),
+    "p-eagle": (
+        {"speculators_model_type": "peagle"},
+        {},
+        {},
+        "_model_type is 'peagle'; valid: eagle3",
+    ),
 }
 
 
@@ -104,7 +157,10 @@ def test_hostile_maps(maps: dict[str, Any], message: str, tmp_path: Path) -> Non
 
 
 def test_a_gguf_file_has_ids(tmp_path: Path) -> None:
-    for kind, ids, message in (("eagle3", OFFSETS, "d2t does not name 40"), ("llama", IDS, "architecture")):
+    for kind, ids, message in (
+        ("eagle3", OFFSETS, "d2t does not name 40"),
+        ("llama", IDS, "architecture"),
+    ):
         file = eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, ids, kind)
         with pytest.raises(InputError, match=message):
             load_eagle(file, eagles.target())

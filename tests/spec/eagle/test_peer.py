@@ -1,6 +1,7 @@
 """The forward pass against another implementation: the model of the `speculators` package.
 
-It does not stand among the requirements: its pins exclude what is tested here. `make eagle-peer` installs it
+It does not stand among the requirements: its pins exclude what is tested here. `make eagle-peer`
+    installs it
 beside and runs this file; elsewhere it is skipped.
 """
 
@@ -19,7 +20,9 @@ from tests import eagles
 from tests.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.eagle import load_eagle
 
-core = pytest.importorskip("speculators.models.eagle3.core", reason="make eagle-peer installs speculators")
+core = pytest.importorskip(
+    "speculators.models.eagle3.core", reason="make eagle-peer installs speculators"
+)
 
 TEXT, DEPTHS = 20, 5
 
@@ -69,7 +72,11 @@ SIZES: dict[str, Any] = {
 }
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, {}),
-    "norms": ("llama", {"attention_bias": True}, {"norm_before_residual": True, "norm_before_fc": True}),
+    "norms": (
+        "llama",
+        {"attention_bias": True},
+        {"norm_before_residual": True, "norm_before_fc": True},
+    ),
     "output": ("qwen3", {}, {"fc_norm": True, "norm_output": True}),
     "window": ("llama", {"layer_types": ["sliding_attention"], "sliding_window": 6}, {}),
 }
@@ -80,7 +87,12 @@ def theirs(made: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
     """Their logits by depth."""
     found: list[Tensor] = []
     made.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
-    made(features[None], tokens[None], torch.zeros(1, len(tokens), dtype=torch.long), ttt_steps=DEPTHS)
+    made(
+        features[None],
+        tokens[None],
+        torch.zeros(1, len(tokens), dtype=torch.long),
+        ttt_steps=DEPTHS,
+    )
     return found
 
 

@@ -48,7 +48,9 @@ def tiny(seed: int = 0, width: int = D) -> Any:
 
 def random_heads(kind: str, inner: int = 0, width: int = D) -> Heads:
     torch.manual_seed(1)
-    heads = Heads(HeadsConfig(kind=kind, count=3, hidden_size=width, vocab_size=V, inner=inner)).eval()
+    heads = Heads(
+        HeadsConfig(kind=kind, count=3, hidden_size=width, vocab_size=V, inner=inner)
+    ).eval()
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return heads.requires_grad_(False)
@@ -67,7 +69,9 @@ def test_linear_heads_are_the_papers() -> None:
         want = state + rms(state, weights["input_layernorm.weight"]) @ weights["linear.weight"].T
         state = heads.advance(i, state, base, None)
         torch.testing.assert_close(state, want)
-        torch.testing.assert_close(heads.normed(i, state), rms(want, weights["post_layernorm.weight"]))
+        torch.testing.assert_close(
+            heads.normed(i, state), rms(want, weights["post_layernorm.weight"])
+        )
     assert not heads.conditioned
 
 
@@ -79,7 +83,11 @@ def test_conditioned_heads_by_definition() -> None:
     state = base
     for i in range(3):
         norm = w["first_norm.weight"] if i == 0 else w["state_norm.weight"]
-        parts = (rms(state, norm), rms(base, w["base_norm.weight"]), rms(embeds, w["embed_norm.weight"]))
+        parts = (
+            rms(state, norm),
+            rms(base, w["base_norm.weight"]),
+            rms(embeds, w["embed_norm.weight"]),
+        )
         x = torch.cat(parts, -1)
         inner = torch.relu(x @ w["inner.weight"].T + w["inner.bias"])
         want = x @ w["linear.weight"].T + w["linear.bias"] + inner @ w["outer.weight"].T
@@ -89,7 +97,9 @@ def test_conditioned_heads_by_definition() -> None:
         heads.advance(0, base, base, None)
 
 
-@pytest.mark.parametrize("kind,inner", [("linear", 0), ("conditioned", 8), ("conditioned", 0), ("medusa", 2)])
+@pytest.mark.parametrize(
+    "kind,inner", [("linear", 0), ("conditioned", 8), ("conditioned", 0), ("medusa", 2)]
+)
 def test_file_round_trip(kind: str, inner: int, tmp_path: Path) -> None:
     model, heads = tiny(), random_heads(kind, inner)
     save_heads(heads, tmp_path / "a.safetensors", base_of(model), {"steps": 5})
@@ -103,7 +113,8 @@ def test_file_round_trip(kind: str, inner: int, tmp_path: Path) -> None:
 
 
 def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> None:
-    """What they are read as is what their blocks hold; older files have bfloat16, and are read, too."""
+    """What they are read as is what their blocks hold; older files have bfloat16, and are read,
+    too."""
     path, host = tmp_path / "a.safetensors", host_of(tiny(width=64))
     heads = random_heads("conditioned", 32, width=64)
     save_heads(heads, path, base_of(tiny(width=64)))
@@ -166,7 +177,10 @@ def test_odd_widths_are_left_to_torch() -> None:
 W, S = "heads.layers.1.linear.weight", "base.sample"
 #: what is done to a file's header and tensors
 BAD: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
-    "a missing tensor": (lambda header, found: found.pop(W), "lacks the tensor layers.1.linear.weight"),
+    "a missing tensor": (
+        lambda header, found: found.pop(W),
+        "lacks the tensor layers.1.linear.weight",
+    ),
     "another shape": (
         lambda header, found: found.update({W: torch.zeros(D, D + 1)}),
         r"layers.1.linear.weight is \(16, 17\).*valid: \(16, 16\)",
@@ -179,16 +193,34 @@ BAD: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
         lambda header, found: found.update({W: torch.zeros(D, D, dtype=torch.uint8)}),
         r"layers.1.linear.weight is \(16, 16\) in U8",
     ),
-    "not a number": (lambda header, found: found[W].fill_(torch.nan), "layers.1.linear.weight.*not finite"),
+    "not a number": (
+        lambda header, found: found[W].fill_(torch.nan),
+        "layers.1.linear.weight.*not finite",
+    ),
     "an infinite sample": (lambda header, found: found[S].fill_(torch.inf), "weights differ"),
-    "a tensor more": (lambda h, found: found.update({"heads.layers.7.x": torch.ones(1)}), "layers.7.x"),
+    "a tensor more": (
+        lambda h, found: found.update({"heads.layers.7.x": torch.ones(1)}),
+        "layers.7.x",
+    ),
     "no sample": (lambda header, found: found.pop(S), "lacks tensor base.sample"),
     "a short sample": (lambda header, found: found.update({S: found[S][:5]}), "weights differ"),
-    "frequent tokens beyond": (lambda h, found: found.update({"draft.frequent": torch.tensor([V])}), f"{V}"),
+    "frequent tokens beyond": (
+        lambda h, found: found.update({"draft.frequent": torch.tensor([V])}),
+        f"{V}",
+    ),
     "a version": (lambda header, found: header.update(version=99), "Expected `int` <= 1.*version"),
-    "a header": (lambda header, found: header.update(heads={"sort": "linear"}), "holds no draft heads"),
-    "a long kind": (lambda header, found: header["heads"].update(kind="x" * 10**6), "holds no draft heads"),
-    "many heads": (lambda header, found: header["heads"].update(count=1 << 40), "holds no draft heads"),
+    "a header": (
+        lambda header, found: header.update(heads={"sort": "linear"}),
+        "holds no draft heads",
+    ),
+    "a long kind": (
+        lambda header, found: header["heads"].update(kind="x" * 10**6),
+        "holds no draft heads",
+    ),
+    "many heads": (
+        lambda header, found: header["heads"].update(count=1 << 40),
+        "holds no draft heads",
+    ),
     "a number of 10^400": (
         lambda h, f: h.update(calibration={"heads": [[10**400] * 6] * 2}),
         "holds no draft heads",
@@ -242,7 +274,10 @@ def test_what_is_not_finite_is_not_written(tmp_path: Path, value: float) -> None
 def test_headers_of_strangers_are_bounded(tmp_path: Path) -> None:
     """What a header may hold is decided before it is parsed, and read before any tensor."""
     entry = '"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
-    for count, words in ((400_000, "has a header of"), (70_000, "has 70,000 tensors; valid: up to 65,536")):
+    for count, words in (
+        (400_000, "has a header of"),
+        (70_000, "has 70,000 tensors; valid: up to 65,536"),
+    ):
         header = ("{" + ",".join(entry % i for i in range(count)) + "}").encode()
         (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(InputError, match=f"^heads file .*{words}"):

@@ -17,7 +17,9 @@ from tokenswift.types import InputError
 D, V = 32, 260
 
 
-def published(folder: Path, form: str = "safetensors", seed: int = 0) -> tuple[Any, dict[str, torch.Tensor]]:
+def published(
+    folder: Path, form: str = "safetensors", seed: int = 0
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """A checkpoint in the published layout."""
     model = tiny_model(seed=seed)
     torch.manual_seed(9)
@@ -32,9 +34,13 @@ def published(folder: Path, form: str = "safetensors", seed: int = 0) -> tuple[A
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         names = sorted(weights)
-        where = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+        where = {
+            name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)
+        }
         for file in set(where.values()) if form == "sharded" else ("model.safetensors",):
-            part = {name: weights[name] for name in names if form != "sharded" or where[name] == file}
+            part = {
+                name: weights[name] for name in names if form != "sharded" or where[name] == file
+            }
             save_file(part, folder / file, metadata={"format": "pt"})
         if form == "sharded":
             (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
@@ -43,7 +49,9 @@ def published(folder: Path, form: str = "safetensors", seed: int = 0) -> tuple[A
     return model, extra
 
 
-def by_definition(model: Any, extra: dict[str, torch.Tensor], hidden: torch.Tensor) -> list[torch.Tensor]:
+def by_definition(
+    model: Any, extra: dict[str, torch.Tensor], hidden: torch.Tensor
+) -> list[torch.Tensor]:
     def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * x / (x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
 
@@ -69,9 +77,13 @@ def test_published_heads_give_the_logits_of_the_definition(form: str, tmp_path: 
     model, extra = published(tmp_path / "c", form)
     hidden = torch.randn(6, D)
     heads = load_heads(tmp_path / "c", host_of(model))
-    for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
+    for mine, want in zip(
+        by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True
+    ):
         torch.testing.assert_close(mine, want)
-    model.config._name_or_path = str(tmp_path / "c")  # a model that was loaded from there has them, too
+    model.config._name_or_path = str(
+        tmp_path / "c"
+    )  # a model that was loaded from there has them, too
     beside = resolve_heads("auto", host_of(model))
     assert beside is not None and beside.source == heads.source == str(tmp_path / "c")
     with pytest.raises(InputError, match="weights differ"):
@@ -80,10 +92,16 @@ def test_published_heads_give_the_logits_of_the_definition(form: str, tmp_path: 
 
 MINE, TIED = "model.medusa_layers.1.linear.weight", "model.embed_tokens.weight"
 BAD: dict[str, Any] = {
-    r"medusa_layers.1.linear.weight is \(32, 33\)": lambda found: found.update({MINE: torch.zeros(D, D + 1)}),
+    r"medusa_layers.1.linear.weight is \(32, 33\)": lambda found: found.update(
+        {MINE: torch.zeros(D, D + 1)}
+    ),
     "lacks the tensor layers.1.linear.weight": lambda found: found.pop(MINE),
-    "lacks the tensor layers.0": lambda found: [found.pop(name) for name in [*found] if "medusa" in name],
-    "lacks one of the weights .*embed_tokens": lambda found: found.update({TIED: torch.zeros(0, D)}),
+    "lacks the tensor layers.0": lambda found: [
+        found.pop(name) for name in [*found] if "medusa" in name
+    ],
+    "lacks one of the weights .*embed_tokens": lambda found: found.update(
+        {TIED: torch.zeros(0, D)}
+    ),
     "not finite": lambda found: found[MINE].fill_(torch.nan),
 }
 

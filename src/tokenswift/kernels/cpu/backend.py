@@ -1,4 +1,5 @@
-"""The compiled CPU kernels (cpu.c) on torch tensors. `kernels.base` says in torch what they compute."""
+"""The compiled CPU kernels (cpu.c) on torch tensors. `kernels.base` says in torch what they
+compute."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from tokenswift.kernels.base import Backend, Batch, Body, Taps, capacity_of
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, fields, page_bytes, vector
-from tokenswift.kernels.weights import FORMATS, PANEL, LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kernels.weights import (
+    FORMATS,
+    PANEL,
+    LayerWeights,
+    Packed,
+    Shape,
+    Stored,
+    active_type,
+)
 from tokenswift.kv import Entries, FullCache, KVCache, large_empty
 from tokenswift.sampling.choice import LogitRows, Ranked, position_key
 from tokenswift.types import check_tokens
@@ -29,7 +38,8 @@ from tokenswift.types import check_tokens
 class Pages(Entries):
     """Keys and values of a cache in int8, in the pages that the kernels read (cpu_int_attention.h).
 
-    A head's key or value of a token is a row of integers with one scale: half the memory of bfloat16.
+    A head's key or value of a token is a row of integers with one scale: half the memory of
+    bfloat16.
 
     Args:
         layers, kv_heads, width: of the cache.
@@ -40,7 +50,9 @@ class Pages(Entries):
         data: (layers, K, pages, bytes of a page).
     """
 
-    def __init__(self, layers: int, kv_heads: int, width: int, capacity: int, copy_entries: Any) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, width: int, capacity: int, copy_entries: Any
+    ) -> None:
         shape = (layers, kv_heads, -(-capacity // PAGE), page_bytes(width))
         self.layers, self.capacity = layers, shape[2] * PAGE
         self.width, self.copy_entries = width, copy_entries
@@ -53,10 +65,13 @@ class Pages(Entries):
 
     @property
     def scales(self) -> Float[Tensor, "L K pages 3 16"]:
-        """Each token's scale of the key; base-2 logarithm of the scale of the value; inverse of that."""
+        """Each token's scale of the key; base-2 logarithm of the scale of the value; inverse of
+        that."""
         return self.data[..., :SCALES].view(torch.float32).unflatten(-1, (3, PAGE))
 
-    def copy(self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]) -> None:
+    def copy(
+        self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
+    ) -> None:
         """See `Entries.copy`.
 
         Raises:
@@ -67,7 +82,9 @@ class Pages(Entries):
         of = torch.as_tensor(rows, dtype=torch.int32, device="cpu").contiguous()
         count = len(to)
         if of.shape != ((heads, count) if own else (count,)):
-            raise ValueError(f"rows have the shape {tuple(of.shape)}; valid: one for each of {count} slots")
+            raise ValueError(
+                f"rows have the shape {tuple(of.shape)}; valid: one for each of {count} slots"
+            )
         if not count:
             return
         for slots, room in ((to, self.capacity), (of, source.capacity)):
@@ -78,7 +95,14 @@ class Pages(Entries):
         self.copy_entries(
             address("pages", self.data, torch.uint8, *like, self.capacity // PAGE, size),
             self.capacity,
-            address("pages of the source", source.data, torch.uint8, *like, source.capacity // PAGE, size),
+            address(
+                "pages of the source",
+                source.data,
+                torch.uint8,
+                *like,
+                source.capacity // PAGE,
+                size,
+            ),
             source.capacity,
             self.width,
             heads,
@@ -112,14 +136,18 @@ class Pages(Entries):
         self.scales[:, :, page, 0, place] = scale
         words = self.data[..., SCALES : SCALES + self.width * PAGE].unflatten(-1, (-1, PAGE, 4))
         # (n, L, K, words, 4): indices that a slice stands between come first
-        words[:, :, page, :, place] = whole.to(torch.uint8).unflatten(-1, (-1, 4)).permute(2, 0, 1, 3, 4)
+        words[:, :, page, :, place] = (
+            whole.to(torch.uint8).unflatten(-1, (-1, 4)).permute(2, 0, 1, 3, 4)
+        )
 
 
 OFF = (1.0, 0, 1.0, 0.0, -math.inf)  # temperature and filters
 
 
 class CRule(ctypes.Structure):
-    _fields_ = fields("long size; pointer ids; float temperature; long top_k; double top_p, eta; float min_p")
+    _fields_ = fields(
+        "long size; pointer ids; float temperature; long top_k; double top_p, eta; float min_p"
+    )
 
 
 class CRow(ctypes.Structure):
@@ -129,7 +157,8 @@ class CRow(ctypes.Structure):
 class NativeRanker:
     """The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch.
 
-    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has its own.
+    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has
+    its own.
 
     Args:
         library: the compiled kernels.
@@ -178,7 +207,9 @@ class NativeRanker:
         )
         if refused >= 0:
             return refused
-        best = [slice(at, at + n) for at, n in zip(range(0, count * most, most), counts, strict=True)]
+        best = [
+            slice(at, at + n) for at, n in zip(range(0, count * most, most), counts, strict=True)
+        ]
         return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
@@ -186,16 +217,20 @@ class NativeRanker:
         logits = logits.float().contiguous()
         count, size = logits.shape
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        self._best(address("logits", logits, torch.float32, count, size), count, size, most, tokens, values)
-        return [(tokens[at : at + most], values[at : at + most]) for at in range(0, count * most, most)]
+        self._best(
+            address("logits", logits, torch.float32, count, size), count, size, most, tokens, values
+        )
+        return [
+            (tokens[at : at + most], values[at : at + most]) for at in range(0, count * most, most)
+        ]
 
 
 class CpuBackend(Backend):
     """Kernels of a compiled library; see :func:`tokenswift.kernels.cpu.library.library`.
 
-    The library's work space belongs to the cache that a pass runs over, and bits do not depend on who else
-    runs, so passes over different caches may run at the same time. One of them has the team of threads, the
-    others run on the thread that calls.
+    The library's work space belongs to the cache that a pass runs over, and bits do not depend on
+    who else runs, so passes over different caches may run at the same time. One of them has the
+    team of threads, the others run on the thread that calls.
 
     Args:
         library: the compiled kernels.
@@ -211,7 +246,9 @@ class CpuBackend(Backend):
         self._lib = library
         self._threads = threads
         structs.declare(library)
-        self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
+        self.build = ctypes.string_at(
+            ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))
+        ).decode()
 
     def fill(self, stored: Stored, panels: Tensor) -> None:
         """The panels of a quantized weight, on all threads."""
@@ -282,7 +319,10 @@ class CpuBackend(Backend):
             far = shape.layers
             if (tail := segment.cache.tail) is not None:
                 held, apart = tail.entries.data, tail.entries.layers
-                entry.tail_before, entry.tail_capacity = segment.cache.tail_length, capacity_of(held)
+                entry.tail_before, entry.tail_capacity = (
+                    segment.cache.tail_length,
+                    capacity_of(held),
+                )
                 entry.tail = structs.entries(held, shape, entry.tail_capacity, apart)
                 far -= apart
             entry.keys_values = structs.entries(data, shape, entry.capacity, far)
@@ -297,7 +337,9 @@ class CpuBackend(Backend):
         if taps is not None:
             args.taps = len(taps.layers)
             args.tapped = ctypes.cast((c_int32 * args.taps)(*taps.layers), c_void_p)
-            args.features = address("features", taps.states, torch.float32, args.taps, count, shape.hidden)
+            args.features = address(
+                "features", taps.states, torch.float32, args.taps, count, shape.hidden
+            )
         if any(layer.beside is not None for layer in body.weights):
             if beside is None:
                 raise ValueError("the layers read rows beside the states, and there are none")
@@ -322,8 +364,8 @@ class CpuBackend(Backend):
         sinks: Float[Tensor, " H"] | None = None,
         notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and heads of
-        odd width."""
+        """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and
+        heads of odd width."""
         data, pages = cache.data, cache.data.dtype == torch.uint8
         odd = query.shape[-1] % 2  # the kernels take numbers in pairs
         if sinks is not None or not (pages or data.dtype in structs.TYPES) or odd:
@@ -332,7 +374,9 @@ class CpuBackend(Backend):
         heads, count, width = query.shape
         keys = torch.int8 if pages else data.dtype
         active = active_type(keys)
-        shape = Shape(1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale, softcap or 0.0)
+        shape = Shape(
+            1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale, softcap or 0.0
+        )
         query = query.to(active).contiguous()
         out = torch.empty(count, heads, width, dtype=active, device="cpu")
         rows, c_shape = structs.CRows(), structs.shape_of(shape)
@@ -363,7 +407,9 @@ class CpuBackend(Backend):
         """See :meth:`Backend.linear`."""
         whole = active == torch.int8
         if whole and not weight.stored:
-            raise ValueError("activations are torch.int8; valid: with a weight that is stored quantized")
+            raise ValueError(
+                "activations are torch.int8; valid: with a weight that is stored quantized"
+            )
         kind = torch.float32 if whole else active_type(weight.dtype)
         states, rows, columns = states.to(kind).contiguous(), weight.rows, weight.columns
         count, groups = len(states), structs.groups_bytes(len(states), columns) if whole else 0
@@ -420,23 +466,29 @@ class CpuBackend(Backend):
 
 @torch.inference_mode()
 def fault_of(library: ctypes.CDLL) -> str | None:
-    """The first kind of layers in which a library's rows have other bits than alone, or None: on one and two
-    threads, in every type, and with quantized weights."""
+    """The first kind of layers in which a library's rows have other bits than alone, or None: on
+    one and two threads, in every type, and with quantized weights."""
     from tokenswift.kernels.check import Case, keeps_bits  # asked once a machine
 
     kernels = [CpuBackend(library, threads) for threads in (1, 2)]
     q8 = FORMATS["q8_0"]
     kinds: list[tuple[Any, ...]] = [(dtype,) for dtype in structs.TYPES]
-    kinds += [(torch.float32, FORMATS["q4_1"]), (torch.bfloat16, q8), (torch.float32, q8, torch.int8)]
+    kinds += [
+        (torch.float32, FORMATS["q4_1"]),
+        (torch.bfloat16, q8),
+        (torch.float32, q8, torch.int8),
+    ]
     cases = (Case(kernels[0], *kind) for kind in kinds)
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 
 
 def started(folder: Path) -> CpuBackend | str:
-    """The backend of this machine; or in one line why it has no kernels, or none that keep the rule.
+    """The backend of this machine; or in one line why it has no kernels, or none that keep the
+    rule.
 
     Args:
-        folder: where compiled libraries are kept, and beside them a mark for each that has passed the check.
+        folder: where compiled libraries are kept, and beside them a mark for each that has passed
+            the check.
     Raises:
         InputError: the processor does not have the instruction set that is asked for.
     """

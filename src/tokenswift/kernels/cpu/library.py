@@ -1,9 +1,9 @@
 """The compiled CPU kernels of this machine: those that the wheel carries, or compiled here once.
 
-A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose name says the set and
-what it is made from. One that is compiled here lies in a folder of the user's cache under a name made from
-the sources, the flags and the processor. The folder holds code that is run: it is the user's alone, or it is
-not used.
+A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose name says the
+set and what it is made from. One that is compiled here lies in a folder of the user's cache under a
+name made from the sources, the flags and the processor. The folder holds code that is run: it is
+the user's alone, or it is not used.
 
 Importing this takes the standard library alone: wheels are built with it.
 """
@@ -27,7 +27,8 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 BUILT = HERE / "built"
 SOURCES = ("cpu.c", *sorted(path.name for path in HERE.glob("cpu_*.h")))
-#: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
+#: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the
+#: tuning
 FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-pthread", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -42,7 +43,8 @@ logger = logging.getLogger("tokenswift")
 
 
 class InstructionSet(NamedTuple):
-    """Flags of GCC and clang, and what a processor that has the set calls its abilities, as Linux does."""
+    """Flags of GCC and clang, and what a processor that has the set calls its abilities, as Linux
+    does."""
 
     flags: tuple[str, ...]
     needs: str
@@ -53,7 +55,9 @@ _V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
 SETS: dict[str, dict[str, InstructionSet]] = {
     "x86_64": {
         "avx2": InstructionSet(("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
-        "avx2-vnni": InstructionSet(("-march=x86-64-v3", "-mavxvnni"), "avx2 fma f16c bmi2 avx_vnni"),
+        "avx2-vnni": InstructionSet(
+            ("-march=x86-64-v3", "-mavxvnni"), "avx2 fma f16c bmi2 avx_vnni"
+        ),
         "avx512-vnni": InstructionSet(("-march=x86-64-v4", "-mavx512vnni"), f"{_V4} avx512_vnni"),
         "avx512-bf16": InstructionSet(
             ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), f"{_V4} avx512_vnni avx512_bf16"
@@ -66,7 +70,8 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 }
 
 
-# ---- the machine -------------------------------------------------------------------------------------------
+# ---- the machine
+# -------------------------------------------------------------------------------------------
 
 
 def architecture() -> str:
@@ -87,17 +92,25 @@ def fitting(abilities: str) -> list[str]:
 
 
 def processor() -> str:
-    """The processor and its abilities, as far as the system tells: a library is never used on another one."""
+    """The processor and its abilities, as far as the system tells: a library is never used on
+    another one."""
     if sys.platform == "darwin":
         able = ["asimddp"] if _mac_says("hw.optional.arm.FEAT_DotProd") else []
         return " ".join([platform.machine(), platform.platform(), *able])
     # emulators answer for what they emulate, unlike /proc: bit 20 of AT_HWCAP is asimddp
-    dotprod = platform.machine() == "aarch64" and ctypes.CDLL(None).getauxval(ctypes.c_ulong(16)) >> 20 & 1
+    dotprod = (
+        platform.machine() == "aarch64"
+        and ctypes.CDLL(None).getauxval(ctypes.c_ulong(16)) >> 20 & 1
+    )
     able = ["asimddp"] if dotprod else []
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+        lines = (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+        )
         wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
-        told = [line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line]
+        told = [
+            line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line
+        ]
         return "\n".join([*told, *able])
     except OSError:
         return " ".join([platform.machine(), platform.processor(), platform.platform(), *able])
@@ -112,8 +125,8 @@ def _mac_says(name: str) -> int:
 
 
 def usable() -> int:
-    """Processors that this process may use: its affinity and its control group's quota, at least 1; on a Mac
-    those of its fast kind, as a stage of a pass takes as long as its slowest thread."""
+    """Processors that this process may use: its affinity and its control group's quota, at least 1;
+    on a Mac those of its fast kind, as a stage of a pass takes as long as its slowest thread."""
     if sys.platform == "darwin":
         return max(0, _mac_says("hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
     try:
@@ -124,8 +137,8 @@ def usable() -> int:
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors' worth of time that a container's control group (version 2) allows; infinity where nothing
-    is set. ``root``: where the system tells it."""
+    """Processors' worth of time that a container's control group (version 2) allows; infinity where
+    nothing is set. ``root``: where the system tells it."""
     try:
         allowed, period = map(int, (root / "cpu.max").read_text(encoding="ascii").split())
         return allowed / period
@@ -133,12 +146,13 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf
 
 
-# ---- which kernels -----------------------------------------------------------------------------------------
+# ---- which kernels
+# -----------------------------------------------------------------------------------------
 
 
 def kernels_wanted() -> str:
-    """``TOKENSWIFT_KERNELS``: "auto", "torch", "native" (compiled here), or the instruction set of the
-    CPU kernels, to find out what is at fault.
+    """``TOKENSWIFT_KERNELS``: "auto", "torch", "native" (compiled here), or the instruction set of
+    the CPU kernels, to find out what is at fault.
 
     Raises:
         InputError: another value, or a set that the processor does not have.
@@ -159,7 +173,11 @@ def describe() -> str:
     if (wanted := kernels_wanted()) == "torch":
         return "torch"
     found = carried(wanted)
-    return f"{Path(found._name).stem.rpartition('-')[0]} (built in)" if found else "compiled at first use"
+    return (
+        f"{Path(found._name).stem.rpartition('-')[0]} (built in)"
+        if found
+        else "compiled at first use"
+    )
 
 
 def library(folder: Path) -> ctypes.CDLL | str:
@@ -175,19 +193,21 @@ def library(folder: Path) -> ctypes.CDLL | str:
     return carried(wanted) or compiled(folder, targets)
 
 
-# ---- kernels that the package carries ----------------------------------------------------------------------
+# ---- kernels that the package carries
+# ----------------------------------------------------------------------
 
 
 def carried_name(name: str) -> str:
-    """The file of an instruction set in a wheel, by what it is made from and the package's version."""
+    """The file of an instruction set in a wheel, by what it is made from and the package's
+    version."""
     version = (HERE.parent.parent / "version.py").read_text(encoding="utf-8")
     made = "\0".join([repr(FLAGS), repr(SETS), version, *_sources()])
     return f"{name}-{hashlib.sha256(made.encode()).hexdigest()[:20]}.so"
 
 
 def carried(wanted: str) -> ctypes.CDLL | None:
-    """The library that the package carries for the best instruction set of the processor, or the wanted one;
-    None where it carries none that fits, with a line of the logger where it has others.
+    """The library that the package carries for the best instruction set of the processor, or the
+    wanted one; None where it carries none that fits, with a line of the logger where it has others.
 
     Args:
         wanted: a value of ``TOKENSWIFT_KERNELS``.
@@ -198,12 +218,14 @@ def carried(wanted: str) -> ctypes.CDLL | None:
         if (found := _load(BUILT / carried_name(name))) is not None:
             return found
     logger.warning(
-        "the CPU kernels that came with tokenswift are not used: they are of other sources or processors"
+        "the CPU kernels that came with tokenswift are not used: they are of other sources or "
+        "processors"
     )
     return None
 
 
-# ---- kernels that are compiled here ------------------------------------------------------------------------
+# ---- kernels that are compiled here
+# ------------------------------------------------------------------------
 
 
 def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:
@@ -227,7 +249,9 @@ def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ct
             if (reason := _compile(program, path, targets)) is not None:
                 return reason
             if kept is not None:
-                path = path.replace(kept / name)  # in one step; another folder has it for this process alone
+                path = path.replace(
+                    kept / name
+                )  # in one step; another folder has it for this process alone
             return _load(path) or "the compiled library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
@@ -238,7 +262,8 @@ def _sources() -> list[str]:
 
 
 def _private(folder: Path) -> Path | None:
-    """The folder, made if need be; None where it cannot be written, or somebody else may write into it."""
+    """The folder, made if need be; None where it cannot be written, or somebody else may write into
+    it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = os.stat(folder)
@@ -263,8 +288,19 @@ def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> 
     for target in targets:
         flags = [*FLAGS, *target]
         about = re.sub(r'[\\"]', "", " ".join([Path(compiler).name, *flags]))
-        command = [compiler, *flags, f'-DTS_BUILD="{about}"', "-shared", SOURCES[0], "-o", out.name, "-lm"]
-        ran = subprocess.run(command, cwd=out.parent, capture_output=True, timeout=TIMEOUT, check=False)
+        command = [
+            compiler,
+            *flags,
+            f'-DTS_BUILD="{about}"',
+            "-shared",
+            SOURCES[0],
+            "-o",
+            out.name,
+            "-lm",
+        ]
+        ran = subprocess.run(
+            command, cwd=out.parent, capture_output=True, timeout=TIMEOUT, check=False
+        )
         if not ran.returncode:
             return None
         lines = ran.stderr.decode(errors="replace").strip().splitlines()

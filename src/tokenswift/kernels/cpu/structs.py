@@ -1,5 +1,5 @@
-"""The boundary to C: structures of packed weights, caches and tensors. Every tensor that the kernels read or
-write is looked at in :func:`address`, and nowhere else."""
+"""The boundary to C: structures of packed weights, caches and tensors. Every tensor that the
+kernels read or write is looked at in :func:`address`, and nowhere else."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class CWeight(ctypes.Structure):
 
 class CLayer(ctypes.Structure):
     _fields_ = fields(
-        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; weight beside; "
+        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; weight "
+        f"beside; "
         "pointer beside_norm",
         weight=CWeight,
     )
@@ -66,14 +67,16 @@ class CLayer(ctypes.Structure):
 
 class CRows(ctypes.Structure):
     _fields_ = fields(
-        "long n, before, capacity; pointer parents, keys_values, queries; int windows; pointer tail; "
+        "long n, before, capacity; pointer parents, keys_values, queries; int windows; pointer "
+        "tail; "
         "long tail_before, tail_capacity"
     )
 
 
 class CPass(ctypes.Structure):
     _fields_ = fields(
-        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; long taps; "
+        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, "
+        "keep; long taps; "
         "pointer tapped, features, beside"
     )
 
@@ -97,7 +100,10 @@ def declare(library: ctypes.CDLL) -> None:
     for name, declared in _ENTRIES.items():
         result, _, arguments = declared.partition(": ")
         entry = getattr(library, name)
-        entry.restype, entry.argtypes = _KINDS.get(result), [_KINDS[kind] for kind in arguments.split()]
+        entry.restype, entry.argtypes = (
+            _KINDS.get(result),
+            [_KINDS[kind] for kind in arguments.split()],
+        )
 
 
 def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -161,7 +167,9 @@ def entries(data: Tensor, shape: Shape, capacity: int, layers: int) -> int:
     if shape.keys == torch.int8:
         sizes = (layers, shape.kv_heads, capacity // PAGE, page_bytes(shape.width))
         return address("keys and values", data, torch.uint8, *sizes)
-    return address("keys and values", data, shape.keys, 2 * layers, shape.kv_heads, capacity, shape.width)
+    return address(
+        "keys and values", data, shape.keys, 2 * layers, shape.kv_heads, capacity, shape.width
+    )
 
 
 def vector(name: str, vector: Tensor | None, size: int) -> int | None:
@@ -176,17 +184,24 @@ def work_space(cache: KVCache) -> tuple[int, int]:
 
 
 def check_sizes(shape: Shape) -> None:
-    """Refuse layers that the kernels do not run: a head's numbers, for one, go by their threads' stacks.
+    """Refuse layers that the kernels do not run: a head's numbers, for one, go by their threads'
+    stacks.
 
     Raises:
         ValueError: heads that do not divide, or sizes that are not in range.
     """
-    heads, kv_heads, width, longest = shape.heads, shape.kv_heads, shape.width, max(shape.hidden, shape.inner)
+    heads, kv_heads, width, longest = (
+        shape.heads,
+        shape.kv_heads,
+        shape.width,
+        max(shape.hidden, shape.inner),
+    )
     pairs = 4 if shape.keys == torch.int8 else 2
     grouped = kv_heads >= 1 and heads >= 1 and heads % kv_heads == 0
     if not grouped or width % pairs or not 2 <= width <= MOST_NUMBERS or longest > MOST_NUMBERS:
         raise ValueError(
-            f"heads are {heads} over {kv_heads} of width {width}, and a row has {longest} numbers; valid: a "
+            f"heads are {heads} over {kv_heads} of width {width}, and a row has {longest} "
+            f"numbers; valid: a "
             f"multiple of 1 or more, of a multiple of {pairs}, and {MOST_NUMBERS} numbers at most"
         )
 
@@ -211,15 +226,21 @@ def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> Any:
     """
     own, hidden, inner = shape.heads * shape.width, shape.hidden, shape.inner
     qkv = (own + 2 * shape.kv_heads * shape.width, hidden)
-    products = dict(zip(PRODUCTS, (qkv, (hidden, own), (2 * inner, hidden), (hidden, inner)), strict=True))
+    products = dict(
+        zip(PRODUCTS, (qkv, (hidden, own), (2 * inner, hidden), (hidden, inner)), strict=True)
+    )
     heads = (shape.heads, shape.kv_heads) if shape.whole_norms else (1, 1)
-    vectors = dict(zip(VECTORS, [*[hidden] * 4, *(count * shape.width for count in heads)], strict=True))
+    vectors = dict(
+        zip(VECTORS, [*[hidden] * 4, *(count * shape.width for count in heads)], strict=True)
+    )
     made = (CLayer * shape.layers)()
     for entry, layer in zip(made, weights, strict=True):
         for name, size in (products | {"beside": qkv}).items():
             weight: Packed | None = getattr(layer, name)
             if weight is not None and (weight.rows, weight.columns) != size:
-                raise ValueError(f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}")
+                raise ValueError(
+                    f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}"
+                )
             if weight is not None:
                 setattr(entry, name, weight_of(weight, getattr(layer, f"{name}_bias", None)))
         for name, size in (vectors | {"beside_norm": hidden}).items():
@@ -248,5 +269,7 @@ def grow_work(cache: KVCache, need: int) -> None:
         ValueError: they have refused the rows.
     """
     if need < 0:
-        raise ValueError("the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row")
+        raise ValueError(
+            "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
+        )
     cache.work = torch.empty(need + need // 4, dtype=torch.uint8, device="cpu")

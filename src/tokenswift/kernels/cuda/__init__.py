@@ -1,1 +1,2 @@
-"""The CUDA backend: three Triton kernels and attention, products by cuBLASLt, and whole passes as graphs."""
+"""The CUDA backend: three Triton kernels and attention, products by cuBLASLt, and whole passes as
+graphs."""

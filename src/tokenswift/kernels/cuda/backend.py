@@ -1,10 +1,11 @@
 """The CUDA backend by the protocol of `kernels.base`: kernels and products put together to passes.
 
-Passes of rows that are decoded or checked go through the kernels, each row with bits of its own. A prompt is
-read by torch's attention and by products of all rows at once: that is fast, but its bits are the chunk's.
-What runs through transformers' own forward has torch's attention. :func:`started` asks once a process, before
-the first model is loaded, whether the kernels work on the card at hand: a small random model's last positions
-have to be near what torch makes of them, and equal byte by byte alone, at once, in trees and beside a text.
+Passes of rows that are decoded or checked go through the kernels, each row with bits of its own. A
+prompt is read by torch's attention and by products of all rows at once: that is fast, but its bits
+are the chunk's. What runs through transformers' own forward has torch's attention. :func:`started`
+asks once a process, before the first model is loaded, whether the kernels work on the card at hand:
+a small random model's last positions have to be near what torch makes of them, and equal byte by
+byte alone, at once, in trees and beside a text.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True)
 class _Recorded:
-    """Buffers of a piece of work, what it left in them, and its graph; None where nothing is recorded."""
+    """Buffers of a piece of work, what it left in them, and its graph; None where nothing is
+    recorded."""
 
     given: tuple[Tensor, ...]
     graph: Any = None
@@ -67,10 +69,12 @@ class Graphs:
 
     @torch.inference_mode()
     def run(self, key: Hashable, work: Work, *given: Tensor) -> tuple[Tensor, ...]:
-        """What ``work`` makes of tensors, which it leaves as they are; what comes back is the caller's.
+        """What ``work`` makes of tensors, which it leaves as they are; what comes back is the
+        caller's.
 
         Args:
-            key: of the work, for which it depends on numbers in ``given`` and on what never changes alone.
+            key: of the work, for which it depends on numbers in ``given`` and on what never changes
+                alone.
         """
         with self._lock:
             kept = self._kept.get(key)
@@ -103,14 +107,14 @@ class Graphs:
                 kept.made = work(*kept.given)
 
 
-# ---- products: cuBLASLt picks its kernel by the number of rows, so rows are filled up to few counts. Whether
-# a row's bits are then the same at every place, beside all others and at both counts, is asked of each shape
-# of weight when it is packed.
+# ---- products: cuBLASLt picks its kernel by the number of rows, so rows are filled up to few
+# counts. Whether a row's bits are then the same at every place, beside all others and at both
+# counts, is asked of each shape of weight when it is packed.
 
 
 def settle() -> None:
-    """Settings of the library, for this process: no sums that are split or rounded on the way. Those in the
-    environment count where the library has not been started."""
+    """Settings of the library, for this process: no sums that are split or rounded on the way.
+    Those in the environment count where the library has not been started."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
     matmul = torch.backends.cuda.matmul
@@ -127,8 +131,11 @@ def cublas(states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"]) -> Float[
     return torch.mm(states, weight.T, out_dtype=torch.float32)
 
 
-def padded(product: Product, states: Tensor, weight: Tensor, sizes: tuple[int, ...] = SIZES) -> Tensor:
-    """A product whose number of rows is one of ``sizes``; of more rows than the last, one a part."""
+def padded(
+    product: Product, states: Tensor, weight: Tensor, sizes: tuple[int, ...] = SIZES
+) -> Tensor:
+    """A product whose number of rows is one of ``sizes``; of more rows than the last, one a
+    part."""
     parts = []
     for rows in states.split(sizes[-1]):
         size = next(size for size in sizes if size >= len(rows))
@@ -137,8 +144,11 @@ def padded(product: Product, states: Tensor, weight: Tensor, sizes: tuple[int, .
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def products_keep_bits(product: Product, weight: Float[Tensor, "N K"], sizes: tuple[int, ...]) -> bool:
-    """Whether rows have bits of their own: alone, at several places, beside others, at all of some counts."""
+def products_keep_bits(
+    product: Product, weight: Float[Tensor, "N K"], sizes: tuple[int, ...]
+) -> bool:
+    """Whether rows have bits of their own: alone, at several places, beside others, at all of some
+    counts."""
     most, made = sizes[-1], torch.Generator().manual_seed(1)
     rows = torch.randn(most, weight.shape[1], generator=made, dtype=torch.float32)
     rows = rows.to(weight.device, weight.dtype)
@@ -157,12 +167,15 @@ def products_keep_bits(product: Product, weight: Float[Tensor, "N K"], sizes: tu
 
 
 def sizes_that_keep(product: Product, weight: Float[Tensor, "N K"]) -> tuple[int, ...]:
-    """The row counts at which products with a weight keep rows' bits: all of :data:`SIZES`, the last alone,
-    or none."""
-    return next((sizes for sizes in (SIZES, SIZES[-1:]) if products_keep_bits(product, weight, sizes)), ())
+    """The row counts at which products with a weight keep rows' bits: all of :data:`SIZES`, the
+    last alone, or none."""
+    return next(
+        (sizes for sizes in (SIZES, SIZES[-1:]) if products_keep_bits(product, weight, sizes)), ()
+    )
 
 
-# ---- the backend ------------------------------------------------------------------------------------------
+# ---- the backend
+# ------------------------------------------------------------------------------------------
 
 
 class CudaBackend(Backend):
@@ -174,8 +187,8 @@ class CudaBackend(Backend):
         product: rows and a weight (N, K) → their float32 product.
 
     Attributes:
-        records: whether passes of few rows are recorded and replayed. On a CPU (Triton's interpreter) their
-            buffers are used, and nothing is recorded.
+        records: whether passes of few rows are recorded and replayed. On a CPU (Triton's
+            interpreter) their buffers are used, and nothing is recorded.
     """
 
     name = "cuda"
@@ -211,7 +224,8 @@ class CudaBackend(Backend):
             self._sizes[key] = sizes_that_keep(self._product, made.data)
             if not self._sizes[key]:
                 logger.warning(
-                    "products with a weight of %d x %d, %s, do not keep rows' bits here: strategies may "
+                    "products with a weight of %d x %d, %s, do not keep rows' bits here: "
+                    "strategies may "
                     "write different texts where two tokens are nearly as likely",
                     *key,
                 )
@@ -258,7 +272,8 @@ class CudaBackend(Backend):
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together.
 
         Raises:
-            ValueError: states or angles are not of all of the batch's rows, those that fill it up included.
+            ValueError: states or angles are not of all of the batch's rows, those that fill it up
+                included.
         """
         rows, angles = len(batch.tokens), cos.shape[-2]
         if not len(states) == angles == sin.shape[-2] == rows:
@@ -300,15 +315,23 @@ class CudaBackend(Backend):
         norm = partial(ops.norm, centred=shape.parallel)
         more = behind = None  # what is to be added to the states, and the weight of its norm
         for number, layer in enumerate(body.weights):
-            normed = norm(states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual)
+            normed = norm(
+                states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual
+            )
             taps.fill(number, states)
             mixed = linear(normed, layer.qkv, layer.qkv_bias)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
-                mixed += linear(ops.norm(beside, layer.beside_norm, shape.eps, shape.weights), layer.beside)
+                mixed += linear(
+                    ops.norm(beside, layer.beside_norm, shape.eps, shape.weights), layer.beside
+                )
             if shape.whole_norms:
-                parts = mixed.split([shape.heads * shape.width, *[shape.kv_heads * shape.width] * 2], -1)
+                parts = mixed.split(
+                    [shape.heads * shape.width, *[shape.kv_heads * shape.width] * 2], -1
+                )
                 pairs = zip(parts, (layer.query_norm, layer.key_norm, None), strict=True)
-                mixed = torch.cat([ops.norm(x.contiguous(), w, shape.eps, x.dtype) for x, w in pairs], -1)
+                mixed = torch.cat(
+                    [ops.norm(x.contiguous(), w, shape.eps, x.dtype) for x, w in pairs], -1
+                )
             query = ops.append(batch, mixed, cos[layer.rope], sin[layer.rope], number, layer, shape)
             kept = [*kept, query] if keep else [query]
             mixes = attend(batch, query, number, shape, layer.window).flatten(1)
@@ -337,7 +360,8 @@ class CudaBackend(Backend):
             here = place[-count:, None]
             mask = (place <= here) & (place > here - (window if windowed else end))
         groups, queries = shape.heads // shape.kv_heads, query.transpose(0, 1)[None]
-        # of torch's kernels, flash alone takes fewer heads of keys; it takes neither masks nor float32
+        # of torch's kernels, flash alone takes fewer heads of keys; it takes neither masks nor
+        # float32
         repeats = groups > 1 and (masked or query.dtype == torch.float32)
         if repeats:
             keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
@@ -361,13 +385,19 @@ class CudaBackend(Backend):
         return self._linear(states.flatten(0, -2), weight, bias).view(*states.shape[:-1], -1)
 
     def _linear(
-        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None, at_once: bool = False
+        self,
+        states: Float[Tensor, "n K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        at_once: bool = False,
     ) -> Float[Tensor, "n N"]:
         """``at_once``: by one product, whose bits are those of so many rows."""
         rows = states.to(weight.dtype).contiguous()
         sizes = self._sizes.get((weight.rows, weight.columns, weight.dtype)) or SIZES
         made = (
-            self._product(rows, weight.data) if at_once else padded(self._product, rows, weight.data, sizes)
+            self._product(rows, weight.data)
+            if at_once
+            else padded(self._product, rows, weight.data, sizes)
         )
         return made if bias is None else made + bias
 
@@ -379,7 +409,8 @@ class CudaBackend(Backend):
         return self.ops.norm(rows, weight, eps, dtype).view(states.shape)
 
 
-# ---- does it work here? ---------------------------------------------------------------------------------
+# ---- does it work here?
+# ---------------------------------------------------------------------------------
 
 
 def started(device: torch.device) -> CudaBackend | str:
@@ -395,7 +426,9 @@ def started(device: torch.device) -> CudaBackend | str:
             found = "products do not keep rows' bits"
         if found is not None:
             return found
-    except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
+    except (
+        Exception
+    ) as error:  # Triton, its compiler, the driver and torch each raise their own here
         return line_of(error)
     if (found := unrecorded(backend)) is not None:
         logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
@@ -410,13 +443,15 @@ def kinds() -> list[tuple[torch.dtype, int]]:
 
 
 def unfit(device: torch.device) -> str | None:
-    """Why kernels cannot even be tried on a device, in one line: a compiler that does not know a card, or its
-    types, may end the process; None where they can."""
+    """Why kernels cannot even be tried on a device, in one line: a compiler that does not know a
+    card, or its types, may end the process; None where they can."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     capability = torch.cuda.get_device_capability(device)
     return (
-        None if capability >= CAPABLE else f"compute capability is {capability}; valid: {CAPABLE} and newer"
+        None
+        if capability >= CAPABLE
+        else f"compute capability is {capability}; valid: {CAPABLE} and newer"
     )
 
 
@@ -434,7 +469,8 @@ def fault(backend: CudaBackend, dtype: torch.dtype, width: int) -> str | None:
 
 @torch.inference_mode()
 def unrecorded(backend: CudaBackend) -> str | None:
-    """Why a backend's passes cannot be recorded; None when replays give the bits of eager passes."""
+    """Why a backend's passes cannot be recorded; None when replays give the bits of eager
+    passes."""
     case = Case(backend, torch.bfloat16)
     expected, rows = case.run(backend, (0, TAIL)), range(TAIL + 1)
     backend.records = True

@@ -2,12 +2,14 @@
 
 `plan` makes the tables that they read.
 
-A row's sums go in an order that its own context fixes: keys in pieces that end at fixed positions, within
-them in tiles, then the pieces one block after the other. All passes run the same kernels of the same shapes,
-so a row has the same bits alone, in a tree, beside other texts, eagerly and in a graph.
+A row's sums go in an order that its own context fixes: keys in pieces that end at fixed positions,
+    within
+them in tiles, then the pieces one block after the other. All passes run the same kernels of the
+same shapes, so a row has the same bits alone, in a tree, beside other texts, eagerly and in a
+graph.
 
-With ``TRITON_INTERPRET=1`` in the environment before this is imported, Triton's interpreter runs them on the
-CPU: in float32 alone, as its products of other types are wrong.
+With ``TRITON_INTERPRET=1`` in the environment before this is imported, Triton's interpreter runs
+them on the CPU: in float32 alone, as its products of other types are wrong.
 """
 
 # pyright: reportPrivateImportUsage=false, reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -51,8 +53,8 @@ def add_norm(
     NORM: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """Add ``more``, or its norm by the weight ``behind``, times a factor to a row, take the mean from it if
-    asked, and take its RMS norm."""
+    """Add ``more``, or its norm by the weight ``behind``, times a factor to a row, take the mean
+    from it if asked, and take its RMS norm."""
     at, d = tl.program_id(0).to(tl.int64) * D, tl.arange(0, DP)
     x = tl.load(states + at + d, mask=d < D, other=0.0)
     if ADD:
@@ -142,7 +144,9 @@ def turn_append(
 def piece_of(position):
     """The piece that a position is in."""
     return tl.where(
-        position < NEAR * CHUNK, position // CHUNK, NEAR + tl.maximum(position - NEAR * CHUNK, 0) // FAR
+        position < NEAR * CHUNK,
+        position // CHUNK,
+        NEAR + tl.maximum(position - NEAR * CHUNK, 0) // FAR,
     )
 
 
@@ -154,11 +158,14 @@ def start_of(piece):
 
 @triton.jit
 def oldest_of(here, ordered, window):
-    """The oldest position that a row sees; entries that do not stand at their positions know no window."""
+    """The oldest position that a row sees; entries that do not stand at their positions know no
+    window."""
     return tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
 
 
-@triton.jit(do_not_specialize=["n", "count", "pieces", "own", "deepest", "layer", "window", "scale", "cap"])
+@triton.jit(
+    do_not_specialize=["n", "count", "pieces", "own", "deepest", "layer", "window", "scale", "cap"]
+)
 def attend(
     query,  # (n, H, D)
     data,  # where places of caches are counted from
@@ -183,8 +190,8 @@ def attend(
     M: tl.constexpr,  # queries of a program
     CAPPED: tl.constexpr,
 ):
-    """Attention over one piece: of a block of rows over a piece that lies before all of them, or of one row
-    over a piece in which the pass's own keys stand, gathered along the row's path."""
+    """Attention over one piece: of a block of rows over a piece that lies before all of them, or of
+    one row over a piece in which the pass's own keys stand, gathered along the row's path."""
     group: tl.constexpr = H // KV
     program, head = tl.program_id(0), tl.program_id(1)
     shared = program < count * pieces
@@ -213,7 +220,9 @@ def attend(
         d, j = tl.arange(0, DP), tl.arange(0, TILE)
         inside = d < D
         at = (row * H + head * group + m % group) * D
-        q = tl.load(query + at[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
+        q = tl.load(
+            query + at[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0
+        )
         plane = capacity * KV * D
         keys = data + base + 2 * layer * plane + head * capacity * D
         acc = tl.zeros([M, DP], tl.float32)
@@ -221,10 +230,14 @@ def attend(
         for tile in range(low // TILE, (high + TILE - 1) // TILE):
             place = tile * TILE + j
             there = place < high
-            node = tl.load(paths + first * deepest + place - before, mask=there & (place >= before), other=0)
+            node = tl.load(
+                paths + first * deepest + place - before, mask=there & (place >= before), other=0
+            )
             slot = tl.where(place < before, place, before + node)
             k = tl.load(
-                keys + slot[None, :] * D + d[:, None], mask=there[None, :] & inside[:, None], other=0.0
+                keys + slot[None, :] * D + d[:, None],
+                mask=there[None, :] & inside[:, None],
+                other=0.0,
             )
             s = tl.dot(q, k, input_precision="ieee") * scale
             if CAPPED:  # to base 2, as they are
@@ -266,7 +279,10 @@ def merge(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     before, here = tl.load(rows + row * FIELDS + 2), tl.load(rows + row * FIELDS + 4)
     oldest = oldest_of(here, tl.load(rows + row * FIELDS + 5), window)
-    closed, last = piece_of(before), tl.where(here >= 0, piece_of(here), -1)  # none: it fills up a pass
+    closed, last = (
+        piece_of(before),
+        tl.where(here >= 0, piece_of(here), -1),
+    )  # none: it fills up a pass
     b, d = tl.arange(0, BLOCK), tl.arange(0, DP)
     acc, whole = tl.zeros([DP], tl.float32), tl.zeros([1], tl.float32)
     top = tl.full([1], -float("inf"), tl.float32)
@@ -276,7 +292,9 @@ def merge(
         at = (tl.where(piece < closed, piece, pieces + piece - closed) * n + row) * H + head
         peak = tl.load(stats + at * 2, mask=there, other=-float("inf"))
         sums = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
-        x = tl.load(values + at[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+        x = tl.load(
+            values + at[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0
+        )
         best = tl.maximum(top, tl.max(peak, 0))
         safe = tl.where(best == -float("inf"), 0.0, best)
         old, new = tl.exp2(top - safe), tl.exp2(peak - safe)
@@ -301,7 +319,9 @@ class Kernels:
             self._generation = about.major
             self._room = getattr(about, "shared_memory_per_block_optin", LEAST_ROOM)
 
-    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+    def run(
+        self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any
+    ) -> None:
         """Start a kernel."""
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             kernel[grid](**given, num_warps=warps, num_stages=stages)
@@ -317,13 +337,22 @@ class Kernels:
         factor: float = 1.0,
         centred: bool = False,
     ) -> Float[Tensor, "n D"]:
-        """RMS norm of float32 rows (without a weight they as they are), to which ``more`` is added first, in
-        place: times a factor, and itself normed where there is a weight ``behind``. ``centred``: without the
-        rows' means, in place, too."""
+        """RMS norm of float32 rows (without a weight they as they are), to which ``more`` is added
+        first, in place: times a factor, and itself normed where there is a weight ``behind``.
+        ``centred``: without the rows' means, in place, too."""
         out, (rows, width) = torch.empty_like(states, dtype=dtype), states.shape
         tensors = {"more": more, "behind": behind, "weight": weight}
-        given: dict[str, Any] = {name: states if one is None else one for name, one in tensors.items()}
-        given |= {"states": states, "out": out, "eps": eps, "factor": factor, "D": width, "DP": power(width)}
+        given: dict[str, Any] = {
+            name: states if one is None else one for name, one in tensors.items()
+        }
+        given |= {
+            "states": states,
+            "out": out,
+            "eps": eps,
+            "factor": factor,
+            "D": width,
+            "DP": power(width),
+        }
         kinds = {"ADD": more is not None, "BEHIND": behind is not None, "NORM": weight is not None}
         self.run(add_norm, (rows,), 8, 1, **given, **kinds, CENTRED=centred)
         return out
@@ -347,7 +376,8 @@ class Kernels:
         layer: LayerWeights,
         shape: Shape,
     ) -> Float[Tensor, "n H d"]:
-        """Queries of float32 rows, normed and turned; keys and values go behind those of the rows' caches."""
+        """Queries of float32 rows, normed and turned; keys and values go behind those of the rows'
+        caches."""
         rows, heads = len(mixed), shape.heads + 2 * shape.kv_heads
         query = mixed.new_empty(rows, shape.heads, shape.width, dtype=shape.keys)
         norms = layer.query_norm is not None and not shape.whole_norms
@@ -384,14 +414,22 @@ class Kernels:
         queries, cells = queries_of(width, size), form.pieces + form.own
         values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
-        given = {"values": values, "stats": stats, "rows": batch.rows_at, "n": rows, "pieces": form.pieces}
+        given = {
+            "values": values,
+            "stats": stats,
+            "rows": batch.rows_at,
+            "n": rows,
+            "pieces": form.pieces,
+        }
         given |= {"window": window, "H": heads, "D": width, "DP": padded}
         programs = form.blocks * form.pieces + rows * form.own
         grid = programs, shape.kv_heads, -(-heads // shape.kv_heads // queries)
         # four warps leave room for a second program on Hopper; elsewhere wide heads would spill
         warps = 4 if padded <= 64 or (self._generation == 9 and size == 2) else 8
         tile = 2 * 64 * padded * size
-        stages = max(1, min(3, (self._room - tile // 2) // tile))  # tiles on their way, as there is room
+        stages = max(
+            1, min(3, (self._room - tile // 2) // tile)
+        )  # tiles on their way, as there is room
         self.run(
             attend,
             grid,

@@ -1,11 +1,13 @@
 """What a pass attends to, as tables that the kernels read on the device.
 
-Keys are taken in *pieces* that end at fixed positions: :data:`NEAR` pieces of :data:`CHUNK` positions, and
-pieces of :data:`FAR` behind them, where fewer sums in memory matter more than more programs. Pieces that lie
-before a pass's own keys are shared by a text's rows: blocks of rows read them together. In the pieces from
-there on each row has its own path through the pass's keys: they are gathered at the places where they would
-stand if its path were committed. Both give the same sums, so neither the split nor the other rows can be seen
-in a row's bits; and as tables say how long texts are and where, one recorded pass serves texts as they grow.
+Keys are taken in *pieces* that end at fixed positions: :data:`NEAR` pieces of :data:`CHUNK`
+    positions, and
+pieces of :data:`FAR` behind them, where fewer sums in memory matter more than more programs. Pieces
+that lie before a pass's own keys are shared by a text's rows: blocks of rows read them together. In
+the pieces from there on each row has its own path through the pass's keys: they are gathered at the
+places where they would stand if its path were committed. Both give the same sums, so neither the
+split nor the other rows can be seen in a row's bits; and as tables say how long texts are and
+where, one recorded pass serves texts as they grow.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from tokenswift.kv import Segment
 
 CHUNK, NEAR, FAR = 256, 64, 1024
 TILE = 64  # positions that a program multiplies at a time
-FIELDS = 6  # of a row: base, capacity, before, slot (-1: it is not kept), here (-1: no row), ordered
+FIELDS = (
+    6  # of a row: base, capacity, before, slot (-1: it is not kept), here (-1: no row), ordered
+)
 SIZES = (16, 64)  # row counts of recorded passes, and of products
 
 
@@ -61,8 +65,9 @@ class CudaBatch(Batch):
         form: their sizes.
         numbers: tokens, positions and tables one after the other.
         origin: of the keys' type, from which the places of caches are counted.
-        rows_at: of each row, (n, 6): where its cache is, in numbers from the origin, its capacity, committed
-            keys, the row's slot there, its own position, and whether entries stand at their positions.
+        rows_at: of each row, (n, 6): where its cache is, in numbers from the origin, its capacity,
+            committed keys, the row's slot there, its own position, and whether entries stand at
+            their positions.
         blocks: of rows of one text, (B, 2): the first, and how many.
         paths: of each row, the rows on its path, (n, deepest).
         reads: a prompt is read, whose attention is torch's.
@@ -92,9 +97,16 @@ class CudaBatch(Batch):
         n, blocks, deepest = form.rows, form.blocks, form.deepest
         tokens, positions, *tables = numbers.split([n, n, n * FIELDS, 2 * blocks, n * deepest])
         rows_at, pairs, paths = (
-            table.view(-1, columns) for table, columns in zip(tables, (FIELDS, 2, deepest), strict=True)
+            table.view(-1, columns)
+            for table, columns in zip(tables, (FIELDS, 2, deepest), strict=True)
         )
-        made = {"form": form, "numbers": numbers, "origin": origin, "reads": reads, "recorded": recorded}
+        made = {
+            "form": form,
+            "numbers": numbers,
+            "origin": origin,
+            "reads": reads,
+            "recorded": recorded,
+        }
         return cls(segments, tokens, positions, rows_at=rows_at, blocks=pairs, paths=paths, **made)
 
 
@@ -110,7 +122,8 @@ class Tables:
     Attributes:
         form: the smallest that they have.
     Raises:
-        ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
+        ValueError: a segment needs more room than its cache has, or has a parent that is no earlier
+            row.
     """
 
     def __init__(self, segments: Sequence[Segment], step: int, origin: Tensor, reads: bool) -> None:
@@ -126,7 +139,11 @@ class Tables:
             self._tokens += segment.tokens.tolist()
             self._positions += segment.positions.tolist()
             data, before = cache.data, cache.length
-            where = [(data.data_ptr() - origin.data_ptr()) // data.element_size(), data.shape[2], before]
+            where = [
+                (data.data_ptr() - origin.data_ptr()) // data.element_size(),
+                data.shape[2],
+                before,
+            ]
             paths = [[0]] * count if reads else row_paths(count, segment.parents)
             self._paths += paths
             for row, path in enumerate(paths):
@@ -140,13 +157,17 @@ class Tables:
         self.form = Form(len(self._rows), len(self._blocks) // 2, deepest, pieces, own)
 
     def numbers(self, form: Form) -> list[int]:
-        """All of it one after the other, filled up to a form: by rows that see nothing and are not kept, and
-        by blocks of no rows."""
+        """All of it one after the other, filled up to a form: by rows that see nothing and are not
+        kept, and by blocks of no rows."""
         more = form.rows - len(self._rows)
         made = [*self._tokens, *[0] * more, *self._positions, *[0] * more]
         for row in self._rows:
             made += row
-        made += [0, 1, 0, -1, -1, 1] * more + self._blocks + [0, 0] * (form.blocks - len(self._blocks) // 2)
+        made += (
+            [0, 1, 0, -1, -1, 1] * more
+            + self._blocks
+            + [0, 0] * (form.blocks - len(self._blocks) // 2)
+        )
         for path in self._paths:
             made += path + [0] * (form.deepest - len(path))
         return made + [0] * (more * form.deepest)
@@ -159,8 +180,8 @@ def piece_of(position: int) -> int:
 
 
 def queries_of(width: int, itemsize: int) -> int:
-    """Queries that a program of attention takes, 16 KB at most: one number for a head's width and type, so
-    that all passes add up alike."""
+    """Queries that a program of attention takes, 16 KB at most: one number for a head's width and
+    type, so that all passes add up alike."""
     return min(64, (1 << 14) // (power(width) * itemsize))
 
 

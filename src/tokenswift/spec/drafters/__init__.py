@@ -1,1 +1,2 @@
-"""Parts that strategies draft with: chains, head trees, and the sparse context of self-speculation."""
+"""Parts that strategies draft with: chains, head trees, and the sparse context of
+self-speculation."""

@@ -1,9 +1,9 @@
 """The drafter protocol, and the candidates that drafters propose in one step.
 
-Drafters add candidates to one tree; what of it is verified is decided elsewhere, and no token depends on it.
-:class:`Candidates` forms trees of fixed widths, as published methods do: so many candidates below each node
-of a depth, all of them continued. `spec.adaptive.PricedCandidates` decides by chances and costs instead.
-Drafters cannot tell the two apart.
+Drafters add candidates to one tree; what of it is verified is decided elsewhere, and no token
+depends on it. :class:`Candidates` forms trees of fixed widths, as published methods do: so many
+candidates below each node of a depth, all of them continued. `spec.adaptive.PricedCandidates`
+decides by chances and costs instead. Drafters cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ class Drafter:
     noise = 1.0
 
     def needs(self, text: int, row: int) -> list[Need]:
-        """Memory that it will hold for a sequence of up to ``text`` tokens, with its own nodes beside the
-        tree's, at ``row`` bytes each."""
+        """Memory that it will hold for a sequence of up to ``text`` tokens, with its own nodes
+        beside the tree's, at ``row`` bytes each."""
         return []
 
     def begin(self, sequence: SequenceState) -> None:
         """Called once after the prefill."""
 
     def estimate(self, costs: Costs) -> CostEstimate | None:
-        """What it expects of its steps, asked once after :meth:`begin`; None for a free drafter, which
-        proposes in every step. ``costs.verify(n)`` is the cost of a pass over n rows in plain passes."""
+        """What it expects of its steps, asked once after :meth:`begin`; None for a free drafter,
+        which proposes in every step. ``costs.verify(n)`` is the cost of a pass over n rows in plain
+        passes."""
         return None
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
@@ -75,7 +76,8 @@ class Drafter:
         """Called after every step, whichever drafter was used."""
 
 
-# ---- the candidates of one step ----------------------------------------------------------------------------
+# ---- the candidates of one step
+# ----------------------------------------------------------------------------
 
 
 Below = list[tuple[int, float]]  # candidates below a node: node and chance of its whole path
@@ -90,11 +92,13 @@ class Candidates:
         coupled: rank candidates with the target's noise.
         widths: candidates below a node, by its depth.
         max_passes: draft passes along one path at most; default: one for each depth.
-        ahead: tokens after the sequence's that are not committed yet; the last of them is then the root.
+        ahead: tokens after the sequence's that are not committed yet; the last of them is then the
+            root.
 
     Attributes:
         tree: the candidates.
-        ngram_start: the node below which n-gram branches start: the first pass's best candidate, or the root.
+        ngram_start: the node below which n-gram branches start: the first pass's best candidate, or
+            the root.
         passes, levels: draft passes and levels of heads so far.
         loaded: whether drafting filled a cache, so that its time is not typical.
         drafter: the drafter that proposes now.
@@ -159,11 +163,15 @@ class Candidates:
         return [*self.ahead, *self.tree.path(node)]
 
     def add(self, parent: int, token: int, chance: float = 1.0) -> int:
-        """Add ``token`` below ``parent``, with a chance that the drafter knows itself; return its node."""
+        """Add ``token`` below ``parent``, with a chance that the drafter knows itself; return its
+        node."""
         return self.tree.add(parent, token, self.drafter.source, chance)
 
-    def add_ranking(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
-        """Add the candidates of a ranking below ``node``, with chances learnt from earlier rankings.
+    def add_ranking(
+        self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None
+    ) -> Below:
+        """Add the candidates of a ranking below ``node``, with chances learnt from earlier
+        rankings.
 
         Args:
             ranked: tokens, best first, with scores and probabilities.
@@ -182,10 +190,11 @@ class Candidates:
         subset: Subset | None = None,
         kind: str | None = None,
     ) -> list[Below]:
-        """Rank logits (n, S), or (1, S) for all n ``nodes``, by the choice rule; add the best below each
-        node.
+        """Rank logits (n, S), or (1, S) for all n ``nodes``, by the choice rule; add the best below
+        each node.
 
-        An invalid row gives no candidates: heads and draft models may overflow, or hold NaN, where the target
+        An invalid row gives no candidates: heads and draft models may overflow, or hold NaN, where
+            the target
         does not.
 
         Args:
@@ -197,7 +206,9 @@ class Candidates:
         found = self._ranked(rows)
         if len(found) < len(nodes):
             found *= len(nodes)
-        return [self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
+        return [
+            self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)
+        ]
 
     def _ranked(self, rows: LogitRows) -> list[Ranked]:
         """The candidates of each row; none of an invalid one."""
@@ -214,7 +225,9 @@ class Candidates:
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width_at(self.tree.depths[node]) for node in nodes]
         noise = self.coupled * self.drafter.noise
-        return LogitRows(logits, self.text, paths, positions, widths, noise, subset, self.with_probs)
+        return LogitRows(
+            logits, self.text, paths, positions, widths, noise, subset, self.with_probs
+        )
 
     def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """Which candidates the next level of heads continues.
@@ -239,11 +252,12 @@ class Candidates:
         per_pass: int | None = None,
         max_nodes: int | None = None,
     ) -> list[int]:
-        """Add candidates by one draft pass after another, each over the nodes that are worth continuing.
+        """Add candidates by one draft pass after another, each over the nodes that are worth
+        continuing.
 
         Args:
-            run: nodes of one depth → logits (n, S) after each. The first call is for the root alone, each
-                later one for children of the nodes before.
+            run: nodes of one depth → logits (n, S) after each. The first call is for the root
+                alone, each later one for children of the nodes before.
             subset, kind: as for :meth:`rank` and :meth:`add_ranking`.
             per_pass: nodes in a pass at most; 1 drafts a chain along the best path.
             max_nodes: nodes below the root at most, in all passes together.
@@ -274,7 +288,8 @@ class Candidates:
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
     def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
-        """The candidates that the next draft pass continues, the likeliest first, ``per_pass`` at most."""
+        """The candidates that the next draft pass continues, the likeliest first, ``per_pass`` at
+        most."""
         return [node for children in below for node, _ in children][:per_pass]
 
 
@@ -282,7 +297,8 @@ class Candidates:
 
 
 class DraftVocabulary:
-    """A model's LM head over the tokens that may be drafted: frequent ones and the prompt's, or all.
+    """A model's LM head over the tokens that may be drafted: frequent ones and the prompt's, or
+    all.
 
     Args:
         model: the model with the LM head.
@@ -295,7 +311,11 @@ class DraftVocabulary:
     """
 
     def __init__(
-        self, model: BaseTarget, size: int, frequent: Tensor | None = None, prompt: Sequence[int] = ()
+        self,
+        model: BaseTarget,
+        size: int,
+        frequent: Tensor | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         self.model, self.size, parts = model, size, list[Tensor]()
         if frequent is not None:
@@ -307,10 +327,15 @@ class DraftVocabulary:
         self.subset = Subset(torch.cat(kept), size) if kept else None
 
     def project(self, normed: Tensor) -> Tensor:
-        """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the subset."""
+        """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the
+        subset."""
         if self.subset is None:
             logits = self.model.project(normed)
             more = self.size - logits.shape[1]
-            return nn.functional.pad(logits, (0, more), value=-torch.inf).contiguous() if more else logits
+            return (
+                nn.functional.pad(logits, (0, more), value=-torch.inf).contiguous()
+                if more
+                else logits
+            )
         parts = [self.model.project(normed, rows) for rows in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

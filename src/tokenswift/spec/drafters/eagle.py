@@ -1,8 +1,9 @@
-"""An EAGLE-3 drafter (Li et al. 2025): one decoder layer that reads features of the target's passes.
+"""An EAGLE-3 drafter (Li et al. 2025): one decoder layer that reads features of the target's
+passes.
 
-Its row at position t reads the target's feature at t and the embedding of the token at t + 1, and predicts
-the token at t + 2. For drafted tokens there is no feature yet; the drafter's own output of the row before
-takes its place.
+Its row at position t reads the target's feature at t and the embedding of the token at t + 1, and
+predicts the token at t + 2. For drafted tokens there is no feature yet; the drafter's own output of
+the row before takes its place.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from tokenswift.spec.drafters.base import Candidates, Drafter
 from tokenswift.spec.eagle import CHUNK, SCRATCH, EagleModel
 from tokenswift.spec.strategy import SequenceState
 
-NARROW_NOISE = 0.5  # weight of the target's noise where little was learnt: logits are half as far apart
+NARROW_NOISE = (
+    0.5  # weight of the target's noise where little was learnt: logits are half as far apart
+)
 _LAG = 32  # rows run before a draft from which its time is not typical
 
 
 class Branches:
-    """The drafter's rows for drafted tokens. Each pass covers the nodes of one depth. The common trunk of
-    their paths is committed to the cache; the other nodes of their paths are run again.
+    """The drafter's rows for drafted tokens. Each pass covers the nodes of one depth. The common
+    trunk of their paths is committed to the cache; the other nodes of their paths are run again.
 
     Args:
         model: the drafter.
@@ -61,7 +64,9 @@ class Branches:
         states = model.fed_back(torch.cat([made[node] for node in above]))
         parents = [place.get(node, -1) for node in above]
         at = self.at + tree.depths[self._trunk] + 1
-        found = model.run([self.candidates.tree.tokens[row] for row in rows], states, at, self.cache, parents)
+        found = model.run(
+            [self.candidates.tree.tokens[row] for row in rows], states, at, self.cache, parents
+        )
         made |= {node: found[row : row + 1] for node, row in place.items()}
         self._rows = rows
 
@@ -105,7 +110,12 @@ class EagleDrafter(Drafter):
             return None
         cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
-            "the EAGLE-3 drafter", tokens=1.9, rows=3, price=2 * cost, pass_cost=cost, best_chance=0.6
+            "the EAGLE-3 drafter",
+            tokens=1.9,
+            rows=3,
+            price=2 * cost,
+            pass_cost=cost,
+            best_chance=0.6,
         )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
@@ -121,8 +131,8 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def _read(self, sequence: SequenceState) -> int:
-        """Run the rows whose features are new, and return how many; the window slides. After a gap in
-        positions, earlier rows are dropped."""
+        """Run the rows whose features are new, and return how many; the window slides. After a gap
+        in positions, earlier rows are dropped."""
         cache, model = self._cache, self.model
         found = None if sequence.features is None else sequence.features.drain()
         if cache is None or found is None:

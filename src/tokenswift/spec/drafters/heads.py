@@ -16,10 +16,11 @@ DEPTH = 8  # levels of conditioned heads in adaptive drafting
 
 
 class HeadDrafter(Drafter):
-    """Drafts with heads: from the hidden state of the last verify pass, or below another drafter's passes.
+    """Drafts with heads: from the hidden state of the last verify pass, or below another drafter's
+    passes.
 
-    Heads that see the drafted token before theirs (*conditioned*) run once for each node of a level; the
-    others run once for a whole level.
+    Heads that see the drafted token before theirs (*conditioned*) run once for each node of a
+    level; the others run once for a whole level.
 
     Args:
         model: the target.
@@ -30,7 +31,9 @@ class HeadDrafter(Drafter):
 
     name, source = HIDDEN, "head"
 
-    def __init__(self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None) -> None:
+    def __init__(
+        self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None
+    ) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self.depth = heads.count if depth is None else depth

@@ -1,19 +1,24 @@
 """Free drafters: reuse of the text so far, and text that a grammar forces.
 
-*Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before, draft what
-followed them, up to 32 tokens. Besides the length of the match, these features give each token's chance:
+*Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before,
+    draft what
+followed them, up to 32 tokens. Besides the length of the match, these features give each token's
+chance:
 
 - whether other occurrences of the same tokens continue alike;
-- whether the copied token was *new* in its place, that is not predicted by a match itself (a line number, a
-  name in a table), and so is likely to differ again, and how many of the tokens before it were;
+- whether the copied token was *new* in its place, that is not predicted by a match itself (a line
+  number, a name in a table), and so is likely to differ again, and how many of the tokens before it
+  were;
 - how often copies were right lately.
 
-A wrong token does not end a match: it is followed further, until a better one is found. A copy ends where the
+A wrong token does not end a match: it is followed further, until a better one is found. A copy ends
+    where the
 text would: what comes after a question or an answer is not drafted.
 
-*N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
-it, the most frequent first. An n-gram is counted once it is older than the penalty window: a younger one
-would be penalised and rejected.
+*N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that
+    followed
+it, the most frequent first. An n-gram is counted once it is older than the penalty window: a
+younger one would be penalised and rejected.
 """
 
 from __future__ import annotations
@@ -57,8 +62,8 @@ class PromptLookup(Drafter):
         self._text: list[int] = []
         self._new: list[bool] = []  # for each token, whether no match predicted it
         self._places: dict[tuple[int, ...], list[int]] = {}
-        # features: 1, log of the length, running share, new, votes of the other occurrences, share of new
-        # tokens before; fitted to what a 1.5B model wrote
+        # features: 1, log of the length, running share, new, votes of the other occurrences, share
+        # of new tokens before; fitted to what a 1.5B model wrote
         self._chance = Regression((-3.9 if penalised else -2.4, 1.0, 1.4, -1.6, 1.85, 1.35)).chance
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
@@ -79,7 +84,9 @@ class PromptLookup(Drafter):
             alike, length = [self._follow], self._agreed + _BEHIND
         best, node, path_chance = alike[0], 0, 1.0
         for i in range(MOST):
-            place = best + i % (end - best)  # past the text's end it continues from the match: a loop
+            place = best + i % (
+                end - best
+            )  # past the text's end it continues from the match: a loop
             token = text[place]
             reach = [other for other in alike if other + i < end]
             alike = [other for other in reach if text[other + i] == token]
@@ -94,7 +101,8 @@ class PromptLookup(Drafter):
             node = candidates.add(node, token, chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
-        """Count what was right of the last prediction, up to a wrong token, and index the new tokens."""
+        """Count what was right of the last prediction, up to a wrong token, and index the new
+        tokens."""
         for token, drafted in zip(outcome.tokens, self._drafted, strict=False):
             hit = token == drafted
             self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
@@ -121,11 +129,16 @@ class PromptLookup(Drafter):
                 del known[0]
 
     def _matches(self) -> tuple[list[int], int]:
-        """Places after earlier occurrences of the newest tokens, the longest match first; and its length."""
+        """Places after earlier occurrences of the newest tokens, the longest match first; and its
+        length."""
         text, found = self._text, []
-        for place in self._places.get(tuple(text[-LEAST:]), ())[:-1]:  # the last one is the text's end
+        for place in self._places.get(tuple(text[-LEAST:]), ())[
+            :-1
+        ]:  # the last one is the text's end
             agreed = LEAST
-            while agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]:
+            while (
+                agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]
+            ):
                 agreed += 1
             found.append((agreed, place))
         found.sort(reverse=True)
@@ -216,7 +229,8 @@ class Ngrams(Drafter):
         self.table.extend(outcome.tokens)
 
 
-# ---- text forced by a grammar ------------------------------------------------------------------------------
+# ---- text forced by a grammar
+# ------------------------------------------------------------------------------
 
 
 FORCED = 31  # tokens drafted in a step, at most
@@ -224,8 +238,8 @@ _FIRST, _SLOW = 0.5, 1 / 16  # chance of an uncertain token at first, and the we
 
 
 class GrammarDrafter(Drafter):
-    """Drafts the text that the grammar forces; free. Where that text could be written in other tokens, the
-    tokenizer's own are drafted, and count as uncertain.
+    """Drafts the text that the grammar forces; free. Where that text could be written in other
+    tokens, the tokenizer's own are drafted, and count as uncertain.
 
     Args:
         masks: the sequence's grammar masks.

@@ -1,8 +1,8 @@
-"""Drafters that run a model: the target over a partial KV cache, a draft model over a small cache of its own,
-and both in two levels (TriForce).
+"""Drafters that run a model: the target over a partial KV cache, a draft model over a small cache
+of its own, and both in two levels (TriForce).
 
-With coupled candidates (Daliri et al. 2024), a draft is ranked with the noise that the target will use at the
-same position, so it is right wherever both would choose the same token.
+With coupled candidates (Daliri et al. 2024), a draft is ranked with the noise that the target will
+use at the same position, so it is right wherever both would choose the same token.
 """
 
 from __future__ import annotations
@@ -26,30 +26,33 @@ from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.strategy import SequenceState
 
 MODEL, PARTIAL = "model", "partial"
-_LAG = 3  # tokens that a step leaves unknown to a draft model at most: the root, and two it did not draft
+# tokens that a step leaves unknown to a draft model at most: the root, and two it did not draft
+_LAG = 3
 
 
-# ---- self-speculation: the target over a partial cache ----------------------------------------------
+# ---- self-speculation: the target over a partial cache
+# ----------------------------------------------
 
 
 @dataclass(eq=False)
 class SparseContext:
-    """The target's partial KV cache: selects from the full cache, appends committed tokens, selects anew when
-    due.
+    """The target's partial KV cache: selects from the full cache, appends committed tokens, selects
+    anew when due.
 
     Args:
         model: the target.
         policy: how positions are selected, see `kv.select`.
         asked_budget, sinks: B and S, in tokens.
         scratch: rows of draft passes in a step.
-        refresh: new tokens after which the selection is repeated; None: once they have replaced all of it; 0:
-            never.
+        refresh: new tokens after which the selection is repeated; None: once they have replaced all
+            of it; 0: never.
         frozen: append nothing after the first selection.
         chunk: tokens of a chunk, for the policy "chunks".
         sparse: the cache; None before the first selection.
 
     Attributes:
-        budget: B as used: at most what sinks and windows fill, where every layer has a sliding window.
+        budget: B as used: at most what sinks and windows fill, where every layer has a sliding
+            window.
     """
 
     model: BaseTarget
@@ -87,7 +90,9 @@ class SparseContext:
             candidates.loaded = True
             queries, windows = newest.queries, self.model.windows
             if full.tail is not None:  # layers with windows are read in the full cache
-                queries = [query for query, window in zip(queries, windows, strict=True) if window is None]
+                queries = [
+                    query for query, window in zip(queries, windows, strict=True) if window is None
+                ]
                 windows = [None] * len(queries)
             sizes = (windows, self.budget, self.sinks, self.chunk)
             sparse.load(full, select(self.policy, full, queries, sequence.last_row, *sizes))
@@ -145,7 +150,9 @@ class PartialDrafter(Drafter):
         kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
         cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
         words, price = "passes over the partial cache", cost + LEVEL
-        return CostEstimate(words, 2.1, 4, price, pass_cost=cost, best_chance=0.85, least=budget, loads=True)
+        return CostEstimate(
+            words, 2.1, 4, price, pass_cost=cost, best_chance=0.85, least=budget, loads=True
+        )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """A chain by passes, then a tree by the heads below its end."""
@@ -181,20 +188,21 @@ class PartialDrafter(Drafter):
             self.context.sparse = None
 
 
-# ---- a draft model ---------------------------------------------------------------------------------
+# ---- a draft model
+# ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class ModelContext:
     """A draft model and its small KV cache, which follow the sequence.
 
-    With ``kv`` "streaming" (StreamingLLM), the cache holds sinks and a window of recent tokens, and positions
-    stay below B however long the sequence is. Of these positions, ``longest + 2`` are for draft rows, an
-    eighth is room through which the window moves, and the rest are slots of the cache. The sinks' keys are
-    rotated to stay next to the window; at the end of its room, the window's keys are rotated back to its
-    beginning. (A budget too small for all this keeps one slot, and drafts are cut short.) With "snapkv", the
-    cache is selected from the prompt by pooled attention, positions are the sequence's, and new tokens
-    replace the least important ones.
+    With ``kv`` "streaming" (StreamingLLM), the cache holds sinks and a window of recent tokens, and
+    positions stay below B however long the sequence is. Of these positions, ``longest + 2`` are for
+    draft rows, an eighth is room through which the window moves, and the rest are slots of the
+    cache. The sinks' keys are rotated to stay next to the window; at the end of its room, the
+    window's keys are rotated back to its beginning. (A budget too small for all this keeps one
+    slot, and drafts are cut short.) With "snapkv", the cache is selected from the prompt by pooled
+    attention, positions are the sequence's, and new tokens replace the least important ones.
 
     Args:
         model: the draft model; same tokenizer as the target.
@@ -244,21 +252,24 @@ class ModelContext:
             last = self.model.prefill(run, full, lambda stage, done, total: check())
             policy = "snapkv" if self.kv == "snapkv" else "recent"
             row, windows = len(last.hidden) - 1, self.model.windows
-            cache.load(full, select(policy, full, last.queries, row, windows, self.slots, self.sinks))
+            cache.load(
+                full, select(policy, full, last.queries, row, windows, self.slots, self.sinks)
+            )
             cache.positions[:, :, self.sinks :] += self._shift  # positions in the sequence
         self._cache = cache
         self._rotate()
 
     def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
-        """Number of draft passes that the positions left after ``text`` and ``ahead`` allow, at least 1."""
+        """Number of draft passes that the positions left after ``text`` and ``ahead`` allow, at
+        least 1."""
         if self.kv != "streaming":
             return len(text)
         return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
 
     @torch.inference_mode()
     def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
-        """Logits (1, S) of the token after ``text`` and ``ahead``, by one pass over the tokens not run yet;
-        draft rows with the same tokens are reused.
+        """Logits (1, S) of the token after ``text`` and ``ahead``, by one pass over the tokens not
+        run yet; draft rows with the same tokens are reused.
 
         Args:
             text: the sequence's tokens.
@@ -276,8 +287,8 @@ class ModelContext:
         return self.vocabulary.project(self.model.norm(result.hidden[-1:]))
 
     def catch_up(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> bool:
-        """Run the tokens that came while this model was not in use; whether there were any. ``check`` is
-        called between passes."""
+        """Run the tokens that came while this model was not in use; whether there were any.
+        ``check`` is called between passes."""
         lagged = len(tokens) - self._known > _LAG
         if len(tokens) - self._known > 8 * self.longest:
             self.begin(tokens, check)
@@ -325,7 +336,9 @@ class ModelDrafter(Drafter):
 
     name, source = MODEL, "chain"
 
-    def __init__(self, context: ModelContext, target: BaseTarget, option: tuple[str, object]) -> None:
+    def __init__(
+        self, context: ModelContext, target: BaseTarget, option: tuple[str, object]
+    ) -> None:
         self.context, self.target, self.option = context, target, option
 
     def begin(self, sequence: SequenceState) -> None:
@@ -362,13 +375,15 @@ class ModelDrafter(Drafter):
 
 
 class TwoLevelDrafter(Drafter):
-    """Drafts a chain by speculation: an inner drafter drafts, and the target over its partial cache verifies.
+    """Drafts a chain by speculation: an inner drafter drafts, and the target over its partial cache
+    verifies.
 
     Args:
         context: the target's partial cache.
         inner: the inner drafter.
         step: tokens that ``inner`` drafts at a time.
-        goal: tokens of the chain; one more at most, fewer after invalid logits or where the tree is full.
+        goal: tokens of the chain; one more at most, fewer after invalid logits or where the tree is
+            full.
     """
 
     name, source = "checked", "chain"
@@ -401,10 +416,15 @@ class TwoLevelDrafter(Drafter):
             node = candidates.add(node, token)
 
     def _part(
-        self, sequence: SequenceState, candidates: Candidates, cache: SparseCache, chain: list[int], goal: int
+        self,
+        sequence: SequenceState,
+        candidates: Candidates,
+        cache: SparseCache,
+        chain: list[int],
+        goal: int,
     ) -> list[int]:
-        """The next tokens of the chain: drafted, verified over the partial cache, and accepted by the exact
-        rule; empty after invalid logits."""
+        """The next tokens of the chain: drafted, verified over the partial cache, and accepted by
+        the exact rule; empty after invalid logits."""
         text, sampler = sequence.tokens, candidates.sampler
         widths = (1,) * min(self.step, goal - len(chain))
         inner = Candidates(sequence, sampler, candidates.coupled, widths, ahead=chain)
@@ -416,7 +436,9 @@ class TwoLevelDrafter(Drafter):
         logits = self.context.model.logits(result.hidden)
         candidates.passes += 1
         try:
-            accepted = accept_exact(tree, logits, text, sampler, not sampler.row_by_row, ahead=chain)
+            accepted = accept_exact(
+                tree, logits, text, sampler, not sampler.row_by_row, ahead=chain
+            )
         except (RefusedRow, NoMask):  # on a drafted path, which the target may never take
             return []
         cache.grow(len(accepted.nodes))

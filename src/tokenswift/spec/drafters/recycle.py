@@ -1,10 +1,12 @@
-"""Token recycling (Luo et al. 2024): drafts what the target ranked first after the same tokens earlier.
+"""Token recycling (Luo et al. 2024): drafts what the target ranked first after the same tokens
+earlier.
 
-Every row of a verify pass has logits, even that of a rejected draft. The best few tokens of each are kept
-under the last three, two and one tokens of the row's context. Wherever a later context ends in these tokens
-(the longest known end counts), they become candidates. With coupled drafting they are ranked by the kept
-logits plus the noise of the new position, which the target will add too. A candidate's chance is learnt by
-the length of the context, its rank, and its share of probability among the kept tokens.
+Every row of a verify pass has logits, even that of a rejected draft. The best few tokens of each
+are kept under the last three, two and one tokens of the row's context. Wherever a later context
+ends in these tokens (the longest known end counts), they become candidates. With coupled drafting
+they are ranked by the kept logits plus the noise of the new position, which the target will add
+too. A candidate's chance is learnt by the length of the context, its rank, and its share of
+probability among the kept tokens.
 
 Prompts add nothing, since prefill computes no logits.
 """
@@ -33,7 +35,10 @@ SLOTS = 1 << 15  # contexts in the table
 _SLOT = 250  # bytes of one, about
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # bounds between classes of shares
 _PRIOR = (0.15, 0.4, 0.7)  # initial chance of a candidate ÷ its share, by the length of the context
-_FIRST, _DECAY = 4.0, 0.99  # weight of that in outcomes, and decay of older outcomes with each new one
+_FIRST, _DECAY = (
+    4.0,
+    0.99,
+)  # weight of that in outcomes, and decay of older outcomes with each new one
 
 
 class Rankings:
@@ -80,7 +85,8 @@ class Recycle(Drafter):
         return [Need("recycle", "auto", SLOTS * _SLOT)]
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
-        """Add candidates below the likeliest nodes of any drafter, as far as they may be worth a row."""
+        """Add candidates below the likeliest nodes of any drafter, as far as they may be worth a
+        row."""
         self._places, tree = [], candidates.tree
         below: dict[int, list[int]] = {}
         for node in range(1, len(tree)):
@@ -90,7 +96,9 @@ class Recycle(Drafter):
             chance, node = heapq.heappop(heap)
             if -chance < candidates.least:
                 break
-            children = self._expand(candidates, sequence.tokens, node, -chance) | {*below.get(node, ())}
+            children = self._expand(candidates, sequence.tokens, node, -chance) | {
+                *below.get(node, ())
+            }
             if tree.depths[node] + 1 < DEPTH:
                 for child in children:
                     heapq.heappush(heap, (chance * tree.chances[child], child))
@@ -106,14 +114,19 @@ class Recycle(Drafter):
         scores, heat = logits, self.params.temperature
         if self.coupled:
             key = position_key(self.params.seed, len(text) + len(path))
-            scores = [logit / heat + gumbel(key, token) for token, logit in zip(tokens, logits, strict=True)]
+            scores = [
+                logit / heat + gumbel(key, token)
+                for token, logit in zip(tokens, logits, strict=True)
+            ]
         order = sorted(range(KEPT), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
         total, kinds, found = sum(weights), dict[int, Kind](), set[int]()
         for rank, at in enumerate(order):
             share = weights[at] / total
             kind = kinds[tokens[at]] = (length, rank, sum(share > bound for bound in _BOUNDS))
-            right, every = self._outcomes.setdefault(kind, (_FIRST * _PRIOR[length - 1] * share, _FIRST))
+            right, every = self._outcomes.setdefault(
+                kind, (_FIRST * _PRIOR[length - 1] * share, _FIRST)
+            )
             chance = right / every
             child = tree.child(node, tokens[at])
             if child is not None:
@@ -131,7 +144,9 @@ class Recycle(Drafter):
             self._learn(outcome.tokens)
             self._keep(sequence, outcome.tokens, tree, done.logits)
 
-    def _keep(self, sequence: SequenceState, new: list[int], tree: DraftTree, logits: Tensor) -> None:
+    def _keep(
+        self, sequence: SequenceState, new: list[int], tree: DraftTree, logits: Tensor
+    ) -> None:
         """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
