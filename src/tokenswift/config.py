@@ -40,7 +40,7 @@ Strategy: TypeAlias = Literal[
 ]
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
+KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized
 #: format
@@ -434,8 +434,9 @@ class LoadConfig:
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32,
             bfloat16, or quantized at loading, which makes another model: q8_0, q4_0, q4_1
-        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8,
-            half the memory of bfloat16
+        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype; with int8, keys are of 16
+            bits in layers that need it), float32, bfloat16, int8 (half the memory of bfloat16), or
+            int16 (keys of 16 bits, values in int8)
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda
             or torch
 

@@ -302,6 +302,7 @@ class Identity(Strict):
     acceptance: Literal["exact", "published"]
     activations: Word | None = None
     kv_cache_dtype: Word | None = None
+    int16_keys: Word | None = None
 
     def __post_init__(self) -> None:
         _ = self.params  # it is one

@@ -62,15 +62,15 @@ INLINE Group *group_of(void *at, long n, long K, long row) {
     return (Group *)at + row / block * block * ((K + 31) / 32) + row % block;
 }
 
-/* Numbers to whole ones: the greatest becomes 127, halves go to even. A row with what is no finite number has the
- * scale NaN, one of nothing but the smallest numbers is 0. Returns 127 over the greatest, or 0. */
-INLINE float scale_of(uint32_t top, float *scale) {
+/* Numbers to whole ones: the greatest becomes `levels`, halves go to even. A row with what is no finite number has the
+ * scale NaN, one of nothing but the smallest numbers is 0. Returns `levels` over the greatest, or 0. */
+INLINE float scale_of(uint32_t top, float levels, float *scale) {
     float most;
     memcpy(&most, &top, 4);
     const int finite = most <= 3.402823466e38f;
-    const float up = finite && most > 0 ? 127.0f / most : 0;
+    const float up = finite && most > 0 ? levels / most : 0;
     const int usable = up <= 3.402823466e38f;
-    *scale = !finite ? NAN : usable ? most / 127.0f : 0;
+    *scale = !finite ? NAN : usable ? most / levels : 0;
     return finite && usable ? up : 0;
 }
 
@@ -104,18 +104,41 @@ INLINE I greatest_bits(I top, V x) {
 #endif
 }
 
-/* Numbers to whole ones with one scale; returns the scale. */
-INLINE float whole_row(int8_t *q, const float *x, long width) {
+/* The bits of the greatest of a row's numbers without their signs. rest: its last numbers, filled up to 16. */
+INLINE uint32_t greatest_of_row(const float *x, long width, float rest[16]) {
     I top[NL] = {{0}};
-    V y[NL];
-    float scale, rest[16] = {0};
     long j = 0;
     for (; j + 16 <= width; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(x + j + h * W));
+    memset(rest, 0, 16 * 4);
     memcpy(rest, x + j, (width - j) * 4);
     UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(rest + h * W));
-    const float factor = scale_of((uint32_t)most_lanes(top), &scale);
+    return (uint32_t)most_lanes(top);
+}
+
+/* Numbers to whole ones of 16 bits with one scale; returns the scale. levels: at most 2^15 - 1. */
+INLINE float whole_row16(int16_t *q, const float *x, long width, float levels) {
+    float scale, rest[16];
+    const float factor = scale_of(greatest_of_row(x, width, rest), levels, &scale);
+    for (long j = 0; j < width; j += 16) {
+        const float *from = j + 16 <= width ? x + j : rest;
+        int32_t whole[16];
+        UNROLL for (int h = 0; h < NL; h++) {
+            const V y = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
+            const I rounded = (I)as_u(y + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23: halves to even */
+            memcpy(whole + h * W, &rounded, 4 * W);
+        }
+        for (int i = 0; i < 16 && j + i < width; i++) q[j + i] = (int16_t)whole[i];
+    }
+    return scale;
+}
+
+/* Numbers to whole ones with one scale; returns the scale. */
+INLINE float whole_row(int8_t *q, const float *x, long width) {
+    V y[NL];
+    float scale, rest[16];
+    const float factor = scale_of(greatest_of_row(x, width, rest), 127.0f, &scale);
     int8_t last[16];
-    for (j = 0; j < width; j += 16) {
+    for (long j = 0; j < width; j += 16) {
         const float *from = j + 16 <= width ? x + j : rest;
         UNROLL for (int h = 0; h < NL; h++) y[h] = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
         whole_bytes(j + 16 <= width ? q + j : last, y);
@@ -183,7 +206,22 @@ INLINE I dot_all(I sum, U u, U x) {
 #endif
 }
 
-INLINE U four_bytes(const int8_t *q) { /* the same four in every lane */
+/* sum + products of two numbers of 16 bits. */
+INLINE I dot_pairs(I sum, U u, U x) {
+#if W == 16
+    return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)u, (__m512i)x);
+#elif W == 8 && !DOT_16_BITS
+    return (I)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)u, (__m256i)x);
+#elif W == 8
+    return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)u, (__m256i)x));
+#else
+    const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)u), vget_low_s16((int16x8_t)x));
+    const int32x4_t high = vmull_high_s16((int16x8_t)u, (int16x8_t)x);
+    return sum + (I)vpaddq_s32(low, high);
+#endif
+}
+
+INLINE U four_bytes(const void *q) { /* the same four in every lane */
     int32_t x;
     memcpy(&x, q, 4);
     return (U)(x - (I){0});
