@@ -66,10 +66,11 @@ def numbers(cache: FullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def weights_of(x: Tensor) -> Tensor:
-    """127 · 2^x by the specification's polynomial, for x from -100 to 0."""
+    """16383 · 2^x by the specification's polynomial, for x from -100 to 0."""
     turns = x.clamp_min(-100).round()
     r = x.clamp_min(-100) - turns
-    return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * 2**turns
+    polynomial = 16383 + r * (11358.0547 + r * (3968.14233 + r * 901.210449))
+    return polynomial * 2**turns
 
 
 def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:

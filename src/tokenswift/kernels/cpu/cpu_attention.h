@@ -50,8 +50,8 @@ static Scratch scratch_at(const Attend *a, char *at) {
 #define TAKE(field, count) w.field = (void *)at, at += up(count, 64)
     TAKE(q, rows * width * 4);
     TAKE(panel, NR * up(width, W) * 4);
-    TAKE(p, whole * rows * CHUNK);
-    TAKE(node_p, whole * rows * node_slots(a));
+    TAKE(p, whole * rows * 2 * CHUNK);
+    TAKE(node_p, whole * rows * 2 * node_slots(a));
     TAKE(shift, rows * 4);
     TAKE(scale, rows * 4);
     TAKE(s, rows * CHUNK * 4);

@@ -74,21 +74,48 @@ INLINE float scale_of(uint32_t top, float levels, float *scale) {
     return finite && usable ? up : 0;
 }
 
-/* 16 floats of at most 127 to integers, halves to even, as bytes. */
-INLINE void whole_bytes(void *out, const V x[NL]) {
+/* Floats of less than 2^22 to integers, halves to even. */
+INLINE I whole_numbers(V x) {
 #if W == 16
-    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[0])));
+    return (I)_mm512_cvtps_epi32((__m512)x);
 #elif W == 8
-    I whole[NL];
-    UNROLL for (int h = 0; h < NL; h++) whole[h] = (I)as_u(x[h] + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23 */
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)whole[0], (__m256i)whole[1]), 0xd8);
+    return (I)as_u(x + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23 */
+#else
+    return (I)vcvtnq_s32_f32((float32x4_t)x);
+#endif
+}
+
+/* 16 integers as bytes. */
+INLINE void put_bytes(void *out, const I x[NL]) {
+#if W == 16
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8((__m512i)x[0]));
+#elif W == 8
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]), 0xd8);
     _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 #else
-    int16x4_t whole[4];
-    UNROLL for (int h = 0; h < 4; h++) whole[h] = vmovn_s32(vcvtnq_s32_f32((float32x4_t)x[h]));
-    const int16x8_t low = vcombine_s16(whole[0], whole[1]), high = vcombine_s16(whole[2], whole[3]);
+    int16x4_t half[4];
+    UNROLL for (int h = 0; h < 4; h++) half[h] = vmovn_s32((int32x4_t)x[h]);
+    const int16x8_t low = vcombine_s16(half[0], half[1]), high = vcombine_s16(half[2], half[3]);
     vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 #endif
+}
+
+/* 16 floats of at most 127 to integers, halves to even, as bytes. */
+INLINE void whole_bytes(void *out, const V x[NL]) {
+    I whole[NL];
+    UNROLL for (int h = 0; h < NL; h++) whole[h] = whole_numbers(x[h]);
+    put_bytes(out, whole);
+}
+
+/* 16 floats from 0 to 2^14 - 1 to integers, halves to even: the high and the low 7 bits, as bytes. */
+INLINE void two_bytes(void *high, void *low, const V x[NL]) {
+    I above[NL], below[NL];
+    UNROLL for (int h = 0; h < NL; h++) {
+        const I whole = whole_numbers(x[h]);
+        above[h] = whole >> 7 & 127, below[h] = whole & 127;
+    }
+    put_bytes(high, above);
+    put_bytes(low, below);
 }
 
 /* The greatest of what top holds and of the bits of x without their signs: NaN is the greatest. */
@@ -124,7 +151,7 @@ INLINE float whole_row16(int16_t *q, const float *x, long width, float levels) {
         int32_t whole[16];
         UNROLL for (int h = 0; h < NL; h++) {
             const V y = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
-            const I rounded = (I)as_u(y + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23: halves to even */
+            const I rounded = whole_numbers(y);
             memcpy(whole + h * W, &rounded, 4 * W);
         }
         for (int i = 0; i < 16 && j + i < width; i++) q[j + i] = (int16_t)whole[i];

@@ -7,8 +7,8 @@
  * bits (I16): words of 2 dimensions, with a sign, from -KEY_LEVELS to KEY_LEVELS.
  *
  * Scores are exact sums of integers times two scales, to base 2, and hold the logarithm of the value's scale. So in a chunk
- * one exponential a key gives the weight of the value's integers: the greatest is 127, and they are rounded. Their
- * products with the values are exact sums again.
+ * one exponential a key gives the weight of the value's integers: the greatest is 2^14 - 1, and they are rounded. Their
+ * high and low 7 bits stand apart, as if they were two rows, and their products with the values are exact sums again.
  */
 #pragma once
 #include "cpu_attention.h"
@@ -22,7 +22,7 @@
 #define QUERY_LEVELS 511.0f
 #define MOST_WIDE 512
 #define SCORE_ROWS (W == 16 ? 12 : NEON ? 6 : MR)
-#define VALUE_ROWS (W == 16 || NEON ? 6 : MR)
+#define VALUE_ROWS (W == 16 || NEON ? 6 : 4) /* two for each row: of high and of low bits */
 #define VALUE_COLS (W == 16 || NEON ? 4 : 2) /* vectors of dimensions */
 
 INLINE long key_words(int type, long width) { return type == I16 ? width / 2 : width / 4; } /* of a token's key */
@@ -177,8 +177,8 @@ static __attribute__((noinline)) void score_pages16(int rows, long pages, const 
 
 /* ---- probabilities ----------------------------------------------------------------------------------- */
 
-/* 127 * 2^x for x up to 0; below -100 as for -100. The relative error is below 1.1e-4. NaN stays NaN. */
-INLINE V exp2_127(V x) {
+/* (2^14 - 1) * 2^x for x up to 0; below -100 as for -100. The relative error is below 1.1e-4. NaN stays NaN. */
+INLINE V exp2_14(V x) {
 #if W == 16
     x = (V)_mm512_max_ps(_mm512_set1_ps(-100.0f), (__m512)x);
     const V turns = (V)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
@@ -187,9 +187,9 @@ INLINE V exp2_127(V x) {
     const V turned = x + 12582912.0f, turns = turned - 12582912.0f;
 #endif
     const V r = x - turns;
-    V p = fused(r, splat(6.98612738f), splat(30.7607937f));
-    p = fused(p, r, splat(88.0469360f));
-    p = fused(p, r, splat(127.0f));
+    V p = fused(r, splat(901.210449f), splat(3968.14233f));
+    p = fused(p, r, splat(11358.0547f));
+    p = fused(p, r, splat(16383.0f));
 #if W == 16
     return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
 #else
@@ -198,17 +198,20 @@ INLINE V exp2_127(V x) {
 }
 
 /* A row's scores of positions low … end - 1 (a chunk's, from a multiple of 16 at or below low to one at or above end) →
- * the values' weights of 7 bits (0 elsewhere), the maximum (to base e) and the sum of exponentials: 127 times what they
- * are to that maximum, 16 partial sums by position, added as a tree. inverse: of the values' scales, 0 where masked. */
-INLINE void soften8(const float *s, const float *inverse, long low, long end, uint8_t *p, float *max, float *sum) {
+ * the high and the low 7 bits of the values' weights (0 elsewhere), the maximum (to base e) and the sum of exponentials:
+ * 2^14 - 1 times what they are to that maximum, 16 partial sums by position, added as a tree. inverse: of the values'
+ * scales, 0 where masked. */
+INLINE void soften8(const float *s, const float *inverse, long low, long end, uint8_t *p_high, uint8_t *p_low, float *max, float *sum) {
     const long used = up(end, 16), skipped = low / 16 * 16;
     V top[NL], total[NL];
-    memset(p, 0, skipped);
+    memset(p_high, 0, skipped);
+    memset(p_low, 0, skipped);
     UNROLL for (int h = 0; h < NL; h++) top[h] = splat(-INFINITY), total[h] = (V){0};
     for (long j = skipped; j < used; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = higher(*(const Vm *)(s + j + h * W), top[h]);
     const float best = highest_lane(top);
     if (best == -INFINITY) { /* nothing is seen here, or nothing that is a number */
-        memset(p + skipped, 0, used - skipped);
+        memset(p_high + skipped, 0, used - skipped);
+        memset(p_low + skipped, 0, used - skipped);
         *max = low < end ? NAN : best, *sum = low < end ? NAN : 0;
         return;
     }
@@ -216,10 +219,10 @@ INLINE void soften8(const float *s, const float *inverse, long low, long end, ui
     for (long j = skipped; j < used; j += 16) {
         V y[NL];
         UNROLL for (int h = 0; h < NL; h++) {
-            y[h] = exp2_127(*(const Vm *)(s + j + h * W) - best);
+            y[h] = exp2_14(*(const Vm *)(s + j + h * W) - best);
             total[h] = fused(y[h], *(const Vm *)(inverse + j + h * W), total[h]);
         }
-        whole_bytes(p + j, y);
+        two_bytes(p_high + j, p_low + j, y);
     }
     *sum = sum_lanes(total);
 }
@@ -232,8 +235,8 @@ typedef struct { /* words of 4 tokens, from … to - 1, and the numbers that the
     const char *pages;
 } Words4;
 
-/* out[r][:] of rows and `cols` vectors of dimensions from byte `at` on: sums over two ranges of tokens. The values
- * `ahead` bytes on are asked for. */
+/* out[r][:] of rows and `cols` vectors of dimensions from byte `at` on: sums over two ranges of tokens, of weights whose high
+ * 7 bits stand in row 2 r of p and whose low ones in row 2 r + 1; rows counts these. The values `ahead` bytes on are asked for. */
 INLINE void value_tile(const int rows, const int cols, const Words4 range[2], size_t page, size_t ahead, long width, size_t at,
                        float *out, long column) {
     I sum[VALUE_ROWS][VALUE_COLS] = {{{0}}};
@@ -251,9 +254,10 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) {
-        const V y = __builtin_convertvector(sum[r][c], V);
-        char *to = (char *)(out + r * width + column + c * W);
+    UNROLL for (int r = 0; r < rows; r += 2) UNROLL for (int c = 0; c < cols; c++) {
+        const V above = __builtin_convertvector(sum[r][c], V), below = __builtin_convertvector(sum[r + 1][c], V); /* exact: below 2^24 */
+        const V y = fused(above, splat(128.0f), below);
+        char *to = (char *)(out + r / 2 * width + column + c * W);
         if (column + c * W < width) store_left(F32, to, y, width - column - c * W);
     }
 }
@@ -272,7 +276,7 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
 static __attribute__((noinline)) void value_rows(int type, int rows, const Words4 range[2], size_t ahead, long width, float *out) {
     const size_t page = page_bytes(type, width), values = values_at(type, width);
     switch (rows) {
-        VALUE_CASE(1) VALUE_CASE(2) VALUE_CASE(3) VALUE_CASE(4) VALUE_CASE(5) VALUE_CASE(6)
+        VALUE_CASE(2) VALUE_CASE(4) VALUE_CASE(6)
     }
 }
 #undef VALUE_CASE
@@ -310,7 +314,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     for (long r = 0; r < queries; r++) {
         const long i = r / group, low = x.low[i], high = x.high[i], end = x.end[i];
         float *s = w->s + r * CHUNK;
-        uint8_t *p = w->p + r * CHUNK, *q = w->node_p + r * slots;
+        uint8_t *p = w->p + 2 * r * CHUNK, *q = w->node_p + 2 * r * slots;
         const int masked = low % 16 || end % 16 || paths;
         if (masked) {
             memcpy(own + from * PAGE, inverse + from * PAGE, (CHUNK - from * PAGE) * 4);
@@ -318,7 +322,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
             for (long j = high; j < up(end, 16); j++) s[j] = -INFINITY, own[j] = 0;
         }
         if (paths) {
-            memset(q, 0, slots);
+            memset(q, 0, 2 * slots);
             for (long node = first + i; node >= 0; node = a->parents[node]) {
                 const long j = a->before + a->depth[node] - start, slot = a->before + node;
                 if (j < low) break;
@@ -327,22 +331,28 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
                 memcpy(own + j, pages + slot / PAGE * page + 2 * LEVELS + slot % PAGE * 4, 4);
             }
         }
-        soften8(s, masked ? own : inverse, low, end, p, w->max + r, w->sum + r);
+        soften8(s, masked ? own : inverse, low, end, p, p + CHUNK, w->max + r, w->sum + r);
         memset(p + up(end, 16), 0, CHUNK - up(end, 16));
+        memset(p + CHUNK + up(end, 16), 0, CHUNK - up(end, 16));
         if (paths) {
             for (long node = first + i; node >= 0; node = a->parents[node]) {
                 const long j = a->before + a->depth[node] - start;
                 if (j < low) break;
-                if (j < CHUNK) q[a->before + node - near] = p[j];
+                if (j >= CHUNK) continue;
+                q[a->before + node - near] = p[j];
+                q[slots + a->before + node - near] = p[CHUNK + j];
             }
-            if (high < CHUNK) memset(p + high, 0, CHUNK - high);
+            if (high < CHUNK) {
+                memset(p + high, 0, CHUNK - high);
+                memset(p + CHUNK + high, 0, CHUNK - high);
+            }
         }
     }
-    for (long r = 0; r < queries; r += VALUE_ROWS) {
-        const long rows = queries - r < VALUE_ROWS ? queries - r : VALUE_ROWS;
+    for (long r = 0; r < queries; r += VALUE_ROWS / 2) {
+        const long rows = queries - r < VALUE_ROWS / 2 ? queries - r : VALUE_ROWS / 2;
         const Words4 range[2] = {
-            {w->p + r * CHUNK, CHUNK, x.least / 4, up(x.high[(r + rows - 1) / group], 4) / 4, here},
-            {w->node_p + r * slots, slots, 0, paths ? up(a->before + nodes - near, 4) / 4 : 0, pages + near / PAGE * page}};
-        value_rows(a->type, (int)rows, range, r ? 0 : next, width, w->acc + r * width);
+            {w->p + 2 * r * CHUNK, CHUNK, x.least / 4, up(x.high[(r + rows - 1) / group], 4) / 4, here},
+            {w->node_p + 2 * r * slots, slots, 0, paths ? up(a->before + nodes - near, 4) / 4 : 0, pages + near / PAGE * page}};
+        value_rows(a->type, 2 * (int)rows, range, r ? 0 : next, width, w->acc + r * width);
     }
 }
