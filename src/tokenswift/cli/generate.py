@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
 from tokenswift.cli.options import Parser, add_options, command, dashed, option
+from tokenswift.cli.places import Input, check_written_apart
 from tokenswift.cli.terminal import (
+    ENDINGS,
     STDOUT,
     Stages,
     TextSink,
@@ -245,12 +246,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     file = args.output and check_writable("--output", args.output)
-    journal = args.run_dir and f"{args.run_dir}/journal"
-    for name, other in (("--prompt-file", args.prompt_file), ("--run-dir", journal)):
-        if file and other and os.path.realpath(file) == os.path.realpath(os.path.expanduser(other)):
-            raise InputError(
-                f"{name} and --output are both {args.output}; valid: two different files"
-            )
     check_record(args.json)
     before = None
     if args.run_dir is not None:
@@ -455,12 +450,13 @@ def resume(args: argparse.Namespace) -> int:
     check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
-    how = state.header.model
-    names = (
-        [how.model, how.heads, how.eagle, state.session.options.get("draft_model")] if how else []
-    )
-    named = ", ".join(str(name) for name in names if name not in (None, "auto", "none"))
-    logger.info("loading %s", named or state.header.name)
+    if is_finished(state, args.max_new_tokens, args.on_loop):
+        if args.json is None and folders.has_text(folder, state.text + state.tail):
+            logger.info("%s", finished(folder, state))
+            return 0
+    names = models_of(state)
+    check_written_apart(args, [Input("the run's model", Path(name)) for name in names])
+    logger.info("loading %s", ", ".join(names) or state.header.name)
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.llm import reload, request_of
 
@@ -469,6 +465,42 @@ def resume(args: argparse.Namespace) -> int:
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     write(args, llm, request, state)
     return 0
+
+
+def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> bool:
+    """Whether nothing is left to write of a run.
+
+    Args:
+        max_new_tokens, on_loop: of `resume`; None: as before.
+    Raises:
+        InputError: the run has more tokens than it is to have.
+    """
+    has = len(state.tokens)
+    most = state.session.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if most < has:
+        line = f"max_new_tokens is {most}; the run has {counted(has, 'token')} already"
+        raise InputError(f"{line}; valid: at least as many", "max_new_tokens")
+    if state.end is None:
+        return False
+    ended_for_good = state.end.reason in ("eos", "stop")
+    stays_at_loop = state.end.reason == "loop" and on_loop != "report"
+    return ended_for_good or stays_at_loop or most == has
+
+
+def finished(folder: Path, state: RunState) -> str:
+    """What is said of a finished run: its tokens, why it ended, and how to see its text."""
+    reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
+    has = counted(len(state.tokens), "token")
+    return f"{folder} is finished ({has}{reason}); tokenswift runs {folder} --text prints it"
+
+
+def models_of(state: RunState) -> list[str]:
+    """The names of the model of a run and of what drafts for it, as far as it says them."""
+    how = state.header.model
+    if how is None:
+        return []
+    names = (how.model, how.heads, how.eagle, state.session.options.get("draft_model"))
+    return [str(name) for name in names if name not in (None, "auto", "none")]
 
 
 # ---- what needs no model

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from tokenswift.cli.options import Parser
+from tokenswift.cli.places import check_apart
 from tokenswift.cli.terminal import LogHandler, flush, reason, shown_on, usable_streams
 from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
@@ -104,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         if not is_open:
             raise RunError("standard output is closed; nothing was begun")
+        check_apart(args)
         return args.run(args)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
