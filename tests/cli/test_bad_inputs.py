@@ -163,6 +163,49 @@ def test_one_line_and_nothing_touched(
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_an_unknown_command(cli: Call) -> None:
-    assert "COMMAND: invalid choice: 'cat' (choose from " in cli("cat", "x").error
-    assert cli("--bogus").code == 2
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["cat", "x"], "unknown command: cat; valid: generate, … did you mean chat?"),
+        (["generat", "hi"], "unknown command: generat; … did you mean generate?"),
+        (["SERVE"], "unknown command: SERVE; … did you mean serve?"),
+        (["zzz"], "unknown command: zzz; valid: generate, chat, serve"),
+        (["--bogus"], "unknown argument before a command: --bogus; valid: generate, "),
+        (["--model", "m", "generate"], "unknown argument before a command: --model; valid: "),
+        (["--versoin"], "did you mean --version?"),
+        (["chat", "--sytem", "x"], "unknown argument --sytem; … did you mean --system?"),
+        (["generate", "hi", "temperature", "1"], "did you mean --temperature?"),
+        (["generate", "hi", "--strategy", "AUTO"], "--strategy is 'AUTO'; … did you mean auto?"),
+    ],
+)
+def test_what_is_mistyped_is_told_with_what_is_meant(cli: Call, argv: list[str], line: str) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert all(part in done.error for part in line.split(" … "))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "caf\udce9"],
+        ["generate", "hi", "--output", "caf\udce9"],
+        ["caf\udce9"],
+        ["generate", "hi", "--stop=caf\udce9"],
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_told_plainly(cli: Call, argv: list[str]) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert "caf?' is not UTF-8; valid: UTF-8 text" in done.error
+    assert "udce9" not in done.err
+    assert done.files == []
+
+
+def test_a_schema_is_given_as_json_or_as_a_file(cli: Call, tiny: Path) -> None:
+    schema = '{"type": "boolean"}'
+    Path("schema.json").write_text(schema)
+    argv = ("generate", "hi", "--model", tiny, "--continue", "--quiet", "--json-schema")
+    texts = [cli(*argv, given).out for given in (schema, f" {schema}", "schema.json")]
+    assert texts[0].strip() in ("true", "false")
+    assert len(set(texts)) == 1
+    assert '--json-schema {"type: the JSON schema is' in cli(*argv, '{"type').error

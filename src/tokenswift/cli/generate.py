@@ -48,6 +48,7 @@ ASKED = (
     "ignore_eos",
     "on_loop",
 )  # options that are arguments of a request
+SHOWN = 80  # characters of a grammar in a message
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
 
@@ -77,7 +78,8 @@ class Text:
     Attributes:
         max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model
             ends it, a continued text after 200
-        json_schema: write JSON that the JSON schema in this file describes
+        json_schema: write JSON that the JSON schema in this file describes; or the schema itself,
+            such as {"type": "object"}
         regex: write text that this regular expression matches from its beginning to its end
         grammar: write text of the grammar in this file, in Lark's syntax
         stop: end before this text, which is left out; may be given several times; default: none
@@ -220,10 +222,11 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
         )
     for name in given:
         option, text = f"--{dashed(name)}", getattr(args, name)
+        is_itself = name == "regex" or (name == "json_schema" and text.lstrip().startswith("{"))
         try:
-            return GRAMMARS[name](text if name == "regex" else options.read_named(text, option))
+            return GRAMMARS[name](text if is_itself else options.read_named(text, option))
         except InputError as error:
-            raise InputError(f"{option} {text}: {error}") from error
+            raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
     return None
 
 

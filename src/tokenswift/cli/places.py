@@ -27,7 +27,10 @@ from tokenswift.loader.find import (
 from tokenswift.types import InputError
 
 #: options that name a file, or a folder of files, that is read
-READ = "prompt_file prompts json_schema grammar api_key_file data model heads eagle draft_model".split()
+READ = (
+    *("prompt_file", "prompts", "json_schema", "grammar", "api_key_file", "data"),
+    *("model", "heads", "eagle", "draft_model"),
+)
 #: options that name a file that is written, and folders that files are written in
 WRITTEN = ("output", "json", "text", "out")
 FOLDERS = ("run_dir", "work", "out")
@@ -52,7 +55,7 @@ class Input:
 
     def files(self) -> Iterator[Path]:
         """The file, or those of the folder."""
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):
             yield self.path
             return
         pattern = "*.txt" if self.option == "--data" else "*"
@@ -93,7 +96,7 @@ def check_apart(args: argparse.Namespace) -> None:
                 raise InputError(f"{both}; valid: two different files")
     for name in FOLDERS:
         folder = _path(args, name)
-        for source in inputs if folder is not None and folder.is_dir() else ():
+        for source in inputs if folder is not None and os.path.isdir(folder) else ():
             if source.option in ("--model", "--heads", "--eagle") and is_same(folder, source.path):
                 both = f"{source.option} and {_dashed(name)} are both {getattr(args, name)}"
                 raise InputError(f"{both}; valid: two different folders")
@@ -123,7 +126,7 @@ def _check_file(output: Output, source: Input) -> None:
     if is_same(output.path, source.path):
         both = f"{source.option} and {output.option} are both {output.typed}"
         raise InputError(f"{both}; valid: two different files")
-    if output.path.exists() and any(is_same(output.path, file) for file in source.files()):
+    if os.path.exists(output.path) and any(is_same(output.path, file) for file in source.files()):
         raise InputError(
             f"{output.option} {output.typed} is a file of {source.option} {source.path}; "
             f"valid: another file"
@@ -144,14 +147,16 @@ def _path(args: argparse.Namespace, name: str) -> Path | None:
 
 def _passes(path: Path) -> bool:
     """Whether what is written there overwrites nothing: a pipe or a device."""
-    return path == Path("-") or (path.exists() and not path.is_file() and not path.is_dir())
+    return path == Path("-") or (
+        os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    )
 
 
 def _outputs(args: argparse.Namespace) -> Iterator[Output]:
     """The files that a command writes."""
     for name in WRITTEN:
         path = _path(args, name)
-        if path is not None and not _passes(path) and not path.is_dir():
+        if path is not None and not _passes(path) and not os.path.isdir(path):
             yield Output(_dashed(name), path, str(getattr(args, name)))
 
 
@@ -162,7 +167,7 @@ def _inputs(args: argparse.Namespace) -> Iterator[Input]:
         path = _path(args, name)
         if path is None:
             continue
-        if path.exists():
+        if os.path.exists(path):
             yield Input(option, path)
         else:
             yield from _in_caches(args, name, str(path))
@@ -174,7 +179,7 @@ def _inputs(args: argparse.Namespace) -> Iterator[Input]:
 def _in_caches(args: argparse.Namespace, name: str, word: str) -> Iterator[Input]:
     """The files that a word, an alias or a hub id stands for. They are looked for only where an
     output would replace a file."""
-    if not any(output.path.exists() for output in _outputs(args)):
+    if not any(os.path.exists(output.path) for output in _outputs(args)):
         return
     option = _dashed(name)
     if word == DEFAULT:
@@ -191,11 +196,8 @@ def _in_caches(args: argparse.Namespace, name: str, word: str) -> Iterator[Input
 def _redirected() -> Iterator[Input]:
     """A file at standard input."""
     path = Path("/dev/stdin")
-    try:
-        if path.is_file():
-            yield Input("standard input", path)
-    except OSError:  # it is closed
-        return
+    if os.path.isfile(path):
+        yield Input("standard input", path)
 
 
 def _of_runs(args: argparse.Namespace, name: str) -> Iterator[Input]:
@@ -208,6 +210,6 @@ def _of_runs(args: argparse.Namespace, name: str) -> Iterator[Input]:
         # `runs DIR --text DIR/text.txt` writes what the run itself would
         if name == "run_dir" or file in ("journal", "lock"):
             yield Input(option, folder / file)
-    if name == "folder" and folder.is_dir():
+    if name == "folder" and os.path.isdir(folder):
         for journal in islice(folder.glob("*/journal"), MOST_FILES):
             yield Input(option, journal)
