@@ -201,6 +201,7 @@ class LLM(AbstractContextManager["LLM"]):
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special
         tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
         and ``template_options`` are given to it."""
+        check_not_prefilled(prompt)
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
@@ -258,6 +259,7 @@ class LLM(AbstractContextManager["LLM"]):
         """The steps of `generate`, with its arguments, as they happen; their ``text`` holds
         complete characters only. After the last one ``stream.result`` is what `generate` would have
         returned (see `Stream`)."""
+        check_not_prefilled(prompt)
         return self.start(Request.of(prompt, self.default_sampling, *args, **options))
 
     def chat(
@@ -313,6 +315,7 @@ class LLM(AbstractContextManager["LLM"]):
         Raises:
             InputError: naming what is wrong.
         """
+        check_not_prefilled(messages, name)
         if not is_chat(messages):
             valid = "[{'role': 'user', 'content': 'Hello'}]"
             raise InputError(f"messages is not a list of messages; valid: {valid}")
@@ -380,6 +383,9 @@ class LLM(AbstractContextManager["LLM"]):
                 "run_dir is not an argument of generate_many; valid: generate, one run a folder"
             )
         check_callback("on_result", on_result)
+        check_not_prefilled(prompts, "prompts")
+        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+            check_not_prefilled(prompt, f"prompts[{i}]")
         ids = several_ids(
             prompts, self.source.codec, self.target.vocab_size, options.get("template_options")
         )
@@ -408,6 +414,19 @@ class LLM(AbstractContextManager["LLM"]):
             InputError: naming the prompt's fault and what is valid.
         """
         return Prefilled(self, prompt)
+
+
+def check_not_prefilled(prompt: object, name: str = "prompt") -> None:
+    """Refuse what `LLM.prefill` made where a prompt is wanted.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        InputError: saying what to call.
+    """
+    if isinstance(prompt, Prefilled):
+        valid = "prefilled.generate(max_new_tokens, …) of the result itself, or its prompt here"
+        raise InputError(f"{name} is a result of LLM.prefill; valid: {valid}", name)
 
 
 def resume(
