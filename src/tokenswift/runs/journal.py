@@ -273,13 +273,8 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: as the system says.
     """
     check_regular(path)
-    with replacing(path) as part, FileIO(part, "wb") as file:
-        write_all(file, data)
-    handle = os.open(path.parent, os.O_RDONLY)  # the name has to last as well
-    try:
-        sync(handle)
-    finally:
-        os.close(handle)
+    with replacing(path) as part:
+        part.write_bytes(data)
 
 
 # ---- records

@@ -14,7 +14,6 @@ Which items a step takes follows from the seed and the step alone. What is train
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -422,10 +421,8 @@ class Training:
         """Replace the checkpoint, on the disk before the old one goes."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"step": self.step, "losses": self.losses}
-        with replacing(self.checkpoint) as part, part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with replacing(self.checkpoint) as part:
+            torch.save(state, part)
 
     def _load(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
