@@ -77,7 +77,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to; it takes ``path``'s place when the block ends well.
 
     What was written is on the disk before the name is, so that a power cut leaves the old file or
-    the new one, and the name lasts where the system can sync a folder. A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the
+    the new one; and the name lasts where the system can sync a folder.
+
+    A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the
     file is as of any new one (safetensors' own are their user's alone). A link stays: what it leads
     to is replaced. The part has a name of its own: two processes that write the same file do not
     meet, and no link that lies there is used.

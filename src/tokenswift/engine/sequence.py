@@ -559,8 +559,12 @@ class Prefilled(PrefixCache):
         first = args[0] if args else None
         if "prompt" in options or isinstance(first, str | list | tuple | Prefilled):
             value = shown(options.get("prompt", first))
-            valid = "generate(max_new_tokens, …) here, or LLM.generate(prompt, …) for another prompt"
-            raise InputError(f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt")
+            valid = (
+                "generate(max_new_tokens, …) here, or LLM.generate(prompt, …) for another prompt"
+            )
+            raise InputError(
+                f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt"
+            )
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
 
 
