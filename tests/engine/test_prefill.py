@@ -87,7 +87,7 @@ def test_a_prefilled_prompt_where_a_prompt_is_wanted_says_what_to_call(method: s
 def test_prefilled_prompts_of_several_are_named() -> None:
     llm = llm_of("native")
     with pytest.raises(InputError, match=r"prompts\[1\] is a result of LLM.prefill; valid: "):
-        llm.generate_many([[5], llm.prefill([5])])
+        llm.generate_many([[5], llm.prefill([5])])  # type: ignore[list-item]
     with pytest.raises(InputError, match="^prompts is a result of LLM.prefill; valid: "):
         llm.generate_many(llm.prefill([5]))  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ from tokenswift.cli.terminal import (
     check_record,
     check_writable,
     keeping,
+    on_one_line,
     say,
     summary,
     table,
@@ -536,7 +537,7 @@ def list_runs(args: argparse.Namespace) -> int:
             (
                 table(tuple(COLUMNS), lines, right=range(2, 8))
                 if rows
-                else f"no runs in {args.folder}"
+                else f"no runs in {on_one_line(args.folder)}"
             )
             + "\n"
         )

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from tokenswift.cli.options import Parser
 from tokenswift.cli.places import check_apart
-from tokenswift.cli.terminal import LogHandler, flush, reason, shown_on, usable_streams
+from tokenswift.cli.terminal import LogHandler, flush, reason, usable_streams, visible
 from tokenswift.types import InputError, RunError, meant, shown
 from tokenswift.version import __version__
 
@@ -150,5 +150,5 @@ def tell(error: BaseException, parser: Parser | None) -> int:
         code, line = 1, reason(error)
     line = " ".join(f"error: {parser.in_words(line) if parser else line}".split())
     with suppress(OSError):  # the terminal may be gone
-        print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
     return code

@@ -96,7 +96,9 @@ def check_apart(args: argparse.Namespace) -> None:
                 raise InputError(f"{both}; valid: two different files")
     for name in FOLDERS:
         folder = _path(args, name)
-        for source in inputs if folder is not None and os.path.isdir(folder) else ():
+        if folder is None or not os.path.isdir(folder):
+            continue
+        for source in inputs:
             if source.option in ("--model", "--heads", "--eagle") and is_same(folder, source.path):
                 both = f"{source.option} and {_dashed(name)} are both {getattr(args, name)}"
                 raise InputError(f"{both}; valid: two different folders")

@@ -477,6 +477,26 @@ def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
     return state
 
 
+def check_readable(folder: str, records: Sequence[Header | Session]) -> None:
+    """See that a journal that begins with these records could be read again.
+
+    Args:
+        folder: the run's, for the message.
+    Raises:
+        InputError: a name in them, such as a model's path, is none that a journal takes.
+    """
+    for record in records:
+        try:
+            msgspec.json.decode(msgspec.json.encode(record, enc_hook=str), type=Record)
+        except msgspec.MsgspecError as error:
+            place = re.search(r"`\$\.([\w.]+)", str(error))
+            field = place[1] if place else str(error)
+            raise InputError(
+                f"run_dir {folder} cannot keep this run: its journal takes no such {field}; valid: "
+                f"names without control characters"
+            ) from error
+
+
 def check_same(folder: str, kept: Header, now: Header) -> None:
     """See that what decides a run's tokens is what it was.
 
