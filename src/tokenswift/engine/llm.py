@@ -36,7 +36,15 @@ from tokenswift.runs.journal import RunState
 from tokenswift.spec.eagle import EagleWeights
 from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
-from tokenswift.types import Generation, InputError, OnProgress, Step, check_callback
+from tokenswift.types import (
+    Generation,
+    InputError,
+    OnProgress,
+    Step,
+    check_callback,
+    meant,
+    shown,
+)
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -90,6 +98,11 @@ class LLM(AbstractContextManager["LLM"]):
         on_progress: OnProgress | None = None,
         **loading: Any,
     ) -> None:
+        known = [one.name for one in fields(LoadConfig)]
+        for option in loading:
+            if option not in known:
+                valid = ", ".join(("heads", "eagle", "on_progress", *known)) + meant(option, known)
+                raise InputError(f"{option!r} is not an argument of LLM; valid: {valid}", option)
         how = LoadConfig(dtype, device, **loading)  # type: ignore[arg-type]  # torch's own become names
         source, self.name = open_model(model, how, on_progress), str(model)
         self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
@@ -448,6 +461,10 @@ def resume(
         InputError: no run, a damaged one, another process writes it, or something that decides the
             tokens is not what it was; the line names it.
     """
+    if not isinstance(run_dir, str | os.PathLike):
+        raise InputError(
+            f"run_dir is {shown(run_dir)}; valid: the path of a run's folder", "run_dir"
+        )
     _, state = load(Path(run_dir).expanduser())
     request = request_of(state, run_dir, max_new_tokens, on_loop)
     if llm is not None:
