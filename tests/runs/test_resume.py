@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,3 +254,35 @@ def test_a_chat_whose_template_writes_the_date(llm: LLM, tmp_path: Path) -> None
     with pytest.raises(InputError, match="holds another run: prompt differs"):
         go_on([{"role": "user", "content": "hallo"}])
     assert tokenswift.resume(tmp_path / "run", max_new_tokens=95, llm=dated).token_ids[:90] == whole
+
+
+def test_figures_are_the_whole_runs(llm: LLM, tmp_path: Path) -> None:
+    """Plain decoding takes a step a token, whatever happened between."""
+    for _ in range(2):
+        begin(llm, tmp_path / "run", 20, strategy="autoregressive")
+    done = tokenswift.resume(tmp_path / "run", llm=llm)
+    whole = llm.generate("hello", **CALL, strategy="autoregressive")
+    assert done.metrics.steps == whole.metrics.steps == CALL["max_new_tokens"]
+    assert done.metrics.mean_acceptance_length == 1.0
+    assert done.metrics.distinct == whole.metrics.distinct
+    assert done.token_sources == whole.token_sources
+    assert done.prompt_tokens == whole.prompt_tokens
+
+
+def test_a_run_of_the_papers_method_stays_one(llm: LLM, tmp_path: Path) -> None:
+    begin(llm, tmp_path / "run", 3, strategy="tokenswift", strategy_options=OPTIONS)
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    state = folders.load(tmp_path / "run")[1]
+    assert [one.strategy for one in state.sessions] == ["tokenswift", "tokenswift"]
+    assert state.sessions[0].options == state.sessions[1].options
+    assert set(state.sessions[1].options) == set(OPTIONS)
+
+
+def test_a_model_that_was_moved_may_go_on(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """What decides the tokens is in its files, not where they lie."""
+    first = shutil.copytree(tiny_folder(), tmp_path / "first")
+    begin(LLM(first), tmp_path / "run", 10)
+    moved = shutil.move(first, tmp_path / "second")
+    with LLM(moved) as llm:
+        done = llm.generate("hello", **CALL, run_dir=tmp_path / "run")
+        assert done.token_ids == llm.generate("hello", **CALL).token_ids

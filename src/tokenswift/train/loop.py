@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import get_cosine_schedule_with_warmup
@@ -294,7 +294,7 @@ class Recipe:
             weights = {name: value.cpu().contiguous() for name, value in make().items()}
             claim(self.job.work / TRAINING, self._key)
             with replacing(path) as part:
-                save_file(weights, part)
+                part.write_bytes(save(weights))  # a full disk is an OSError
         return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
 
     def distil(self, student: Student) -> dict[str, Any]:
@@ -455,8 +455,8 @@ class Training:
         """Replace the checkpoint, on the disk before the old one goes."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"step": self.step, "losses": self.losses}
-        with replacing(self.checkpoint) as part:
-            torch.save(state, part)
+        with replacing(self.checkpoint) as part, part.open("wb") as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         """Go on from the checkpoint.

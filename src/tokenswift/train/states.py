@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -211,10 +211,9 @@ class HiddenStore:
             OSError: the disk takes no more; the texts before are kept.
         """
         made = torch.tensor(tokens, dtype=torch.int32)
+        text = {"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}
         with replacing(self.path(number)) as part:
-            save_file(
-                {"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}, part
-            )
+            part.write_bytes(save(text))  # a full disk is an OSError
         self.texts[number] = made
 
     def finish(self, tokens: int = 1 << 60) -> None:
