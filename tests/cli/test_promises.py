@@ -8,15 +8,16 @@ import logging
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Call, chatty_model
-from tokenswift.cli import measure
+from tests.cli.conftest import Call, Terminal, chatty_model
+from tokenswift.cli import measure, terminal
 from tokenswift.cli.main import COMMANDS, build_parser
 from tokenswift.cli.options import piped_text
-from tokenswift.cli.terminal import Signals
+from tokenswift.cli.terminal import Signals, Stages, write_text
 from tokenswift.config import ANSWERS, CONTINUED, PAPER
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -129,3 +130,39 @@ def test_the_text_before_damage_is_given(cli: Call, tiny: Path) -> None:
     assert done.out.rstrip("\n") == text.rstrip("\n")
     assert done.err == f"the journal is damaged at byte {len(data)}; what is before it is taken\n"
     assert f"damaged at byte {len(data)}" in cli("runs", "r").out
+
+
+def test_a_pipe_is_written_to_directly_and_a_file_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    handle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "record\n")
+    assert os.read(handle, 100) == b"record\n"
+    os.close(handle)
+    write_text(Path("/dev/null"), "record\n")
+    file = tmp_path / "file"
+    file.write_text("old")
+    before = file.stat().st_ino
+    write_text(file, "new")
+    assert file.read_text() == "new"
+    assert file.stat().st_ino != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "moves"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("X", "", True)]
+)
+def test_progress_moves_where_the_terminal_takes_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, moves: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    made: list[object] = []
+    monkeypatch.setattr(terminal, "_moving_line", lambda: made.append(1))
+    monkeypatch.setattr(sys, "stderr", Terminal(sys.stderr))
+    Stages()("prompt", 1, 2)
+    assert bool(made) == moves
+    made.clear()
+    Stages(quiet=True)("prompt", 1, 2)
+    assert made == []

@@ -19,6 +19,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, OPTIONS, Stop, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
+from tokenswift.engine import sequence
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.folder import is_locked
@@ -286,3 +287,32 @@ def test_a_model_that_was_moved_may_go_on(tiny_folder: Callable[..., Path], tmp_
     with LLM(moved) as llm:
         done = llm.generate("hello", **CALL, run_dir=tmp_path / "run")
         assert done.token_ids == llm.generate("hello", **CALL).token_ids
+
+
+@pytest.mark.parametrize("name", ["torch", "tokenswift"])
+def test_another_version_is_told(
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    begin(llm, tmp_path / "run", 10)
+    now = {**sequence.versions(), name: "9.9"}
+    monkeypatch.setattr(sequence, "versions", lambda: now)
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    (line,) = caplog.messages
+    assert line.startswith(f"{name} is 9.9, was ")
+    assert line.endswith(": the text may differ from the uninterrupted run's")
+
+
+def test_a_run_of_the_published_rule_goes_on_with_a_warning(
+    llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"acceptance": "published", "tree": (1, 2)}
+    begin(llm, tmp_path / "run", 3, strategy="tokenswift", strategy_options=options)
+    caplog.clear()
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "the published rule draws by what was drafted"
+    ]
