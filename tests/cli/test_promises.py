@@ -4,6 +4,7 @@ demo, chats without a seed, pipes that stay open, and the text before damage."""
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import re
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Call, Terminal, chatty_model
-from tokenswift.cli import measure, terminal
+from tests.cli.conftest import Call, Terminal, chatty_model, interrupted
+from tokenswift.cli import chat, measure, terminal
 from tokenswift.cli.main import COMMANDS, build_parser
 from tokenswift.cli.options import piped_text
 from tokenswift.cli.terminal import Signals, Stages, write_text
@@ -166,3 +167,61 @@ def test_progress_moves_where_the_terminal_takes_it(
     made.clear()
     Stages(quiet=True)("prompt", 1, 2)
     assert made == []
+
+
+# ---- a chat, in a terminal -------------------------------------------------------------------
+
+
+class Typed:
+    """What stands for the lines that somebody types; an exception is raised instead."""
+
+    def __init__(self, *events: str | BaseException) -> None:
+        self.events = [*events]
+
+    def __call__(self) -> str:
+        event = self.events.pop(0)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+
+def test_a_chat_in_a_terminal_goes_on_after_errors(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is none, Ctrl-C at the prompt, a file that is there; Ctrl-D ends it."""
+    chatty = chatty_model(tmp_path / "chatty", 512)
+    monkeypatch.setattr(
+        chat,
+        "editor",
+        lambda: Typed(
+            "/nope", KeyboardInterrupt(), "/usr/bin is what?", "/save a", "/save a", EOFError()
+        ),
+    )
+    monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
+    argv = ["chat", "--model", str(chatty), "-n", "40", "--logit-bias", "257=-100"]
+    args = build_parser().parse_args(argv)
+    lines: list[str] = []
+    monkeypatch.setattr(chat.logger, "error", lambda text, *rest: lines.append(text % rest))
+    monkeypatch.setattr(sys, "stdin", Terminal(sys.stdin))
+    assert chat.run(args) == 0
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: /nope is not a command",
+        "error: /save a cannot be written (File exists)",
+    ]
+    asked = json.loads(Path("a").read_text(encoding="utf-8"))[0]
+    assert asked == {"role": "user", "content": "/usr/bin is what?"}
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_chat(
+    cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    chatty = chatty_model(tmp_path / "chatty", 512)
+    Path("in").write_text("hello\nagain\n")
+    argv = ("chat", "--model", chatty, "-n", 40, "--logit-bias", "257=-100", "--quiet")
+    with monkeypatch.context() as patch:
+        interrupted(patch, 3, number)
+        done = cli(*argv, stdin=Path("in"))
+    assert done.code == code
+    assert done.err.count("\n") == 1

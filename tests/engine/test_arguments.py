@@ -1,14 +1,19 @@
 """Wrong arguments of the Python interface: an InputError of one line, naming the argument, its
 value and what is valid."""
 
+# pyright: reportArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import tokenswift
+from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, SamplingParams
 
@@ -106,3 +111,76 @@ def test_the_model_of_a_program_has_to_be_given_again(llm: LLM, tmp_path: Path) 
     with pytest.raises(InputError, match=line):
         tokenswift.resume(tmp_path / "run", max_new_tokens=9)
     assert len(tokenswift.resume(tmp_path / "run", 9, llm=llm).token_ids) == 9
+
+
+def test_closing_twice_does_no_harm() -> None:
+    llm = LLM.from_model(tiny_model(), tiny_tokenizer())
+    llm.close()
+    llm.close()
+    assert "closed" in repr(llm)
+
+
+# ---- what is taken ---------------------------------------------------------------------------
+
+
+def test_numbers_and_places_may_be_numpys_and_torchs(
+    llm: LLM, tiny_folder: Callable[..., Path]
+) -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        seed=np.int64(3),  # type: ignore[arg-type]
+        greedy=np.bool_(False),  # type: ignore[arg-type]
+        top_k=torch.tensor(7),  # type: ignore[arg-type]
+    )
+    assert params == SamplingParams(temperature=0.5, seed=3, top_k=7)
+    assert [type(one) for one in (params.temperature, params.seed, params.greedy)] == [
+        float,
+        int,
+        bool,
+    ]
+    options = {"tree": [np.int32(2), 1], "ngrams": np.int8(2)}
+    done = llm.generate("abc", np.int16(3), "tokenswift", options, sampling=params)
+    assert len(done.token_ids) <= 3
+    with LLM(tiny_folder(), dtype=torch.float32, device=torch.device("cpu"), heads=None) as loaded:
+        assert (loaded.dtype, loaded.device) == ("float32", "cpu")
+
+
+def test_keywords_are_kept_by_a_journal(llm: LLM, tmp_path: Path) -> None:
+    """Said as keywords or as parameters, it is the same run."""
+    llm.generate("abc", 6, ignore_eos=True, seed=3, run_dir=tmp_path / "run")
+    params = replace(llm.default_sampling(""), seed=3)
+    whole = llm.generate("abc", 12, ignore_eos=True, sampling=params, run_dir=tmp_path / "run")
+    assert whole.token_ids == llm.generate("abc", 12, ignore_eos=True, seed=3).token_ids
+    assert whole.token_ids != llm.generate("abc", 12, ignore_eos=True).token_ids
+    with pytest.raises(InputError, match="holds another run: seed is 4, was 3"):
+        llm.generate("abc", 12, ignore_eos=True, seed=4, run_dir=tmp_path / "run")
+
+
+def test_answers_keep_their_sampling_with_another_seed() -> None:
+    llm = LLM.from_model(tiny_model(), chat_tokenizer())
+    params = replace(llm.default_sampling(HELLO), seed=3)
+    expected = llm.generate(HELLO, 12, ignore_eos=True, sampling=params).token_ids
+    assert llm.generate(HELLO, 12, ignore_eos=True, seed=3).token_ids == expected
+    assert llm.prefill(HELLO).generate(12, ignore_eos=True, seed=3).token_ids == expected
+    (one,) = llm.generate_many([HELLO], 12, ignore_eos=True, seed=3)
+    assert one.token_ids == expected
+
+
+def test_threads_are_the_process_and_change_no_token(tiny_folder: Callable[..., Path]) -> None:
+    before = torch.get_num_threads()
+    other = 1 if before > 1 else 2
+    try:
+        with LLM(tiny_folder(), heads=None) as llm:
+            expected = llm.generate([5, 6], 12, ignore_eos=True).token_ids
+            assert torch.get_num_threads() == before
+        with LLM(tiny_folder(), heads=None, threads=other) as llm:
+            assert torch.get_num_threads() == other
+            assert llm.generate([5, 6], 12, ignore_eos=True).token_ids == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("value", [0, -2, 10**6, "2", 2.0, True])
+def test_threads_are_checked_before_loading(value: object) -> None:
+    with pytest.raises(InputError, match=r"^threads is .*; valid: 1 to \d+ "):
+        LLM("nobody/nothing", threads=value)

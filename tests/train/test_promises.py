@@ -7,6 +7,7 @@ import errno
 import itertools
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_what_states_depend_on_is_refused_in_their_folder(
     full_run(tiny_model(), str(text), tmp_path, START)
     line = "belongs to a training of other data or options; name another --work folder$"
     with pytest.raises(InputError, match=line):
-        full_run(tiny_model(), str(text), tmp_path, START, **changes)
+        full_run(tiny_model(), str(text), tmp_path, START, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("changes", [{"batch": 2}, {"lr": 0.1}, {"held_out": 0.1}, {"warmup": 3}])
@@ -209,7 +210,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     save = torch.save
     calls = []
 
-    def full(state: object, file: object) -> None:
+    def full(state: object, file: IO[bytes]) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
