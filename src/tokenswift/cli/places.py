@@ -85,8 +85,11 @@ def check_apart(args: argparse.Namespace) -> None:
     Raises:
         InputError: naming both options and the file.
     """
-    inputs = list(_inputs(args))
     outputs = list(_outputs(args))
+    folders = list(_folders(args))
+    if not outputs and not folders:
+        return
+    inputs = list(_inputs(args))
     for number, output in enumerate(outputs):
         for source in inputs:
             _check_file(output, source)
@@ -94,13 +97,12 @@ def check_apart(args: argparse.Namespace) -> None:
             if is_same(output.path, other.path):
                 both = f"{other.option} and {output.option} are both {output.typed}"
                 raise InputError(f"{both}; valid: two different files")
-    for name in FOLDERS:
-        folder = _path(args, name)
-        if folder is None or not os.path.isdir(folder):
-            continue
+    for folder in folders:
         for source in inputs:
-            if source.option in ("--model", "--heads", "--eagle") and is_same(folder, source.path):
-                both = f"{source.option} and {_dashed(name)} are both {getattr(args, name)}"
+            if source.option in ("--model", "--heads", "--eagle") and is_same(
+                folder.path, source.path
+            ):
+                both = f"{source.option} and {folder.option} are both {folder.typed}"
                 raise InputError(f"{both}; valid: two different folders")
 
 
@@ -159,6 +161,14 @@ def _outputs(args: argparse.Namespace) -> Iterator[Output]:
     for name in WRITTEN:
         path = _path(args, name)
         if path is not None and not _passes(path) and not os.path.isdir(path):
+            yield Output(_dashed(name), path, str(getattr(args, name)))
+
+
+def _folders(args: argparse.Namespace) -> Iterator[Output]:
+    """The folders that a command writes files in, as far as they are there."""
+    for name in FOLDERS:
+        path = _path(args, name)
+        if path is not None and os.path.isdir(path):
             yield Output(_dashed(name), path, str(getattr(args, name)))
 
 
