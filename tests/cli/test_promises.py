@@ -169,7 +169,7 @@ def test_progress_moves_where_the_terminal_takes_it(
     assert made == []
 
 
-# ---- a chat, in a terminal -------------------------------------------------------------------
+# ---- a chat, in a terminal -----------------------------------------------------------------------
 
 
 class Typed:

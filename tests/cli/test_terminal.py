@@ -87,8 +87,7 @@ def test_names_command_nothing_and_stay_on_their_line(
     assert not COMMANDING.search(failed.err)
 
 
-# ---- progress
-# ---------------------------------------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 #: a program whose work is told to a line of progress, with a log line in the middle
 DRIVER = """
@@ -128,8 +127,7 @@ def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
     ]
 
 
-# ---- failed writes
-# ----------------------------------------------------------------------------------------
+# ---- failed writes -------------------------------------------------------------------------------
 
 FULL = "failed (No space left on device)"
 

@@ -120,7 +120,7 @@ def test_closing_twice_does_no_harm() -> None:
     assert "closed" in repr(llm)
 
 
-# ---- what is taken ---------------------------------------------------------------------------
+# ---- what is taken -------------------------------------------------------------------------------
 
 
 def test_numbers_and_places_may_be_numpys_and_torchs(

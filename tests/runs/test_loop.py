@@ -54,8 +54,7 @@ def test_sound_text_raises_no_alarm(path: Path) -> None:
     assert alarms([ids[word] for word in words]) == []
 
 
-# ---- in a run
-# ---------------------------------------------------------------------------------------------
+# ---- in a run ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +102,7 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
     assert on.metrics.loop == first.metrics.loop
 
 
-# ---- by its definition
-# ---------------------------------------------------------------------------------------------
+# ---- by its definition ---------------------------------------------------------------------------
 
 
 def repeats_itself(tokens: list[int]) -> bool:

@@ -62,7 +62,7 @@ def test_help_says_the_defaults_that_there_are(name: str) -> None:
     assert said in str(DataOptions.__doc__)
 
 
-# ---- whose a work folder is ------------------------------------------------------------------
+# ---- whose a work folder is ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_where_data_lie_and_how_often_is_saved_decides_nothing(tmp_path: Path) -
     assert fingerprint(str(moved)) != fingerprint("self")
 
 
-# ---- data ------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 def test_large_files_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_the_fewest_tokens_cover_a_share(share: float, tokens: list[int]) -> Non
     assert covering(torch.tensor([3, 0, 5, 2, 0]), share).tolist() == tokens
 
 
-# ---- where training starts, and ends ---------------------------------------------------------
+# ---- where training starts, and ends -------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -345,8 +345,7 @@ def stream(
     return result
 
 
-# ---- many prompts
-# ------------------------------------------------------------------------------------------
+# ---- many prompts --------------------------------------------------------------------------------
 
 
 def read_prompts(args: argparse.Namespace) -> list[Asked]:
@@ -440,8 +439,7 @@ def written(
     return done, tokens
 
 
-# ---- runs that were kept
-# -----------------------------------------------------------------------------------
+# ---- runs that were kept -------------------------------------------------------------------------
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -507,8 +505,7 @@ def models_of(state: RunState) -> list[str]:
     return [str(name) for name in names if name not in (None, "auto", "none")]
 
 
-# ---- what needs no model
-# -----------------------------------------------------------------------------------
+# ---- what needs no model -------------------------------------------------------------------------
 
 
 def list_runs(args: argparse.Namespace) -> int:

@@ -200,8 +200,7 @@ class Appender:
         self._file.close()
 
 
-# ---- regular files
-# --------------------------------------------------------------------------------
+# ---- regular files -------------------------------------------------------------------------------
 
 
 def check_regular(path: Path, handle: int | None = None) -> None:
@@ -277,8 +276,7 @@ def write_whole(path: Path, data: bytes) -> None:
         part.write_bytes(data)
 
 
-# ---- records
-# --------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):

@@ -137,8 +137,7 @@ class Recorder(Features):
         super().take(at, features.to("cpu", torch.bfloat16))
 
 
-# ---- the store
-# ---------------------------------------------------------------------------------------------
+# ---- the store -----------------------------------------------------------------------------------
 
 
 def tokens_of(path: Path) -> Int[Tensor, " n"] | None:
@@ -294,8 +293,7 @@ def covering(found: Int[Tensor, " V"], share: float) -> Int[Tensor, " S"]:
     return frequent(found, int((mass < share - 1e-12).sum()) + 1)
 
 
-# ---- filling a store
-# ---------------------------------------------------------------------------------------
+# ---- filling a store -----------------------------------------------------------------------------
 
 
 def collect(
