@@ -22,11 +22,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.types import InputError, shown
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-#: what is valid where there is an adapter
-MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
 #: greatest number of tokens of a vocabulary; the largest of known models are 262,144
 MOST_TOKENS = 1 << 20
 MOST_LAYERS = 1024
@@ -609,7 +608,7 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
         InputError: naming the value, and what is valid.
     """
     where = f"config.json of model {name}"
-    if path.with_name("adapter_config.json").exists():
+    if path.with_name(ADAPTER).exists():
         raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
     said = object_in(path, MOST_CONFIG, f"model {name}")
     first, more = map(said.get, ROPES)

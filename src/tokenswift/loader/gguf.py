@@ -42,6 +42,8 @@ from tokenswift.loader.config import (
     completed,
     refusal,
 )
+from tokenswift.loader.find import MERGED
+from tokenswift.loader.parts import part_paths
 from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
 from tokenswift.types import InputError, shown
@@ -66,58 +68,90 @@ KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
 WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
 MOST_DIMS = 4
+#: what is valid where a part of a model is not named as one
+PART_NAME = "a file named …-00001-of-00003.gguf, as llama.cpp names parts"
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists
 #: together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
 
 
 class Place(NamedTuple):
-    """A tensor of a file: its shape, rows first, the name of its type, and where it is in the
+    """A tensor of a file: its shape, rows first, the name of its type, and where it is in which
     file."""
 
     shape: tuple[int, ...]
     kind: str
     start: int
     nbytes: int
+    path: Path
 
 
 class GgufFile:
-    """A GGUF file.
+    """A GGUF file, or the files of a model that is split into several (`loader.parts`).
 
+    Args:
+        path: of the file; of any part of a split one.
     Raises:
-        InputError: it cannot be read, or is not a complete GGUF file of a known version.
+        InputError: it cannot be read, or is not a complete GGUF file of a known version; or a part
+            is missing, or is none of this model's.
 
     Attributes:
+        path: the file, the first one of several.
         where: the file, for messages.
-        metadata: its values by key; numbers and texts, and lists of them.
-        tensors: its tensors by name.
+        metadata: its values by key; numbers and texts, and lists of them. The first of several
+            files has them.
+        tensors: its tensors by name, those of all files.
         architecture: the file's own name of its model's kind.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.where = path, f"model file {path}"
-        try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            ):
-                read = _Reader(data)
-        except OSError as error:
-            raise InputError(f"{self.where} cannot be read ({error.strerror or error})") from error
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
-        except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
-            raise InputError(
-                f"{self.where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
-                "little-endian"
-            ) from error
-        self.metadata, self.tensors = read.metadata, read.tensors
+        self.metadata, self.tensors = read_header(path)
+        count = self.metadata.get("split.count", 1)
+        if count not in (0, 1):
+            path = self._join_parts(path, count)
+        self.path = path
+        self.where = f"model file {path}"
         self.architecture = str(self.metadata.get("general.architecture"))
+
+    def _join_parts(self, path: Path, count: object) -> Path:
+        """Read the header of each part; returns the path of the first one.
+
+        Args:
+            count: parts, as the part at ``path`` says.
+        """
+        where, paths = f"model file {path}", part_paths(path)
+        if count != len(paths):
+            number = self.metadata.get("split.no")
+            valid = f"{shown(len(paths))}, as its name says" if len(paths) > 1 else PART_NAME
+            what = f"split.count is {shown(count)}, split.no is {shown(number)}"
+            raise InputError(f"{where}: {what}; valid: {valid}")
+        for part in paths:
+            if not part.is_file():
+                raise InputError(
+                    f"{where} is one of {count} parts of a model, and {part.name} is not in its "
+                    "folder; valid: all parts in one folder"
+                )
+        headers = [read_header(part) for part in paths]
+        self.metadata = headers[0][0]
+        self.tensors = {}
+        for number, (part, (metadata, tensors)) in enumerate(zip(paths, headers, strict=True)):
+            for key, valid in {"split.no": number, "split.count": count}.items():
+                if (value := metadata.get(key)) != valid:
+                    raise refusal(f"model file {part}", key, value, str(valid))
+            if twice := sorted(self.tensors.keys() & tensors.keys()):
+                valid = "parts that share none"
+                raise refusal(f"model file {part}", "a tensor of another part", twice[0], valid)
+            self.tensors |= tensors
+        total, expected = len(self.tensors), self.metadata.get("split.tensors.count")
+        if expected != total or total > MOST_TENSORS:
+            valid = f"{total}, the tensors of all parts, up to {MOST_TENSORS}"
+            raise refusal(f"model file {paths[0]}", "split.tensors.count", expected, valid)
+        return paths[0]
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor, as it lies in the file (:func:`mapped`)."""
         place = self.tensors[name]
-        data = mapped(self.path, place.start, place.nbytes)
+        data = mapped(place.path, place.start, place.nbytes)
         if (kind := DENSE.get(place.kind)) is not None:
             return data.view(kind).view(place.shape)
         stored = Stored(FORMATS[place.kind.lower()], data.view(math.prod(place.shape[:-1]), -1))
@@ -162,10 +196,32 @@ def short(value: float) -> float:
         return float(str(np.float32(value)))
 
 
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
+    """The values and the tensors of one file, a whole model's or a part of one.
+
+    Raises:
+        InputError: it cannot be read, or is not a complete GGUF file of a known version.
+    """
+    where = f"model file {path}"
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _Reader(data, path)
+    except OSError as error:
+        raise InputError(f"{where} cannot be read ({error.strerror or error})") from error
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
+        raise InputError(
+            f"{where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
+            "little-endian"
+        ) from error
+    return header.metadata, header.tensors
+
+
 class _Reader:
     """Reads what stands before the tensors."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data, self._at, self._values = data, 4, 0
         self._end = min(len(data), MOST_HEADER)
         if data[:4] != MAGIC:
@@ -200,7 +256,7 @@ class _Reader:
                 )
             if (end := offset + nbytes) > len(data) - start:
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
-            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes)
+            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes, path)
 
     def _number(self, kind: str) -> Any:
         (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
@@ -383,9 +439,14 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     """The config of a native family's model.
 
     Raises:
-        InputError: the file is of another architecture, lacks a number, or scales positions in a
-            way that is not known here.
+        InputError: the file holds an adapter, is of another architecture, lacks a number, or scales
+            positions in a way that is not known here.
     """
+    kind = file.metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise InputError(f"{file.where} holds an adapter; valid: {MERGED}")
+    if kind != "model":
+        raise refusal(file.where, "general.type", kind, "model")
     if file.architecture not in ARCHITECTURES:
         valid = f"{', '.join(ARCHITECTURES)}, or the model in transformers' format"
         raise InputError(

@@ -37,6 +37,7 @@ from tokenswift.loader.config import (
 )
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, locate, refused_as
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
+from tokenswift.loader.parts import part_paths
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
@@ -328,7 +329,7 @@ class Opened:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else part_paths(folder)
     found = [(path.name, path.stat()) for path in paths if path.exists()]
     return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
 
