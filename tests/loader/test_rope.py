@@ -16,7 +16,7 @@ from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.config import RopeScaling
 from tokenswift.loader.config import FAMILIES as READ
-from tokenswift.loader.config import completed
+from tokenswift.loader.config import completed, read_config
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import context_limit, rotary_of_config, scaled_config
 from tokenswift.models.target import make_target
@@ -148,3 +148,39 @@ def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: P
     for rope in (ours.config.rope_parameters, theirs.config.rope_parameters):
         assert {name: rope[name] for name in wanted} == wanted
     assert torch.equal(ours.single(), theirs.model.rotary_emb.inv_freq)
+
+
+LAYERS: dict[str, Any] = {"full_attention": PLAIN, "sliding_attention": PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            {"rope_theta": 1e4, "rope_parameters": PLAIN},
+            "rope_parameters.rope_theta is 1000000.0; valid: 10000.0, which rope_theta is",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {**ADDED, "rope_theta": 5e5}},
+            "rope_scaling.rope_theta is 500000.0; valid: 10000.0, which rope_theta is",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": LAYERS},
+            "rope_parameters.full_attention.rope_theta is 1000000.0; valid: 10000.0, which",
+        ),
+        (
+            {"rope_local_base_freq": 1e4, "rope_parameters": LAYERS},
+            "rope_parameters.sliding_attention.rope_theta is 1000000.0; valid: 10000.0, which rope",
+        ),
+        ({"rope_theta": 1e6, "rope_parameters": PLAIN}, None),
+        ({"rope_theta": 1e6, "rope_local_base_freq": 1e6, "rope_parameters": LAYERS}, None),
+    ],
+)
+def test_a_theta_that_is_stated_twice_is_one(said: Any, line: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    if line is None:
+        assert read_config("x", tmp_path / "config.json") == said
+        return
+    with pytest.raises(InputError) as caught:
+        read_config("x", tmp_path / "config.json")
+    assert f"config.json of model x: {line}" in str(caught.value)

@@ -30,6 +30,7 @@ from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
+    SUPPORTED,
     completed,
     layout_of,
     named_sampling,
@@ -55,7 +56,6 @@ from tokenswift.types import InputError, RunError, check_choice
 _one_at_a_time = threading.RLock()
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
-SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 #: ends of the names of files that parsers read whole
 SMALL = (".json", ".jinja", ".txt", ".model")
 #: without one of them transformers makes a tokenizer that knows no words
