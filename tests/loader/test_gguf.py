@@ -214,6 +214,27 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [
+        ({}, 1024),
+        ({"type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_context_length": 256}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_context_length": 1024}, 4096),
+    ],
+)
+@pytest.mark.parametrize("kind", ["default", "llama3"])
+def test_a_factor_of_positions_counts_once(
+    kind: str, said: dict[str, Any], limit: int, tmp_path: Path
+) -> None:
+    rope = {"rope_type": kind, **POSITIONS[kind], "rope_theta": 500000.0}
+    model = small(rope_parameters=rope, max_position_embeddings=1024)
+    keys = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
+    write(tmp_path / "model.gguf", model, said=keys)
+    expected = 1024 if kind == "llama3" else limit
+    assert rotary_of_config(config_of(GgufFile(tmp_path / "model.gguf"))).limit == expected
+
+
 # ---- tokenizers
 # -----------------------------------------------------------------------------------------
 

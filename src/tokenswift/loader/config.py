@@ -396,7 +396,10 @@ def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
     if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
     dtype = said.get("dtype") or said.get("torch_dtype")
-    return SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    own = SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    if counts_factor(said):
+        own.counts_factor = True
+    return own
 
 
 def activation_of(config: Any) -> Any:
@@ -469,6 +472,16 @@ def positions_said(
     if kind in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", limit)
     return rope
+
+
+def counts_factor(said: Mapping[str, Any]) -> bool:
+    """Whether ``max_position_embeddings`` of a file counts the factor of YaRN already: where the
+    file does not say which length the factor extends."""
+    rope = said.get("rope_scaling") or said.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return False
+    length = "original_max_position_embeddings"
+    return rope.get(length) is None and said.get(length) is None
 
 
 #: fields of a :class:`Layout` that configs have by the same names

@@ -382,8 +382,8 @@ NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
 
 
-def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
-    """``rope_parameters`` as transformers' configs have them.
+def positions(file: GgufFile, width: int) -> dict[str, Any]:
+    """``rope_parameters`` as transformers' configs have them; of YaRN what the file says.
 
     Raises:
         InputError: the file scales positions in a way that is not known here.
@@ -398,7 +398,7 @@ def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
         made["factor"] = file.number("rope.scaling.factor")
     if rule == "yarn":
         given = {name: file.number(CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
-        made |= {"original_max_position_embeddings": limit} | {k: v for k, v in given.items() if v}
+        made |= {name: value for name, value in given.items() if value}
     if (scale := file.number("rope.scaling.attn_factor", 1)) not in (0, 1):
         if rule != "yarn" or file.architecture != "olmo2":  # elsewhere it means something else
             raise refusal(file.where, f"{key}.attn_factor", scale, "1, or a file without it")
@@ -479,7 +479,7 @@ def config_of(file: GgufFile) -> SimpleNamespace:
         for name, value in (usual | numbers).items()
         if name in {*family.usual, "head_dim"}
     }
-    rope = positions(file, width, numbers["max_position_embeddings"])
+    rope = positions(file, width)
     if len(family.bases) > 1:  # a file says at most the base of layers with windows
         base = rope["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
         local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", base)}

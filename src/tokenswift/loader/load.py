@@ -32,6 +32,7 @@ from tokenswift.loader.config import (
     FAMILIES,
     SUPPORTED,
     completed,
+    counts_factor,
     layout_of,
     named_sampling,
     read_config,
@@ -138,12 +139,14 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(model_of(found).to(place), wrapped(found.tokenizer()), name)
     from transformers import AutoConfig
 
-    read_config(name, source / "config.json")
+    said = read_config(name, source / "config.json")
     with quiet_transformers():
         with refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
             config = AutoConfig.from_pretrained(
                 source, local_files_only=True, trust_remote_code=False
             )
+        if counts_factor(said):
+            config.counts_factor = True
         tokenizer = load_tokenizer(name, source)
         check_size(name, source, config, how, place)
         return Loaded(_model(name, source, config, how, place), tokenizer, name)

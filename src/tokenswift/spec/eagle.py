@@ -252,7 +252,7 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
     check_numbers(said, where)
     heads = said["num_attention_heads"]
     width = said["head_dim"] or said["hidden_size"] // heads
-    said["rope_parameters"] = positions(file, width, said["max_position_embeddings"])
+    said["rope_parameters"] = positions(file, width)
     said["eagle_aux_hidden_state_layer_ids"] = file.metadata.get("eagle3.target_layers")
     said |= {
         name: file.metadata.get(f"eagle3.{name}")
