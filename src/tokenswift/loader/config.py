@@ -12,6 +12,7 @@ transformers. A :class:`Layout` says which weights there must be.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.bounds import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, check_bounds
 from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.types import InputError, shown
 
+logger = logging.getLogger("tokenswift")
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 #: what runs
 SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
@@ -689,3 +692,23 @@ def named_sampling(config: Any) -> dict[str, Any]:
     None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
+
+
+def usable_sampling(named: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The settings that a model names without those out of their range. A WARNING of the logger
+    ``tokenswift`` names each of these.
+
+    Args:
+        named: fields of `config.SamplingParams`.
+        model: its name, for messages.
+    """
+    usable: dict[str, Any] = {}
+    for name, value in named.items():
+        try:
+            SamplingParams(**{**NEUTRAL, name: value})
+        except InputError as error:
+            line = "a sampling setting of model %s is ignored: %s"
+            logger.warning(line, model, error)
+        else:
+            usable[name] = value
+    return usable

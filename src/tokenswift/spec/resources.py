@@ -29,7 +29,7 @@ from tokenswift.config import (
 )
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
-from tokenswift.loader.config import named_sampling
+from tokenswift.loader.config import named_sampling, usable_sampling
 from tokenswift.loader.find import HEADS, locate, shipped_files
 from tokenswift.loader.load import (
     Opened,
@@ -126,13 +126,10 @@ class Source:
 
     @cached_property
     def answers(self) -> SamplingParams:
-        """Default sampling for chat: the model's own settings if they are valid, else
+        """Default sampling for chat: the model's own settings that are valid, else
         `config.ANSWERS`."""
-        try:
-            return SamplingParams(**{**NEUTRAL, **self.named}) if self.named else ANSWERS
-        except InputError as error:
-            logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
-            return ANSWERS
+        named = usable_sampling(self.named, self.name)
+        return SamplingParams(**{**NEUTRAL, **named}) if named else ANSWERS
 
     def weight(self, name: str) -> Any:
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
