@@ -403,8 +403,8 @@ def left_out(file: Path) -> Iterator[None]:
     of the logger ``tokenswift`` says why."""
     try:
         yield
-    except InputError as error:
-        logger.warning("%s is left out: %s", file.name, error)
+    except (InputError, RunError, MemoryError) as error:
+        logger.warning("%s is left out: %s", file.name, str(error) or "out of memory")
 
 
 def draft_file() -> Path:

@@ -30,7 +30,7 @@ from tokenswift.config import (
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling, usable_sampling
-from tokenswift.loader.find import HEADS, locate, shipped_files
+from tokenswift.loader.find import locate
 from tokenswift.loader.load import (
     Opened,
     check_memory,
@@ -59,7 +59,7 @@ from tokenswift.spec.heads import (
     HeadsHost,
     holds_heads,
     host_of,
-    kind_for,
+    is_default,
     resolve_heads,
     shipped_heads,
 )
@@ -340,8 +340,8 @@ class Resources:
             self.eagle = eagle_trained(source.host.base, self.target)
         else:
             self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
-        is_default = any(kind_for(path, source.host) for path in shipped_files(HEADS))
-        self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
+        default = is_default(source.host)
+        self.draft_models = DraftModels(self.target, source.codec, is_default=default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
