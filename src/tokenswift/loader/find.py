@@ -36,6 +36,9 @@ GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
 #: the file that makes a folder an adapter of PEFT, and what is valid in its place
 ADAPTER = "adapter_config.json"
 MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
+#: folders of the hub's local cache: of a repository, and in it; those named by digests
+CACHED = "models--"
+HASHED = re.compile(r"[0-9a-f]{32,}|snapshots|blobs")
 #: names the EAGLE-3 drafter that comes with the package, for the default model
 SHIPPED = "shipped"
 HEADS = ".heads.safetensors"  # how files of draft heads end
@@ -71,6 +74,20 @@ def gguf_in(path: Path) -> Path | None:
             f"model folder {path} holds {len(models)} GGUF models ({names}); valid: one of them"
         )
     return path / models[0]
+
+
+def short_name(model: str) -> str:
+    """What a model is called for others than the one who loaded it: the name of its folder or file,
+    ``owner/name`` of a snapshot in the hub's local cache, and never a digest.
+
+    Args:
+        model: what it was loaded by.
+    """
+    parts = [part for part in Path(model).absolute().parts if not HASHED.fullmatch(part)]
+    name = parts[-1]
+    if name.startswith(CACHED):
+        return name.removeprefix(CACHED).replace("--", "/", 1)
+    return name
 
 
 def check_name(name: str, option: str = "model") -> None:

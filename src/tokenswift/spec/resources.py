@@ -30,7 +30,7 @@ from tokenswift.config import (
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling, usable_sampling
-from tokenswift.loader.find import locate
+from tokenswift.loader.find import locate, short_name
 from tokenswift.loader.load import (
     Opened,
     check_memory,
@@ -162,7 +162,7 @@ class FromFiles(Source):
         self.named = dict(files.sampling)
         prepare()  # the first text asks its template where turns end
         layers = files.weights.layout.num_hidden_layers
-        base = base_of_weights(files.weights.raw, layers, files.folder.name)
+        base = base_of_weights(files.weights.raw, layers, short_name(str(files.folder)))
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
         if how.weights in FORMATS:
