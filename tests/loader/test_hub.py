@@ -181,6 +181,18 @@ def test_a_file_by_its_format_in_a_folder(
     assert locate(f"{NAME}:Q8_0").is_file() and locate(f"{NAME}:a-Q4_K_M.gguf").is_file()
 
 
+def test_what_is_here_is_taken_where_the_hub_does_not_answer(
+    served: type, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = locate(NAME)
+    caplog.clear()
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert locate(NAME) == folder
+    with pytest.raises(InputError, match="^model someone/other cannot be fetched from the hub"):
+        locate("someone/other")
+
+
 def test_all_parts_of_a_file_are_fetched(
     served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,13 @@ def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     )
 
 
+def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
+    model = tiny_model(max_position_embeddings=256)
+    for _ in range(2):
+        assert LLM.from_model(model, rope_scaling="yarn:4").target.rotary.limit == 1024
+    assert LLM.from_model(model).target.rotary.limit == 256
+
+
 def test_another_scaling_is_refused() -> None:
     llama3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = tiny_model(rope_parameters=llama3, max_position_embeddings=1024)

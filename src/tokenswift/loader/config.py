@@ -34,6 +34,8 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 #: ends of the names of causal language models' classes
 CAUSAL = ("ForCausalLM", "LMHeadModel")
+#: formats of quantized checkpoints that are not read
+QUANTIZED = ("gptq", "awq", "compressed-tensors")
 #: greatest width of a head: the angles of the first positions are computed at once
 MOST_HEAD = 1024
 
@@ -637,6 +639,7 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     said = object_in(path, MOST_CONFIG, f"model {name}")
     check_bounds(said, where)
     _check_causal(name, said.get("architectures"))
+    _check_plain(name, said.get("quantization_config") or said.get("compression_config"))
     _check_stated_once(said, where)
     if (kind := said.get("model_type")) in FAMILIES:
         usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
@@ -660,6 +663,16 @@ def _check_causal(name: str, architectures: object) -> None:
         f"model {name} is not a causal language model (its architectures are {shown(named)}); "
         f"valid: {SUPPORTED}"
     )
+
+
+def _check_plain(name: str, quantization: object) -> None:
+    """Refuse weights in formats that nothing here takes apart."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method in QUANTIZED:
+        raise InputError(
+            f"model {name} is quantized by {method}; valid: the checkpoint that it was made from "
+            "(weights q4_0 or q8_0 quantizes it here), or a GGUF file"
+        )
 
 
 def _check_stated_once(said: Mapping[str, Any], where: str) -> None:
