@@ -83,7 +83,7 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
     ],
 )
 def test_a_setting_that_is_not_usable_is_left_aside_alone(
-    said: dict[str, Any], line: str, saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    said: dict[str, object], line: str, saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved(**{"temperature": 0.6, "top_p": 0.9, **said})
     usual = {"top_p": 0.9, **dict.fromkeys(said, None)}

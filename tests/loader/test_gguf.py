@@ -225,7 +225,7 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["default", "llama3"])
 def test_a_factor_of_positions_counts_once(
-    kind: str, said: dict[str, Any], limit: int, tmp_path: Path
+    kind: str, said: dict[str, object], limit: int, tmp_path: Path
 ) -> None:
     rope = {"rope_type": kind, **POSITIONS[kind], "rope_theta": 500000.0}
     model = small(rope_parameters=rope, max_position_embeddings=1024)

@@ -157,7 +157,7 @@ def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: P
     assert torch.equal(ours.single(), theirs.model.rotary_emb.inv_freq)
 
 
-LAYERS: dict[str, Any] = {"full_attention": PLAIN, "sliding_attention": PLAIN}
+LAYERS = {"full_attention": PLAIN, "sliding_attention": PLAIN}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,9 @@ LAYERS: dict[str, Any] = {"full_attention": PLAIN, "sliding_attention": PLAIN}
         ({"rope_theta": 1e6, "rope_local_base_freq": 1e6, "rope_parameters": LAYERS}, None),
     ],
 )
-def test_a_theta_that_is_stated_twice_is_one(said: Any, line: str | None, tmp_path: Path) -> None:
+def test_a_theta_that_is_stated_twice_is_one(
+    said: dict[str, object], line: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(said))
     if line is None:
         assert read_config("x", tmp_path / "config.json") == said
@@ -194,7 +196,7 @@ def test_a_theta_that_is_stated_twice_is_one(said: Any, line: str | None, tmp_pa
 
 
 LLAMA = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LENGTHS: list[tuple[int, dict[str, Any], int]] = [
+LENGTHS: list[tuple[int, dict[str, object], int]] = [
     # Llama 3.2, 3.1, and one that does not say what its factor extends
     (131_072, {**LLAMA, "factor": 32.0, "original_max_position_embeddings": 8192}, 131_072),
     (131_072, {**LLAMA, "factor": 8.0, "original_max_position_embeddings": 8192}, 131_072),
@@ -209,7 +211,9 @@ LENGTHS: list[tuple[int, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("stated", "rope", "limit"), LENGTHS)
-def test_a_factor_of_positions_counts_once(stated: int, rope: dict[str, Any], limit: int) -> None:
+def test_a_factor_of_positions_counts_once(
+    stated: int, rope: dict[str, object], limit: int
+) -> None:
     own = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
     said = {name: own[name] for name in READ["llama"].usual} | {"rope_scaling": rope}
     config = completed("llama", {**said, "max_position_embeddings": stated})

@@ -66,13 +66,13 @@ class Draft:
     def of(cls, path: Path) -> Draft:
         """What a whole file says; a part of a split model stands for itself."""
         content = path.read_bytes()
-        metadata, places = read_header(path)
+        header = read_header(path)
         values: list[tuple[str | bytes, Value]] = []
-        for key, value in metadata.items():
+        for key, value in header.metadata.items():
             item = ITEMS[type(value[0])] if isinstance(value, list) else 0
             values.append((key, Value({**ITEMS, int: U32}[type(value)], value, item)))
         tensors: list[tuple[str, Tensor]] = []
-        for name, entry in places.items():
+        for name, entry in header.tensors.items():
             data = content[entry.start : entry.start + entry.nbytes]
             tensors.append((name, Tensor(entry.shape[::-1], CODES[entry.kind], -1, data)))
         return cls(values, tensors)

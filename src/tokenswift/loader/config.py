@@ -479,7 +479,7 @@ def positions_said(
     return rope
 
 
-def counts_factor(said: Mapping[str, Any]) -> bool:
+def counts_factor(said: Mapping[str, object]) -> bool:
     """Whether ``max_position_embeddings`` of a file counts the factor of YaRN already: where the
     file does not say which length the factor extends."""
     rope = said.get("rope_scaling") or said.get("rope_parameters")
@@ -675,7 +675,7 @@ def _check_plain(name: str, quantization: object) -> None:
         )
 
 
-def _check_stated_once(said: Mapping[str, Any], where: str) -> None:
+def _check_stated_once(said: Mapping[str, object], where: str) -> None:
     """Refuse positions that are stated in two ways which differ: one would be dropped."""
     newer, older = map(said.get, ROPES)
     if newer and older and newer != older:
@@ -707,21 +707,23 @@ def named_sampling(config: Any) -> dict[str, Any]:
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
 
 
-def usable_sampling(named: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The settings that a model names without those out of their range. A WARNING of the logger
-    ``tokenswift`` names each of these.
+def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams | None:
+    """The sampling of the settings that a model names, without those out of their range: a WARNING
+    of the logger ``tokenswift`` names each of these. None: there are no others.
 
     Args:
         named: fields of `config.SamplingParams`.
         model: its name, for messages.
     """
-    usable: dict[str, Any] = {}
+    usable: SamplingParams | None = None
+    settings = NEUTRAL
     for name, value in named.items():
+        more = dict(settings)
+        more[name] = value
         try:
-            SamplingParams(**{**NEUTRAL, name: value})
+            usable = SamplingParams(**more)
         except InputError as error:
-            line = "a sampling setting of model %s is ignored: %s"
-            logger.warning(line, model, error)
+            logger.warning("a sampling setting of model %s is ignored: %s", model, error)
         else:
-            usable[name] = value
+            settings = more
     return usable

@@ -105,7 +105,8 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.metadata, self.tensors = read_header(path)
+        header = read_header(path)
+        self.metadata, self.tensors = header.metadata, header.tensors
         count = self.metadata.get("split.count", 1)
         if count not in (0, 1):
             path = self._join_parts(path, count)
@@ -132,16 +133,16 @@ class GgufFile:
                     "folder; valid: all parts in one folder"
                 )
         headers = [read_header(part) for part in paths]
-        self.metadata = headers[0][0]
+        self.metadata = headers[0].metadata
         self.tensors = {}
-        for number, (part, (metadata, tensors)) in enumerate(zip(paths, headers, strict=True)):
+        for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
             for key, valid in {"split.no": number, "split.count": count}.items():
-                if (value := metadata.get(key)) != valid:
+                if (value := header.metadata.get(key)) != valid:
                     raise refusal(f"model file {part}", key, value, str(valid))
-            if twice := sorted(self.tensors.keys() & tensors.keys()):
+            if twice := sorted(self.tensors.keys() & header.tensors.keys()):
                 valid = "parts that share none"
                 raise refusal(f"model file {part}", "a tensor of another part", twice[0], valid)
-            self.tensors |= tensors
+            self.tensors |= header.tensors
         total, expected = len(self.tensors), self.metadata.get("split.tensors.count")
         if expected != total or total > MOST_TENSORS:
             valid = f"{total}, the tensors of all parts, up to {MOST_TENSORS}"
@@ -196,7 +197,7 @@ def short(value: float) -> float:
         return float(str(np.float32(value)))
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
+def read_header(path: Path) -> Header:
     """The values and the tensors of one file, a whole model's or a part of one.
 
     Raises:
@@ -205,7 +206,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
     where = f"model file {path}"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _Reader(data, path)
+            header = Header(data, path)
     except OSError as error:
         raise InputError(f"{where} cannot be read ({error.strerror or error})") from error
     except InputError as error:
@@ -215,11 +216,16 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
             f"{where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
             "little-endian"
         ) from error
-    return header.metadata, header.tensors
+    return header
 
 
-class _Reader:
-    """Reads what stands before the tensors."""
+class Header:
+    """What stands before the tensors of a file.
+
+    Attributes:
+        metadata: values by key.
+        tensors: by name.
+    """
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data, self._at, self._values = data, 4, 0

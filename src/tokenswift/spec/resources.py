@@ -20,7 +20,6 @@ import torch
 
 from tokenswift.config import (
     ANSWERS,
-    NEUTRAL,
     LoadConfig,
     RopeScaling,
     SamplingParams,
@@ -128,8 +127,7 @@ class Source:
     def answers(self) -> SamplingParams:
         """Default sampling for chat: the model's own settings that are valid, else
         `config.ANSWERS`."""
-        named = usable_sampling(self.named, self.name)
-        return SamplingParams(**{**NEUTRAL, **named}) if named else ANSWERS
+        return usable_sampling(self.named, self.name) or ANSWERS
 
     def weight(self, name: str) -> Any:
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
