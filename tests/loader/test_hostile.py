@@ -19,7 +19,7 @@ from tests.gguf_files import small, write
 from tests.malformed.cases import entry, put
 from tests.malformed.gguf_bytes import ARRAY, F32, TEXT, U32, Draft, Value
 from tokenswift import LLM
-from tokenswift.loader.config import check_numbers
+from tokenswift.loader.config import check_numbers, read_config
 from tokenswift.types import InputError, shown
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -238,6 +238,34 @@ def test_configs_of_any_family_without_end(
     assert line.startswith(
         f"config.json of model {tmp_path}: {name} is {shown(value)}; valid: {valid}"
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "mamba2", "time_step_limit": [0.0, math.inf]},
+        {
+            "model_type": "deepseek_v3",
+            "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0},
+        },
+        {
+            "model_type": "qwen2_vl",
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        {"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48}},
+        {"model_type": "doge", "num_experts": 16_384},
+        {
+            "model_type": "llama",
+            "rope_scaling": None,
+            "quantization_config": {"ignore": ["x"] * 9999},
+        },
+    ],
+)
+def test_what_configs_of_other_families_say_is_taken(
+    said: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert read_config("x", tmp_path / "config.json") == said
 
 
 def test_an_index_names_files_of_its_folder(folder: Path) -> None:

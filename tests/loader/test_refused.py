@@ -14,7 +14,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tokenswift import LLM
 from tokenswift.loader.find import cache_dir, fetch_default, fetch_wheel, gguf_in
-from tokenswift.loader.load import fitting
+from tokenswift.loader.load import fitting, load
 from tokenswift.types import InputError, RunError
 
 Change = Callable[[Path], object]
@@ -117,6 +117,24 @@ def test_a_folder_with_one_file_whatever_config_is_beside_it(tmp_path: Path) -> 
     (tmp_path / "two.gguf").write_bytes(b"")
     line = line_of(lambda: gguf_in(tmp_path))
     assert "holds 2 GGUF models (One.GGUF, two.gguf); valid: one of them" in line
+
+
+# ---- places and types
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "int8"}, "dtype is 'int8'; valid: auto, float32, bfloat16, float16"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"device": "cuda"}, "device is 'cuda', but no CUDA device is available here; valid: auto"),
+    ],
+)
+def test_places_and_types(
+    options: dict[str, str], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert words in line_of(lambda: load(folder, **options))
 
 
 # ---- memory, and the cache

@@ -92,8 +92,8 @@ def _list_fault(name: str, value: object) -> str | None:
     return None
 
 
-def _greatest(value: object) -> float:
-    """The greatest number in lists of lists."""
+def _greatest(value: object) -> int:
+    """The greatest integer in lists of lists."""
     if isinstance(value, list):
         return max((_greatest(entry) for entry in value), default=0)
-    return value if isinstance(value, int | float) else 0
+    return value if isinstance(value, int) else 0
