@@ -83,8 +83,7 @@ def opened(path: Path | str, **options: Any) -> LLM:
     return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
 
 
-# ---- numbers
-# --------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,8 +181,7 @@ def test_biases_and_odd_sizes(kind: str, changes: dict[str, Any], tmp_path: Path
     )
 
 
-# ---- positions
-# ------------------------------------------------------------------------------------------
+# ---- positions -----------------------------------------------------------------------------------
 
 POSITIONS: dict[str, dict[str, float]] = {
     "default": {},
@@ -235,8 +233,7 @@ def test_a_factor_of_positions_counts_once(
     assert rotary_of_config(config_of(GgufFile(tmp_path / "model.gguf"))).limit == expected
 
 
-# ---- tokenizers
-# -----------------------------------------------------------------------------------------
+# ---- tokenizers ----------------------------------------------------------------------------------
 
 TEXTS = (
     "Hello, world! It's 12345 o'clock; WE'LL see.",
@@ -401,8 +398,7 @@ def test_a_file_without_merges_is_refused() -> None:
         built(fields)
 
 
-# ---- files
-# ----------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 ADAPTER = "holds an adapter; valid: the model that it was merged into"
@@ -465,8 +461,7 @@ def test_other_architectures(tmp_path: Path) -> None:
     assert "the architecture grok cannot be run" in words and "valid: llama, qwen2, qwen3" in words
 
 
-# ---- stored otherwise
-# -----------------------------------------------------------------------------------
+# ---- stored otherwise ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", get_args(Weights)[1:])

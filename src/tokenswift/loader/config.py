@@ -173,8 +173,7 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
-# ---- families
-# ----------------------------------------------------------------------------------------------
+# ---- families ------------------------------------------------------------------------------------
 #
 # One decoder, and for each family what sets it apart, as data. To add one: give it an entry in
 # FAMILIES with the fields of its config and their defaults, as its configuration class in
@@ -321,8 +320,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-# ---- the config of a family
-# --------------------------------------------------------------------------------
+# ---- the config of a family ----------------------------------------------------------------------
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
 ASIDE = (
@@ -620,8 +618,7 @@ def head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-# ---- the files of a folder
-# ---------------------------------------------------------------------------------
+# ---- the files of a folder -----------------------------------------------------------------------
 
 
 def read_config(name: str, path: Path) -> dict[str, Any]:
@@ -693,8 +690,7 @@ def _check_stated_once(said: Mapping[str, object], where: str) -> None:
             raise refusal(where, place, theta, valid)
 
 
-# ---- the sampling that a model itself names
-# ----------------------------------------------------------------
+# ---- the sampling that a model itself names ------------------------------------------------------
 
 #: fields of `config.SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
