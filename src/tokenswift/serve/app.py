@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -27,6 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Message, Receive, Scope, Send
 
 from tokenswift.engine.scheduler import QueueFull, Scheduler
+from tokenswift.loader.find import short_name
 from tokenswift.serve import openai as wire
 from tokenswift.serve.answers import Answer, Answers, owner_of
 from tokenswift.serve.schemas import Body, Chat, Completion, Refused, Responses, wrong_fields
@@ -174,7 +174,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         answers: of the server.
         settings: the limits.
     """
-    model = settings.served_model_name or Path(answers.llm.name).absolute().name
+    model = settings.served_model_name or short_name(answers.llm.name)
     about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
     page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
 
