@@ -34,6 +34,7 @@ from tokenswift.types import RunError
 
 SECONDS_EACH, MEMORY_EACH = 2.0**-20, 32  # come to the limits for each byte of a request
 TEXT, TEXT_EACH = 2**18, 4  # characters that a template may write, and those for each byte
+LONG_NUMBER = 20  # digits of a number that is tried
 SHOWN = 2000  # characters of an error that are passed on
 
 
@@ -154,9 +155,15 @@ def _rendered(size: int, template: str, given: dict[str, Any]) -> str:
 
 
 def _compile(
-    _: int, limits: dict[str, Any], special: list[str], vocab_size: int, text: str
+    _: int,
+    limits: dict[str, Any],
+    special: list[str],
+    vocab_size: int,
+    texts: list[str],
+    numbers: list[str],
 ) -> None:
-    """Compile a grammar over bytes; see `sampling.masks`."""
+    """Compile grammars over bytes; ``numbers``: those of numbers, of which one is written, too.
+    See `sampling.masks`."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     class Bytes:
@@ -173,10 +180,28 @@ def _compile(
 
     Bytes.tokens += [b""] * (vocab_size - len(Bytes.tokens))
     tokenizer: Any = LLTokenizer(TokenizerWrapper(Bytes()))
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits))
-    matcher.compute_bitmask()
+    for text in [*texts, *numbers]:
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits))
+        matcher.compute_bitmask()
+        _raise_error_of(matcher)
+        for first in range(9 if text in numbers else 0):
+            number = matcher.deep_copy()
+            _write_number(number, first)
+            _raise_error_of(number)
+
+
+def _raise_error_of(matcher: Any) -> None:
     if wrong := matcher.get_error():
         raise ValueError(wrong)
+
+
+def _write_number(matcher: Any, first: int) -> None:
+    """Write a number that a grammar allows; ``first`` changes its digits."""
+    for place in range(LONG_NUMBER):
+        bits = matcher.compute_bitmask()
+        digits = [one for one in b"1234567890" if bits[one >> 3] >> (one & 7) & 1]
+        if not digits or not matcher.consume_token(digits[(first + 7 * place) % len(digits)]):
+            return
 
 
 def _answer(line: bytes) -> dict[str, Any]:
