@@ -256,7 +256,9 @@ def test_large_limits_hold(rule: dict[str, int], accepted: list[int], refused: l
     ],
 )
 def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"(is -?\d+…?, which would be|no integer of 64 bits)") as no:
+    with pytest.raises(
+        InputError, match=r"(is -?\d+…?, which would be|no integer of 64 bits)"
+    ) as no:
         masks_of(Grammar.json_schema(nested(schema)))
     assert "\n" not in str(no.value)
 
