@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from threading import Lock
 from time import thread_time
@@ -78,12 +78,14 @@ class Compiled:
 
     Attributes:
         matcher: an `llguidance.LLMatcher` at the start of a text.
+        compile: makes another one, which shares nothing with it.
         numbers: the grammar that bounds the digits of JSON numbers; None: it holds no JSON.
         spoilt: whether llguidance's limits were reached. Copies share automata, so that another
             text would fail at its first token.
     """
 
     matcher: Any
+    compile: Callable[[], Any]
     numbers: Compiled | None = None
     spoilt: bool = False
 
@@ -166,8 +168,10 @@ class Grammars:
 
 
 def _compiled(source: Source, tokenizer: Any) -> Compiled:
-    numbers = Compiled(_matcher(source.numbers, tokenizer)) if source.numbers else None
-    return Compiled(_matcher(source.text, tokenizer), numbers)
+    compile_text = partial(_matcher, source.text, tokenizer)
+    compile_numbers = partial(_matcher, source.numbers, tokenizer)
+    numbers = Compiled(compile_numbers(), compile_numbers) if source.numbers else None
+    return Compiled(compile_text(), compile_text, numbers)
 
 
 def _matcher(text: str, tokenizer: Any) -> Any:
@@ -378,7 +382,7 @@ class Masks:
         new = history[self._at :]
         if not new:
             return
-        if not self._go_to(new):
+        if not self._go_to(new) and not self._begin_anew(history):
             place = self._at + len(self._after)
             why = self._matcher.get_error() or (SPOILT if self._compiled.spoilt else LEFT)
             self._lost, self._compiled.spoilt = NoMask(place, _line(why)), True
@@ -386,6 +390,21 @@ class Masks:
         self._at += len(new)
         self._after, self._made = [], {}
         self._step_seconds = 0.0
+
+    def _begin_anew(self, history: list[int]) -> bool:
+        """Let a matcher that is compiled anew follow the whole text; returns whether it does.
+
+        Drafts close to llguidance's limits can leave the automata, which copies share, such that
+        they refuse tokens which they allowed, without an error.
+        """
+        if self._matcher.is_error() or self._compiled.spoilt:
+            return False
+        matcher = self._compiled.compile()
+        new = history[self._start :]
+        if any(token in self.ends for token in new) or matcher.try_consume_tokens(new) < len(new):
+            return False
+        self._matcher = matcher
+        return True
 
     def _go_to(self, path: Sequence[int]) -> bool:
         """Move the matcher to the end of a path after the committed text, or to where the path
@@ -502,7 +521,7 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
     """Why llguidance refuses a grammar; "": it does not.
 
     Raises:
-        ValueError: a limit was reached.
+        ValueError: a limit was reached, or the trial itself failed.
     """
     process, texts = Process(), [text for text in (source.text, source.numbers) if text]
     given = special, vocab_size, texts, source.multiples
@@ -510,9 +529,9 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
         answer = process.ask("compile", SECONDS, MEMORY, LIMITS, *given)
     finally:
         process.close()
-    if limit := answer.get("limit"):
-        raise ValueError(limit)
-    return answer.get("error", "")
+    if wrong := answer.get("limit") or answer.get("error"):
+        raise ValueError(wrong)
+    return answer["made"]
 
 
 def reason_not_held(schema: Mapping[str, Any] | bool) -> str | None:
