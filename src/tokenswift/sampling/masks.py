@@ -382,7 +382,7 @@ class Masks:
         new = history[self._at :]
         if not new:
             return
-        if not self._go_to(new) and not self._begin_anew(history):
+        if not self._go_to(new) and not self._begin_anew(history[self._start :]):
             place = self._at + len(self._after)
             why = self._matcher.get_error() or (SPOILT if self._compiled.spoilt else LEFT)
             self._lost, self._compiled.spoilt = NoMask(place, _line(why)), True
@@ -391,19 +391,20 @@ class Masks:
         self._after, self._made = [], {}
         self._step_seconds = 0.0
 
-    def _begin_anew(self, history: list[int]) -> bool:
-        """Let a matcher that is compiled anew follow the whole text; returns whether it does.
+    def _begin_anew(self, text: list[int]) -> bool:
+        """Let a matcher that is compiled anew follow the text so far; returns whether it does.
 
-        Drafts close to llguidance's limits can leave the automata, which copies share, such that
-        they refuse tokens which they allowed, without an error.
+        Drafts close to llguidance's limits wear out the automata, which copies share: these refuse
+        tokens that they allowed.
         """
-        if self._matcher.is_error() or self._compiled.spoilt:
+        if self._matcher.is_error() or self._compiled.spoilt:  # why it does not follow is known
+            return False
+        if any(token in self.ends for token in text):
             return False
         matcher = self._compiled.compile()
-        new = history[self._start :]
-        if any(token in self.ends for token in new) or matcher.try_consume_tokens(new) < len(new):
+        if matcher.try_consume_tokens(text) < len(text):
             return False
-        self._matcher = matcher
+        self._matcher, self._after = matcher, text[self._at - self._start :]
         return True
 
     def _go_to(self, path: Sequence[int]) -> bool:
