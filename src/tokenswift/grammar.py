@@ -68,7 +68,7 @@ class Grammar:
             )
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> Grammar:
+    def json_schema(cls, schema: Mapping[str, object] | str | bool) -> Grammar:
         """JSON that a schema describes, an object of Python or JSON text; members stand in its
         order. True is any JSON."""
         return cls(

@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
+#: an object of JSON, in which strangers may have put anything
+Schema: TypeAlias = dict[str, Any]
 #: keywords that describe members of an object, those that hold schemas by name, and those that hold
 #: none
 _SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
@@ -73,7 +75,7 @@ def _numbers(value: object) -> Iterator[int | float]:
         yield value
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
+def closed(schema: Schema) -> Schema:
     """A JSON schema, changed in place, whose objects have no members that it does not list, unless
     it says so. One that describes members of some object in several places, as by ``allOf``, is
     left as it is."""
@@ -89,7 +91,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _objects(value: Any, by_name: bool = False) -> Iterator[dict[str, Any]]:
+def _objects(value: object, by_name: bool = False) -> Iterator[Schema]:
     """The JSON objects of a schema, those of its values left out; ``by_name``: it holds schemas by
     name."""
     if isinstance(value, dict):
@@ -102,7 +104,7 @@ def _objects(value: Any, by_name: bool = False) -> Iterator[dict[str, Any]]:
         yield from _objects(inner)
 
 
-def compilable(schema: dict[str, Any]) -> dict[str, Any]:
+def compilable(schema: Schema) -> Schema:
     """A schema, changed in place, in the words that llguidance holds exactly.
 
     Raises:
@@ -117,11 +119,11 @@ def compilable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def multiples(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def multiples(schema: Schema) -> list[Schema]:
     """What a schema says about multiples of numbers, each as a schema of its own: their automata
     can outgrow llguidance's limits far into a text."""
     keys = ("type", "multipleOf", *_UPPER, *_LOWER)
-    rules: list[dict[str, Any]] = []
+    rules: list[Schema] = []
     for one in _objects(schema):
         if "multipleOf" in one:
             rule = {key: one[key] for key in keys if key in one}
@@ -134,7 +136,7 @@ def multiples(schema: dict[str, Any]) -> list[dict[str, Any]]:
 # ---- strings and names ---------------------------------------------------------------------------
 
 
-def _bound_format(one: dict[str, Any]) -> None:
+def _bound_format(one: Schema) -> None:
     """An unknown format goes; one of times gets a length."""
     form = one.get("format")
     if not isinstance(form, str):
@@ -148,7 +150,7 @@ def _bound_format(one: dict[str, Any]) -> None:
         one["maxLength"] = longest
 
 
-def _list_names(one: dict[str, Any], schema: dict[str, Any]) -> None:
+def _list_names(one: Schema, schema: Schema) -> None:
     """``propertyNames`` in other words: names of a list become ``properties``, others
     ``patternProperties``; what cannot be said so is left for llguidance to refuse."""
     if "propertyNames" not in one:
@@ -175,7 +177,7 @@ def _list_names(one: dict[str, Any], schema: dict[str, Any]) -> None:
     del one["propertyNames"]
 
 
-def _name_rule(rule: object, schema: dict[str, Any]) -> dict[str, Any] | None:
+def _name_rule(rule: object, schema: Schema) -> Schema | None:
     """What ``propertyNames`` asks for, references followed and notes left out; None: no schema."""
     for _ in range(_REFERENCES):
         if rule is True:
@@ -192,7 +194,7 @@ def _name_rule(rule: object, schema: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _referred(address: object, schema: dict[str, Any]) -> object:
+def _referred(address: object, schema: Schema) -> object:
     """What a reference within a schema names; None: nothing."""
     if not isinstance(address, str) or not address.startswith("#/"):
         return None
@@ -205,7 +207,7 @@ def _referred(address: object, schema: dict[str, Any]) -> object:
     return place
 
 
-def _listed_names(rule: dict[str, Any] | None) -> list[str] | None:
+def _listed_names(rule: Schema | None) -> list[str] | None:
     """The names that a rule lists, where it does no more than that."""
     if rule is None or rule.keys() not in ({"enum"}, {"const"}):
         return None
@@ -213,7 +215,7 @@ def _listed_names(rule: dict[str, Any] | None) -> list[str] | None:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
 
 
-def _name_pattern(rule: dict[str, Any] | None, one: dict[str, Any]) -> str | None:
+def _name_pattern(rule: Schema | None, one: Schema) -> str | None:
     """The expression of names that a rule allows; None: it is no such rule, or the schema names
     members besides."""
     if rule is None or one.get("properties") or "patternProperties" in one:
@@ -230,7 +232,7 @@ def _name_pattern(rule: dict[str, Any] | None, one: dict[str, Any]) -> str | Non
 # ---- numbers -------------------------------------------------------------------------------------
 
 
-def _check_numbers(one: dict[str, Any]) -> None:
+def _check_numbers(one: Schema) -> None:
     """Refuse numbers that llguidance would round.
 
     Raises:
@@ -275,14 +277,14 @@ def _short(number: int | float) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _is_integer(one: dict[str, Any]) -> bool:
+def _is_integer(one: Schema) -> bool:
     """Whether the numbers of a schema are integers alone."""
     kind = one.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
     return "integer" in kinds and "number" not in kinds
 
 
-def _bound_integer(one: dict[str, Any]) -> None:
+def _bound_integer(one: Schema) -> None:
     """An integer's limits beyond those of 64 bits become these, as far as llguidance holds them.
 
     Raises:
@@ -308,7 +310,7 @@ def _bound_integer(one: dict[str, Any]) -> None:
             one["maximum"] = _MOST  # without one, llguidance computes beyond 64 bits
 
 
-def _make_inclusive(one: dict[str, Any], exclusive: str, inclusive: str) -> None:
+def _make_inclusive(one: Schema, exclusive: str, inclusive: str) -> None:
     """A large limit that excludes itself becomes the next one that does not: llguidance would add
     to a double."""
     limit = _large(one.get(exclusive))
@@ -328,7 +330,7 @@ def _large(limit: object) -> int | None:
     return int(number) if is_large else None
 
 
-def _bound_multiples(one: dict[str, Any]) -> None:
+def _bound_multiples(one: Schema) -> None:
     """Limits for multiples of a small number that have none: within the digits that a number may
     have, a multiple must be possible."""
     divisor = one.get("multipleOf")
@@ -359,7 +361,7 @@ _LARK = re.compile(
 )
 
 
-def lark_parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+def lark_parts(text: str) -> tuple[list[str], list[Schema]]:
     """A Lark grammar's text around the JSON schemas in it (``%json {…}``), and these schemas: one
     fewer than there are parts.
 
@@ -367,7 +369,7 @@ def lark_parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
         ValueError: one of them is not JSON.
     """
     parts: list[str] = []
-    schemas: list[dict[str, Any]] = []
+    schemas: list[Schema] = []
     begin = at = 0
     while match := _LARK.search(text, at):
         at = match.end()
@@ -383,7 +385,7 @@ def lark_parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
 _VALUE = "tokenswift_json"
 
 
-def lark_with(parts: list[str], schemas: list[dict[str, Any]]) -> str:
+def lark_with(parts: list[str], schemas: list[Schema]) -> str:
     """The Lark grammar of such parts and schemas."""
     texts = [f"%json {json.dumps(schema, ensure_ascii=False)}" for schema in schemas]
     return "".join(part + text for part, text in zip(parts, [*texts, ""], strict=True))

@@ -28,9 +28,12 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.types import RunError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 SECONDS_EACH, MEMORY_EACH = 2.0**-20, 32  # come to the limits for each byte of a request
 TEXT, TEXT_EACH = 2**18, 4  # characters that a template may write, and those for each byte
@@ -193,7 +196,7 @@ def _compile(
     return ""
 
 
-def _write_number(matcher: Any, first: int) -> None:
+def _write_number(matcher: LLMatcher, first: int) -> None:
     """Write a number that a grammar allows; ``first`` changes its digits."""
     for place in range(LONG_NUMBER):
         bits = matcher.compute_bitmask()

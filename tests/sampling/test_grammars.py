@@ -124,7 +124,7 @@ def test_a_choice_of_thousands(llm: LLM) -> None:
         ({"pattern": "^(?=a)"}, "look-around"),
     ],
 )
-def test_what_llguidance_does_not_support_is_refused(schema: Any, says: str) -> None:
+def test_what_llguidance_does_not_support_is_refused(schema: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         masks_of(Grammar.json_schema(schema))
 

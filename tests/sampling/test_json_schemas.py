@@ -8,7 +8,7 @@ import ipaddress
 import pathlib
 import uuid
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
@@ -18,6 +18,8 @@ from tests.sampling.test_grammars import nested
 from tokenswift import Grammar, InputError
 from tokenswift.sampling import masks as grammar_masks
 from tokenswift.sampling.masks import TOO_LONG, NoMask, reason_not_held
+
+Schema: TypeAlias = dict[str, object] | bool
 
 
 def is_written(grammar: Grammar, text: str) -> bool:
@@ -31,7 +33,7 @@ def is_written(grammar: Grammar, text: str) -> bool:
     return True
 
 
-def check(schema: Any, accepted: list[str], refused: list[str]) -> None:
+def check(schema: Schema, accepted: list[str], refused: list[str]) -> None:
     grammar = Grammar.json_schema(schema)
     for text in accepted:
         assert is_written(grammar, text), text
@@ -66,7 +68,7 @@ ANY_NUMBER = (
         ({"type": "number", "multipleOf": 0.01}, ["19.99", "-3"], ["0.001", "9" * 19]),
     ],
 )
-def test_numbers_end(schema: Any, accepted: list[str], refused: list[str]) -> None:
+def test_numbers_end(schema: Schema, accepted: list[str], refused: list[str]) -> None:
     check(schema, accepted, refused)
 
 
@@ -197,7 +199,7 @@ INTEGERS = {"type": "integer"}
         (True, ['{"any": 1}'], ['{"any": "x"}']),
     ],
 )
-def test_names_of_members(rule: Any, accepted: list[str], refused: list[str]) -> None:
+def test_names_of_members(rule: object, accepted: list[str], refused: list[str]) -> None:
     schema = {"type": "object", "propertyNames": rule, "additionalProperties": INTEGERS}
     names = {"Name": {"title": "Name", "type": "string", "enum": ["a", "b"]}}
     check({**schema, "$defs": names}, accepted, refused)
@@ -209,7 +211,7 @@ def test_names_of_members_beside_properties() -> None:
 
 
 @pytest.mark.parametrize("rule", [{"not": {"const": "a"}}, {"pattern": "^(?=a)"}, 5])
-def test_names_that_cannot_be_held_are_refused(rule: Any) -> None:
+def test_names_that_cannot_be_held_are_refused(rule: object) -> None:
     reason = reason_not_held({"type": "object", "propertyNames": rule})
     assert reason is not None
     assert "propertyNames" in reason or "look-around" in reason
@@ -255,7 +257,7 @@ def test_large_limits_hold(rule: dict[str, int], accepted: list[int], refused: l
         {"enum": [[{"a": 10**400}]]},
     ],
 )
-def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any]) -> None:
+def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, object]) -> None:
     with pytest.raises(
         InputError, match=r"(is -?\d+…?, which would be|no integer of 64 bits)"
     ) as no:
@@ -269,7 +271,7 @@ def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     "schema", [True, {}, {"type": "object"}, nested({"format": "path"}), {"type": "integer"}]
 )
-def test_schemas_that_can_be_held(schema: Any) -> None:
+def test_schemas_that_can_be_held(schema: Schema) -> None:
     assert reason_not_held(schema) is None
 
 
@@ -283,7 +285,7 @@ def test_schemas_that_can_be_held(schema: Any) -> None:
         ({"maximum": 2**53 + 1}, "would be rounded"),
     ],
 )
-def test_why_a_schema_cannot_be_held(schema: Any, says: str) -> None:
+def test_why_a_schema_cannot_be_held(schema: Schema, says: str) -> None:
     for _ in range(2):  # the second answer is remembered
         reason = reason_not_held(schema)
         assert reason is not None

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from threading import Event, current_thread
-from typing import Any
 
 import pytest
 
@@ -100,7 +99,7 @@ def test_other_texts_go_on_while_a_mask_is_made(llm: LLM, monkeypatch: pytest.Mo
 def test_a_fault_beside_the_scheduler_ends_one_text(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("a fault of the library")
 
     monkeypatch.setattr(Masks, "prepare", fail)

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from itertools import takewhile
 from threading import Lock
 from time import thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -40,6 +40,9 @@ from tokenswift.json_schema import (
 )
 from tokenswift.sandbox import Process
 from tokenswift.types import InputError, RunError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 8  # compiled grammars kept for a model
 #: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
@@ -84,8 +87,8 @@ class Compiled:
             text would fail at its first token.
     """
 
-    matcher: Any
-    compile: Callable[[], Any]
+    matcher: LLMatcher
+    compile: Callable[[], LLMatcher]
     numbers: Compiled | None = None
     spoilt: bool = False
 
@@ -117,7 +120,7 @@ class Grammars:
     def __init__(self, codec: Any, vocab_size: int, ends: Callable[[], Collection[int]]) -> None:
         self._codec, self._vocab_size, self._ends = codec, vocab_size, ends
         self._lock = Lock()
-        self._tokenizers: dict[tuple[int, ...], Any] = {}
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._compiled: OrderedDict[tuple[Grammar, tuple[int, ...]], Compiled] = OrderedDict()
 
     def masks(self, grammar: Grammar, start: int) -> Masks:
@@ -150,7 +153,7 @@ class Grammars:
             valid = "a schema or grammar that llguidance knows (see docs/grammars.md)"
             raise InputError(f"{why}; valid: {valid}", "grammar") from error
 
-    def _tokenizer(self, ends: tuple[int, ...]) -> Any:
+    def _tokenizer(self, ends: tuple[int, ...]) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         if ends in self._tokenizers:
@@ -167,14 +170,14 @@ class Grammars:
         return made
 
 
-def _compiled(source: Source, tokenizer: Any) -> Compiled:
+def _compiled(source: Source, tokenizer: LLTokenizer) -> Compiled:
     compile_text = partial(_matcher, source.text, tokenizer)
     compile_numbers = partial(_matcher, source.numbers, tokenizer)
     numbers = Compiled(compile_numbers(), compile_numbers) if source.numbers else None
     return Compiled(compile_text(), compile_text, numbers)
 
 
-def _matcher(text: str, tokenizer: Any) -> Any:
+def _matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
@@ -239,7 +242,9 @@ class Masks:
             nothing is drafted: `prepare` it.
     """
 
-    def __init__(self, compiled: Compiled, tokenizer: Any, start: int, ends: Sequence[int]) -> None:
+    def __init__(
+        self, compiled: Compiled, tokenizer: LLTokenizer, start: int, ends: Sequence[int]
+    ) -> None:
         self._compiled, self.tokenizer, self.ends = compiled, tokenizer, ends
         self._matcher = compiled.matcher.deep_copy()
         self._lost: NoMask | None = None  # set once no matcher can follow the text
@@ -488,7 +493,7 @@ def _bare_source(grammar: Grammar) -> Source:
     return Source(text, numbers, tuple(rules))
 
 
-def _json_source(schema: Mapping[str, Any]) -> str:
+def _json_source(schema: Mapping[str, object]) -> str:
     from llguidance import LLMatcher
 
     text = json.dumps(schema, ensure_ascii=False)
@@ -535,7 +540,7 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
     return answer["made"]
 
 
-def reason_not_held(schema: Mapping[str, Any] | bool) -> str | None:
+def reason_not_held(schema: Mapping[str, object] | bool) -> str | None:
     """Why texts cannot be held to a JSON schema, in one line; None: they can be.
 
     For a request of several schemas, such as a chat's tools, of which one that cannot be held
