@@ -41,7 +41,7 @@ def check(schema: Schema, accepted: list[str], refused: list[str]) -> None:
         assert not is_written(grammar, text), text
 
 
-# ---- numbers end --------------------------------------------------------------------------------
+# ---- numbers end ---------------------------------------------------------------------------------
 
 ANY_NUMBER = (
     ["0", "-0", "7", "-12.5", "6.02e23", "1E-7", "1e+308", "9" * 20, f"0.{'3' * 20}"],
@@ -120,7 +120,7 @@ def test_times_end(form: str, accepted: list[str], refused: list[str]) -> None:
     check({"type": "string", "format": form}, *quoted)
 
 
-# ---- formats and names --------------------------------------------------------------------------
+# ---- formats and names ---------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -217,7 +217,7 @@ def test_names_that_cannot_be_held_are_refused(rule: object) -> None:
     assert "propertyNames" in reason or "look-around" in reason
 
 
-# ---- limits beyond a double's integers ----------------------------------------------------------
+# ---- limits beyond a double's integers -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, object]) ->
     assert "\n" not in str(no.value)
 
 
-# ---- whether a schema can be held ---------------------------------------------------------------
+# ---- whether a schema can be held ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
