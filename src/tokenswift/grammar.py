@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenswift.json_schema import closed as closed
 from tokenswift.types import InputError, check_choice, check_text, depth_and_size, shown
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
@@ -67,9 +68,9 @@ class Grammar:
             )
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+    def json_schema(cls, schema: Mapping[str, object] | str | bool) -> Grammar:
         """JSON that a schema describes, an object of Python or JSON text; members stand in its
-        order."""
+        order. True is any JSON."""
         return cls(
             "json_schema",
             schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False),
@@ -146,45 +147,9 @@ class Grammar:
         if kind in ("json_schema", "json_object"):  # with a schema, as llama.cpp's clients send it
             inner = value.get("json_schema", value)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
-            if isinstance(schema, Mapping):
+            if isinstance(schema, Mapping) or schema is True:
                 return cls.json_schema(schema)
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
-
-
-#: keywords that describe members of an object, those that hold schemas by name, and those that hold
-#: none
-_SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-_VALUES = {"const", "enum", "default", "examples"}
-
-
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema, changed in place, whose objects have no members that it does not list, unless
-    it says so. One that describes members of some object in several places, as by ``allOf``, is
-    left as it is."""
-    found = list(_objects(schema))
-    if any("allOf" in one or len(one.keys() & _SEVERAL) > 1 for one in found):
-        return schema
-    for one in found:
-        listed, needed = one.get("properties"), one.get("required", [])
-        says = one.keys() & {"additionalProperties", "unevaluatedProperties"}
-        if isinstance(listed, dict) and isinstance(needed, list) and not says:
-            if all(isinstance(name, str) and name in listed for name in needed):
-                one["additionalProperties"] = False
-    return schema
-
-
-def _objects(value: Any, by_name: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a schema, those of its values left out; ``by_name``: it holds schemas by
-    name."""
-    if isinstance(value, dict):
-        if not by_name:
-            yield value
-        for key, inner in value.items():
-            if by_name or key not in _VALUES:
-                yield from _objects(inner, key in _BY_NAME and not by_name)
-    for inner in value if isinstance(value, list) else ():
-        yield from _objects(inner)
 
 
 def _read(text: str) -> Any:
@@ -195,6 +160,7 @@ def _read(text: str) -> Any:
         raise InputError(
             f"the JSON schema is {shown(text)}; valid: JSON ({error})", "grammar"
         ) from error
-    if not isinstance(made, dict):
-        raise InputError(f"the JSON schema is {shown(made)}; valid: a JSON object", "grammar")
+    if not isinstance(made, dict) and made is not True:
+        valid = "a JSON object, or true for any JSON"
+        raise InputError(f"the JSON schema is {shown(made)}; valid: {valid}", "grammar")
     return made

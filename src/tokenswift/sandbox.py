@@ -28,12 +28,16 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.types import RunError
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 SECONDS_EACH, MEMORY_EACH = 2.0**-20, 32  # come to the limits for each byte of a request
 TEXT, TEXT_EACH = 2**18, 4  # characters that a template may write, and those for each byte
+LONG_NUMBER = 20  # digits of a number that is tried
 SHOWN = 2000  # characters of an error that are passed on
 
 
@@ -154,9 +158,15 @@ def _rendered(size: int, template: str, given: dict[str, Any]) -> str:
 
 
 def _compile(
-    _: int, limits: dict[str, Any], special: list[str], vocab_size: int, text: str
-) -> None:
-    """Compile a grammar over bytes; see `sampling.masks`."""
+    _: int,
+    limits: dict[str, Any],
+    special: list[str],
+    vocab_size: int,
+    texts: list[str],
+    numbers: list[str],
+) -> str:
+    """Why llguidance refuses grammars over bytes, "" where it does not. ``numbers``: those of
+    numbers, of which some are written, too. See `sampling.masks`."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     class Bytes:
@@ -173,10 +183,26 @@ def _compile(
 
     Bytes.tokens += [b""] * (vocab_size - len(Bytes.tokens))
     tokenizer: Any = LLTokenizer(TokenizerWrapper(Bytes()))
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits))
-    matcher.compute_bitmask()
-    if wrong := matcher.get_error():
-        raise ValueError(wrong)
+    for text in [*texts, *numbers]:
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**limits))
+        matcher.compute_bitmask()
+        tried = [matcher]
+        for first in range(9 if text in numbers else 0):
+            tried.append(matcher.deep_copy())
+            _write_number(tried[-1], first)
+        for each in tried:
+            if wrong := each.get_error():
+                return str(wrong)[:SHOWN]
+    return ""
+
+
+def _write_number(matcher: LLMatcher, first: int) -> None:
+    """Write a number that a grammar allows; ``first`` changes its digits."""
+    for place in range(LONG_NUMBER):
+        bits = matcher.compute_bitmask()
+        digits = [one for one in b"1234567890" if bits[one >> 3] >> (one & 7) & 1]
+        if not digits or not matcher.consume_token(digits[(first + 7 * place) % len(digits)]):
+            return
 
 
 def _answer(line: bytes) -> dict[str, Any]:

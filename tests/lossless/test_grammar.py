@@ -360,6 +360,47 @@ def test_limits_that_are_reached_spoil_no_other_text() -> None:
     assert again == history and str(same_error) == str(error) and len(history) > 9
 
 
+def test_a_limit_that_is_near_changes_no_text(llm: LLM) -> None:
+    """From some place on llguidance gives no mask, earlier where drafts have used its automata. The
+    tokens before are the same with every strategy, and the grammar's limits are the reason."""
+    grammar = Grammar.regex(GROWING)
+    params = SamplingParams(temperature=2.0, min_p=0.0, seed=3, grammar=grammar)
+    texts = list[list[int]]()
+    for strategy, options in (("autoregressive", None), *RUNS):
+        texts.append([])
+        with pytest.raises(NoMask, match="too many expressions") as caught:
+            for one in llm.stream("abc", 60, strategy, options, params):
+                texts[-1] += one.token_ids
+        assert caught.value.args[1] != LEFT, strategy
+    plain = texts[0]
+    for tokens in texts:
+        assert len(tokens) > 9
+        assert tokens == plain[: len(tokens)]
+
+
+def test_a_text_that_is_cut_is_said_to_be(llm: LLM) -> None:
+    """A beginning of a valid text has the finish reason "length", and only a valid one "eos"."""
+    reasons = dict[str, int]()
+    for new in range(1, 9):
+        out = llm.generate("a", new, grammar=Grammar.regex("abc(de)?f"), seed=1)
+        is_valid = re.fullmatch("abc(de)?f", out.text) is not None
+        assert is_valid or out.finish_reason == "length", (new, out.text)
+        reasons[out.finish_reason] = reasons.get(out.finish_reason, 0) + 1
+    assert reasons["eos"] > 0
+    assert reasons["length"] >= 4
+
+
+def test_numbers_end_with_every_strategy(llm: LLM) -> None:
+    """Drafts do not change where a number has to end."""
+    schema = Grammar.json_schema({"type": "array", "items": {"type": "number"}, "minItems": 3})
+    digits = {token: 90.0 for token in ids_of("1234567890")}
+    params = replace(GREEDY, grammar=schema, logit_bias=digits)
+    plain = llm.generate("abc", 90, "autoregressive", sampling=params)
+    assert re.match(r"\[-?\d{20}, -?\d{20}, ", plain.text), plain.text
+    for strategy, options in RUNS:
+        assert same(plain, llm.generate("abc", 90, strategy, options, params)), strategy
+
+
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

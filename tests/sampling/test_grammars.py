@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,57 @@ def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch
     conjoined = {"allOf": [{"type": "string", "pattern": f"x{i}.*y"} for i in range(40)]}
     with pytest.raises(InputError, match="cannot be compiled .*takes too long"):
         masks_of(Grammar.json_schema(conjoined))
+
+
+def test_limits_of_a_trial_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that failed for the lack of time or memory may be tried again."""
+    grammar = Grammar.regex("a trial of limits")
+    for name, little in (("SECONDS", 0.001), ("MEMORY", 1 << 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(tried, name, little)
+            with pytest.raises(InputError, match="cannot be compiled"):
+                masks_of(grammar)
+    masks_of(grammar)
+
+
+def test_a_trial_imports_nothing_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("random", "llguidance", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    masks_of(Grammar.regex("a trial elsewhere"))
+
+
+def test_a_choice_of_thousands(llm: LLM) -> None:
+    texts = [f"option {number}" for number in range(3000)]
+    assert llm.generate("abc", 20, grammar=Grammar.choice(texts), seed=2).text in texts
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf constraints are not supported"),
+        ({"pattern": "^(?=a)"}, "look-around"),
+    ],
+)
+def test_what_llguidance_does_not_support_is_refused(schema: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        masks_of(Grammar.json_schema(schema))
+
+
+def test_too_many_optional_properties_end_the_text() -> None:
+    properties = {f"name{i}": {"type": "integer"} for i in range(800)}
+    masks = masks_of(Grammar.json_schema({"type": "object", "properties": properties}))
+    with pytest.raises(tried.NoMask, match="Current row has 3199 items; max is 2000"):
+        masks.allowed(ids_of("{"), [])
+
+
+def test_a_model_without_an_end_takes_no_grammar() -> None:
+    grammars = tried.Grammars(tiny_tokenizer(), 270, set)
+    with pytest.raises(InputError, match="the model has no end-of-text token"):
+        grammars.masks(Grammar.regex("a"), 0)
 
 
 @pytest.mark.parametrize("token", ["<s>", "<[269]>"])

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ from tokenswift.types import (
 MAX_AT_ONCE = 16  # sequences at once with "auto": with more, a row costs about what it costs alone
 PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
 PREFILL_SECONDS = 0.5  # seconds of a prefill chunk while none does; new requests wait for it
+MASK_SECONDS = 0.02  # until new work is looked for while a mask is being made
 MIN_PREFILL = 4  # tokens of a prefill chunk at least
 _NEW_WEIGHT = 1 / 8  # weight of a new time in a running mean
 
@@ -222,6 +223,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._tickets: list[Ticket] = []
         self.is_closed = False
         self._figures: dict[str, int] = dict.fromkeys(FIGURES, 0)
+        self._mask_maker: ThreadPoolExecutor | None = None
+        self._masks: dict[int, Future[None]] = {}  # masks being made, by their tickets' ids
         self._prefills = 0  # prefill chunks so far
         self._step_seconds = self._prefill_speed = 0.0  # running means; speed in tokens per second
         self._last_progress = monotonic()  # time of the last step, prefill chunk or end
@@ -343,6 +346,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 self.is_closed = True  # before the rest is ended, so that none is added
             for ticket in list(self._tickets):
                 self._end(ticket, "failed", error)
+        if self._mask_maker is not None:
+            self._mask_maker.shutdown(cancel_futures=True)
         self._prefixes.clear()
 
     def _wait_for_work(self) -> bool:
@@ -431,14 +436,35 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             ticket.state = "running"
 
     def _step(self) -> None:
-        """One step of all running sequences."""
-        begun, tickets = perf_counter(), self._in_state("running")
+        """One step of all running sequences, but for those whose masks are being made."""
+        tickets = [ticket for ticket in self._in_state("running") if self._has_mask(ticket)]
+        if not tickets:
+            idle = not self._in_state("reading")
+            wait(self._masks.values(), MASK_SECONDS * idle, FIRST_COMPLETED)
+            return
+        begun = perf_counter()
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, made in zip(tickets, step(sequences), strict=True):
             self._add_step(ticket, made)
         self._figures["rows"] = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
         self._step_seconds += _NEW_WEIGHT * (perf_counter() - begun - self._step_seconds)
+
+    def _has_mask(self, ticket: Ticket) -> bool:
+        """Whether a sequence can take a step at once. Where its grammar's masks take long, the next
+        one is made by a thread of its own, so that the other sequences go on."""
+        masks, number = ticket.sequence.sampler.masks, id(ticket)
+        if number in self._masks:
+            if not self._masks[number].done():
+                return False
+            del self._masks[number]  # what went wrong, the step meets again
+            return True
+        if masks is None or not masks.is_slow:
+            return True
+        if self._mask_maker is None:
+            self._mask_maker = ThreadPoolExecutor(1, "tokenswift-masks")
+        self._masks[number] = self._mask_maker.submit(masks.prepare, ticket.sequence.tokens)
+        return False
 
     def _add_step(self, ticket: Ticket, made: Step | Exception) -> None:
         """Record one sequence's part of a step, and deliver it."""
@@ -473,6 +499,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)
+        self._masks.pop(id(ticket), None)
         with self._changed:
             self._tickets = [one for one in self._tickets if one is not ticket]
         self._count(**{how: 1})

@@ -74,7 +74,10 @@ def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
 
 
 def _draft(sequence: SequenceState) -> DraftTree:
+    masks = sequence.sampler.masks
     with sequence.meter.phase("draft"):
+        if masks is not None and masks.is_slow:
+            masks.prepare(sequence.tokens)
         tree = sequence.strategy.draft(sequence)
     sequence.rows = len(tree)
     return tree

@@ -128,12 +128,14 @@ class Candidates:
     # ---- called by strategies --------------------------------------------------------------------
 
     def ask(self, drafter: Drafter) -> None:
-        """Let a drafter add its candidates.
+        """Let a drafter add its candidates, unless grammar masks for them would take long.
 
         Raises:
             Cancelled: the request was cancelled.
         """
         self.sequence.raise_if_cancelled()
+        if self.sampler.masks is not None and self.sampler.masks.is_slow:
+            return
         self.drafter = drafter
         drafter.propose(self.sequence, self)
 
