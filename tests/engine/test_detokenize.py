@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +25,15 @@ def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFa
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter of GPT-2's alphabet for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {
+        byte: chr(256 + place) for place, byte in enumerate(others)
+    }
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
@@ -49,14 +59,20 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 TINY = byte_level((("a", "b"), ("ab", "c"), ("Ġ", "a"), ("ð", "Ł")))
 
 
+# tokens that end a character and begin the next, and that no character has
+BROKEN = byte_level((("ð", "Ł"), ("Ģ", "ð"), ("ð", "Ģ"), ("æ", "Ĺ"), ("¥", "æ")))
+
+
 def check(tokenizer: Any, tokens: list[int]) -> None:
     """The text is that of ``decode``, but for a last character that is not all there."""
     text, whole = "".join(stream_all(tokenizer, tokens)), tokenizer.decode(tokens)
     assert whole.startswith(text) and not whole[len(text) :].strip("\ufffd")
 
 
-def stream_all(tokenizer: object, tokens: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
+def stream_all(
+    tokenizer: object, tokens: list[int], context: Sequence[int] = ()
+) -> list[str]:
+    stream = TextStream(tokenizer, (), context)
     return [stream.push(token) for token in tokens] + [stream.finish()]
 
 
@@ -64,6 +80,31 @@ def stream_all(tokenizer: object, tokens: list[int]) -> list[str]:
 @settings(max_examples=400, deadline=None)
 def test_any_tokens_give_the_text_of_decode(tokens: list[int]) -> None:
     check(TINY, tokens)
+
+
+UNSORTED = [0x80, 0x97, 0x98, 0x9F, 0xA5, 0xE6, 0xF0, 0x61]  # of characters, in no order
+
+
+def ids_of(tokenizer: Any, letters: bytes) -> list[int]:
+    """The token of each byte."""
+    alphabet = byte_letters()
+    return [tokenizer.convert_tokens_to_ids(alphabet[byte]) for byte in letters]
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(UNSORTED), st.integers(256, 260)), max_size=40),
+    st.integers(0, 12),
+)
+@settings(max_examples=600, deadline=None)
+def test_broken_characters_give_the_text_of_decode(places: list[int], split: int) -> None:
+    tokens = [place if place > 255 else ids_of(BROKEN, bytes([place]))[0] for place in places]
+    check(BROKEN, tokens)
+    context, new = tokens[:split], tokens[split:]
+    before, text = BROKEN.decode(context), BROKEN.decode(tokens)
+    if text.startswith(before):
+        out = "".join(stream_all(BROKEN, new, context))
+        rest = text[len(before) :]
+        assert rest.startswith(out) and not rest[len(out) :].strip("\ufffd")
 
 
 @given(st.text(max_size=60))
@@ -97,6 +138,53 @@ def test_sentencepiece_style_keeps_spaces_and_rare_characters() -> None:
     pieces = stream_all(tokenizer, tokens)
     assert "".join(pieces) == tokenizer.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.most = 0
+
+    def decode(self, tokens: list[int], **options: bool) -> str:
+        self.most = max(self.most, len(tokens))
+        return self.tokenizer.decode(tokens, **options)
+
+
+STRAY = [7 + 0x80]
+HALF = [7 + 0xE6, 7 + 0x97]
+SPACES = [0]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [
+        (BROKEN, ids_of(BROKEN, b"\x80")),
+        (BROKEN, ids_of(BROKEN, b"\xe6")),
+        (BROKEN, [257, *ids_of(BROKEN, b"\x9f\x98")]),
+        (byte_fallback(), STRAY),
+        (byte_fallback(), HALF),
+        (byte_fallback(), [*STRAY, *SPACES]),
+        (byte_fallback(), SPACES),
+        (byte_fallback(), [10_000]),
+    ],
+)
+def test_no_token_is_decoded_with_more_than_a_few_others(tokenizer: Any, tokens: list[int]) -> None:
+    counting = Counting(tokenizer)
+    text = "".join(stream_all(counting, tokens * 500))
+    assert counting.most <= 16
+    rest = tokenizer.decode(tokens * 500)
+    assert rest.startswith(text) and len(rest) - len(text) <= 3
+
+
+def test_a_stray_byte_spoils_no_character_around_it() -> None:
+    """Of a run of bytes with one too many, the tokenizer's own decode leaves nothing."""
+    tokenizer = byte_fallback()
+    rare = [7 + byte for byte in "日".encode()]
+    pieces = stream_all(tokenizer, [*rare, *STRAY, *rare, 4])
+    assert "".join(pieces).startswith("日\ufffd")
+    assert "".join(pieces).endswith("日a")
 
 
 @given(
