@@ -69,9 +69,7 @@ def check(tokenizer: Any, tokens: list[int]) -> None:
     assert whole.startswith(text) and not whole[len(text) :].strip("\ufffd")
 
 
-def stream_all(
-    tokenizer: object, tokens: list[int], context: Sequence[int] = ()
-) -> list[str]:
+def stream_all(tokenizer: object, tokens: list[int], context: Sequence[int] = ()) -> list[str]:
     stream = TextStream(tokenizer, (), context)
     return [stream.push(token) for token in tokens] + [stream.finish()]
 

@@ -81,7 +81,9 @@ class TextStream:
         self._window: list[int] = []
         self._shown = ""  # the released part of the window's text
         self._waiting = 0  # tokens at the end of the window that may be parts of a character
-        self._repeated = 0  # U+FFFD at the end of the context's text, which new text does not repeat
+        self._repeated = (
+            0  # U+FFFD at the end of the context's text, which new text does not repeat
+        )
         self._held = ""  # text that may be the beginning of a stop string
         self.may_stop = True
         self.stopped = False

@@ -303,9 +303,7 @@ class Sequence(SequenceState):
         """Take all new tokens of a journal, as if they came now."""
         self.new_tokens = []
         self._written = []
-        self.detokenizer = TextStream(
-            self.llm.source.codec, self.detokenizer.stop, self._context()
-        )
+        self.detokenizer = TextStream(self.llm.source.codec, self.detokenizer.stop, self._context())
         self.guard = LoopGuard()
         for token in tokens:  # what ends it now may not have ended it then
             self.finish_reason = None

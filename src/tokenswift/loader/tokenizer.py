@@ -24,6 +24,7 @@ import msgspec
 
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.config import converted, refusal
+from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError, counted
 
@@ -155,16 +156,6 @@ def _special(
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
-    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-#: how each rule cuts a text: a pattern, or None for GPT-2's own
-CUTS = {"gpt-2": None, "smollm": None, "llama-bpe": _WORDS % "{1,3}", "qwen2": _WORDS % ""}
-CUTS["dbrx"] = CUTS["llama-bpe"]
-SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-SAME |= {"smaug-bpe": "dbrx", **dict.fromkeys(("command-r", "refact", "starcoder"), "smollm")}
 #: tokens that end a text besides those that the file numbers: of whatever kind it says they are,
 #: and those that may be ordinary text otherwise (``</s>`` is a tag of HTML)
 ENDS = {
@@ -211,9 +202,9 @@ class Words(msgspec.Struct, dict=True):
         return list(zip(tokens, self.token_type or [NORMAL] * len(tokens), strict=True))
 
     @property
-    def rule(self) -> str:
-        """The name of the rule that cuts texts."""
-        return SAME.get(self.pre or "", self.pre or "")
+    def rule(self) -> Rule | None:
+        """How texts are cut; None: by a rule that is not known."""
+        return rule_of(self.pre)
 
     def special(self) -> dict[str, str]:
         """Special tokens by transformers' names (``bos_token``, …)."""
@@ -232,7 +223,8 @@ class Words(msgspec.Struct, dict=True):
         """The special token that goes before (bos) or behind (eos) each text, if one does."""
         at, said = getattr(self, f"{name}_token_id"), getattr(self, f"add_{name}_token")
         if said is None:
-            said = name == "bos" and (self.model == "llama" or self.rule == "llama-bpe")
+            adds_bos = self.rule is not None and self.rule.adds_bos
+            said = name == "bos" and (self.model == "llama" or adds_bos)
         return [(self.tokens or [])[at]] if said and at is not None else []
 
     def ends(self) -> list[int]:
@@ -343,27 +335,16 @@ def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
 
 
 def _byte_level(words: Words, path: Path) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models
 
     rule = words.rule
-    if rule not in CUTS:
-        raise refusal(
-            f"model file {path}", "tokenizer.ggml.pre", words.pre, ", ".join((*CUTS, *SAME))
-        )
+    if rule is None:
+        names = ", ".join((*RULES, *SAME))
+        raise refusal(f"model file {path}", "tokenizer.ggml.pre", words.pre, names)
     merges: Any = [tuple(line.split(" ")) for line in words.merges or ()]
-    made = Tokenizer(
-        models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe")
-    )
-    cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
-    if cut is not None:
-        parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]
-    else:
-        parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [*parts, bytes_of(add_prefix_space=False, use_regex=cut is None)]
-    )
-    if rule == "qwen2":
-        made.normalizer = normalizers.NFC()
+    made = Tokenizer(models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule.whole))
+    made.pre_tokenizer = rule.pre_tokenizer()
+    made.normalizer = rule.normalizer()
     made.decoder = decoders.ByteLevel()
     return made
 
