@@ -15,7 +15,7 @@ for is refused: a nearly right rule gives nearly right texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,13 +112,16 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
         template = said.get("chat_template")
         if (folder / TEMPLATE).exists():
             template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
-        special = _special(folder, said, json.loads(text)["added_tokens"])
+        added = json.loads(text)["added_tokens"]
+        names = [str(token["content"]) for token in added]
+        special = _special(folder, said, added)
         if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(
             template, str | None
         ):
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
+    check_lengths(names, f"tokenizer {folder / FILE}")
     with refused_as(f"tokenizer {folder / FILE} cannot be read"):
         made = Tokenizer.from_str(text)
     if special is None or made.truncation is not None or made.padding is not None:
@@ -169,6 +172,10 @@ ENDS = {
 }
 ENDS |= {"<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
+#: characters of a token, of which real ones have a few hundred, and of all tokens, a few million:
+#: the merges of a vocabulary are found by cutting each token at every place
+LONGEST_TOKEN = 1 << 10
+MOST_CHARACTERS = 1 << 22
 #: names of special tokens: ours, the file's
 SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: ids that become tokens of a text, or end it
@@ -264,12 +271,29 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
     if words.tokens is not None and not 0 < len(tokens) <= most:
         found, valid = counted(len(tokens), "token"), f"1 to {most:,}, the rows of the embedding"
         raise InputError(f"{where}: {prefix}tokens has {found}; valid: {valid}")
+    check_lengths(tokens, f"{where}: {prefix}tokens")
     for name in ("token_type", "scores"):
         if (found := getattr(words, name)) and len(found) != len(tokens):
             raise InputError(
                 f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}"
             )
     return words
+
+
+def check_lengths(tokens: Sequence[str], where: str) -> None:
+    """Refuse tokens that no vocabulary has.
+
+    Raises:
+        InputError: one is too long, or all of them together.
+    """
+    longest = max(map(len, tokens), default=0)
+    if longest > LONGEST_TOKEN:
+        raise InputError(
+            f"{where} has a token of {longest:,} characters; valid: up to {LONGEST_TOKEN:,}"
+        )
+    total = sum(map(len, tokens))
+    if total > MOST_CHARACTERS:
+        raise InputError(f"{where} has {total:,} characters; valid: up to {MOST_CHARACTERS:,}")
 
 
 def build(words: Words, path: Path) -> Any:
@@ -378,8 +402,10 @@ def _merges(words: Words) -> list[tuple[str, str]]:
     plain = {token for token, kind in words.typed if kind not in (UNKNOWN, CONTROL, UNUSED, BYTE)}
     found: list[tuple[float, int, int, str, str]] = []
     for (token, _), score in zip(words.typed, words.scores or (), strict=True):
-        for cut in range(1, len(token) if token in plain else 0):
-            left, right = token[:cut], token[cut:]
-            if left in plain and right in plain:
+        if token not in plain:
+            continue
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            if left in plain and (right := token[cut:]) in plain:
                 found.append((-score, ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
