@@ -4,7 +4,7 @@ also where the tokenizer drops the first space of what it decodes."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import tokenswift
 from tests.serve.conftest import Running
 from tests.tiny import byte_model
 from tokenswift import LLM
-from tokenswift.engine.detokenize import TextStream, begins_turn, context_of
+from tokenswift.engine.detokenize import Decoder, TextStream, begins_turn, context_of
+from tokenswift.loader.prompts import Prompt
 from tokenswift.loader.tokenizer import PlainTokenizer
 
 SPECIAL = ("<s>", "</s>", "[/TURN]")
@@ -33,7 +34,9 @@ TEMPLATE = (
 )
 
 
-def sentencepiece(decoder: Any, words: Sequence[str] = PIECES) -> PreTrainedTokenizerFast:
+def sentencepiece(
+    decoder: decoders.Decoder, words: Sequence[str] = PIECES
+) -> PreTrainedTokenizerFast:
     vocabulary = {piece: place for place, piece in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<s>"))
     tokenizer.normalizer = normalizers.Sequence(
@@ -69,7 +72,7 @@ def bytes_of(text: str) -> list[int]:
     return [PIECES.index(f"<0x{byte:02X}>") for byte in text.encode()]
 
 
-def continued(tokenizer: Any, prompt: list[int], new: list[int]) -> str:
+def continued(tokenizer: Decoder, prompt: list[int], new: list[int]) -> str:
     """The stream's text behind a prompt."""
     stream = TextStream(tokenizer, (), context_of(tokenizer, prompt))
     pieces = [stream.push(token) for token in new]
@@ -93,7 +96,7 @@ RARE = bytes_of("日本😀")
     ],
 )
 def test_the_first_space_of_a_continued_text_is_there(
-    make: Any, prompt: list[int], new: list[int], text: str
+    make: Callable[[], Decoder], prompt: list[int], new: list[int], text: str
 ) -> None:
     assert continued(make(), prompt, new) == text
 
@@ -116,13 +119,15 @@ def test_characters_of_several_tokens_at_the_border(
 
 @pytest.mark.parametrize("make", [llama, metaspace, without_transformers])
 @pytest.mark.parametrize("prompt", [[], [0], [THE, END_OF_TURN]])
-def test_behind_a_control_token_a_text_begins_without_a_space(make: Any, prompt: list[int]) -> None:
+def test_behind_a_control_token_a_text_begins_without_a_space(
+    make: Callable[[], Decoder], prompt: list[int]
+) -> None:
     assert continued(make(), prompt, [AND, CAT]) == "and cat"
 
 
 USER = {"role": "user", "content": "a"}
 BEGUN = {"role": "assistant", "content": "s"}
-CALL = {"role": "assistant", "content": "s", "tool_calls": [{}]}
+CALL: dict[str, object] = {**BEGUN, "tool_calls": [{}]}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,9 @@ CALL = {"role": "assistant", "content": "s", "tool_calls": [{}]}
         ([USER, CALL], None, True),
     ],
 )
-def test_which_texts_are_turns_of_their_own(prompt: Any, options: Any, turn: bool) -> None:
+def test_which_texts_are_turns_of_their_own(
+    prompt: Prompt, options: dict[str, object] | None, turn: bool
+) -> None:
     assert begins_turn(prompt, options) == turn
 
 
@@ -177,7 +184,7 @@ def test_characters_of_each_token_add_up_to_the_text(llm: LLM) -> None:
 @pytest.mark.parametrize("prompt", [PROMPT, [USER], [USER, BEGUN]])
 @pytest.mark.parametrize("steps", [1, 7])
 def test_a_resumed_run_has_the_text_of_an_uninterrupted_one(
-    llm: LLM, prompt: Any, steps: int, tmp_path: Path
+    llm: LLM, prompt: Prompt, steps: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     whole = llm.generate(prompt, **LENGTH)

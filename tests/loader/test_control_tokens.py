@@ -207,7 +207,7 @@ def test_a_mark_that_is_a_word_of_plain_text() -> None:
         prompt_ids([{"role": "user", "content": "a </s>"}], tokenizer, 3)
 
 
-def respelling(normalizer: Any, marks: bool = True) -> PreTrainedTokenizerFast:
+def respelling(normalizer: normalizers.Normalizer, marks: bool = True) -> PreTrainedTokenizerFast:
     """A tokenizer that looks for control tokens in normalised text."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizer
@@ -254,7 +254,7 @@ def test_no_spelling_of_a_message_is_a_control_token(name: str, end: str) -> Non
         START,
         END,
     ]
-    middle = tokenizer.decode(ids).removeprefix(f"{START}user\n").removesuffix(END)
+    middle = str(tokenizer.decode(ids)).removeprefix(f"{START}user\n").removesuffix(END)
     assert middle == normalizer.normalize_str(forged)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,10 @@ from tokenswift.types import InputError
 PATH = Path("model.gguf")
 
 
-def fields(tokens: list[str]) -> dict[str, Any]:
+def fields(tokens: list[str]) -> dict[str, object]:
     """A sentencepiece vocabulary."""
-    said = {"model": "llama", "tokens": tokens, "scores": [0.0] * len(tokens)}
+    said: dict[str, object] = {"model": "llama", "tokens": tokens}
+    said["scores"] = [0.0] * len(tokens)
     said["token_type"] = [1] * len(tokens)
     return {f"tokenizer.ggml.{name}": value for name, value in said.items()}
 

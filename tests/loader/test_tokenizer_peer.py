@@ -10,7 +10,6 @@ import random
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -111,16 +110,16 @@ def vocabulary() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
 
 
-def write(path: Path, fields: dict[str, Any]) -> None:
+def write(path: Path, words: ours.Words) -> None:
     """A GGUF file of a vocabulary alone."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model(fields["tokenizer.ggml.model"])
-    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"])
-    writer.add_token_list(fields["tokenizer.ggml.tokens"])
-    writer.add_token_types(fields["tokenizer.ggml.token_type"])
-    writer.add_token_merges(fields["tokenizer.ggml.merges"])
-    writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"])
-    writer.add_eos_token_id(fields["tokenizer.ggml.eos_token_id"])
+    writer.add_tokenizer_model(words.model or "")
+    writer.add_tokenizer_pre(words.pre or "")
+    writer.add_token_list(words.tokens or [])
+    writer.add_token_types(words.token_type or [])
+    writer.add_token_merges(words.merges or [])
+    writer.add_bos_token_id(words.bos_token_id or 0)
+    writer.add_eos_token_id(words.eos_token_id or 0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -133,7 +132,7 @@ def test_ids_are_those_of_llama_cpp(
     fields = tokenizer_fields(vocabulary, pre=name)
     del fields["tokenizer.ggml.merges"][-UNREACHABLE:]
     path = tmp_path / "vocabulary.gguf"
-    write(path, fields)
+    write(path, ours.words_of(fields, path))
     peer = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     tokenizer = ours.gguf_tokenizer(fields, path)
     composes = RULES[SAME.get(name, name)].composes

@@ -9,7 +9,7 @@ token does not grow with the length of the text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,13 @@ CONTEXT = 8  # tokens of a prompt that new text is decoded behind, and tokens of
 MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
 
 
+class Decoder(Protocol):
+    """A tokenizer, as far as it makes a text of tokens."""
+
+    def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> object:
+        """The text of some ids."""
+
+
 def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
     """Whether the text that follows a prompt is a new turn of a conversation, rather than more of
     the prompt's own text.
@@ -31,14 +38,16 @@ def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
     """
     if not is_chat(prompt):
         return False
-    last: Any = prompt[-1]
+    last = prompt[-1]
+    if not isinstance(last, Mapping):
+        return False
     is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
     is_empty = last.get("content") == "" and len(prompt) > 1
     wanted = (options or {}).get("continue_final_message")
     return not is_answer or wanted is False or (is_empty and not wanted)
 
 
-def context_of(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
+def context_of(tokenizer: Decoder | None, prompt: Sequence[int]) -> list[int]:
     """The last tokens of a prompt, as far as new text is decoded behind them: those behind its last
     control token. A text that follows a control token begins as if nothing were before it."""
     context: list[int] = []

@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenswift.config import integer_of
-from tokenswift.loader.control_tokens import unknown_id, without_forgeries
+from tokenswift.loader import control_tokens
 from tokenswift.loader.find import refused_as
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError, RunError, check_text, shown
@@ -475,7 +475,9 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     controls = _controls(tokenizer)
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         apart = partial(_apart, tokenizer, sign)
-        encode = without_forgeries(encode, controls, unknown_id(tokenizer, controls), apart)
+        encode = control_tokens.without_forgeries(
+            encode, controls, control_tokens.unknown_id(tokenizer, controls), apart
+        )
     if sign not in text:
         return encode(text)
     marks, plain = _any_of(controls), text.replace(sign, "")
@@ -485,7 +487,7 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     return _apart(tokenizer, sign, text)
 
 
-def _apart(tokenizer: Any, sign: str, text: str) -> list[int]:
+def _apart(tokenizer: control_tokens.Named, sign: str, text: str) -> list[int]:
     """Token ids of a text in which the names of control tokens alone are such, and those behind a
     sign text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -495,7 +497,9 @@ def _apart(tokenizer: Any, sign: str, text: str) -> list[int]:
         own = re.compile(f"(?<!{sign})(?:{_any_of(controls)})")
         text = own.sub(lambda found: SECRET + found[0], text).replace(sign, "")
         ids: list[int] = made.encode(text, add_special_tokens=False).ids
-        if set(ids).isdisjoint({*named.values()} - {unknown_id(tokenizer, controls)}):
+        if set(ids).isdisjoint(
+            {*named.values()} - {control_tokens.unknown_id(tokenizer, controls)}
+        ):
             return [named.get(token, token) for token in ids]
     raise InputError(
         "a message holds a control token, which the model's tokenizer cannot write as text; "
