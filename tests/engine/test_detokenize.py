@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tokenswift.engine.detokenize import TextStream
+from tokenswift.types import InputError
 
 
 def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
@@ -208,3 +209,24 @@ def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str
     else:
         ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
         assert (out, used) == (text[: min(ends)[1]], grown)
+
+
+def test_what_only_began_a_stop_string_comes_out_in_the_end() -> None:
+    stream = TextStream(TINY, ["abc!"])
+    pieces = [stream.push(token) for token in TINY.encode("xabc")]
+    assert "".join(pieces) == "x"
+    assert stream.finish() == "abc"
+    assert not stream.stopped
+
+
+def test_a_stop_string_may_begin_with_the_first_space_of_a_continued_text() -> None:
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer, [" cat"], [1])
+    assert [stream.push(token) for token in (2, 4)] == ["", ""]
+    assert stream.stopped
+
+
+def test_a_stop_string_needs_a_tokenizer() -> None:
+    assert TextStream(None).push(3) == ""
+    with pytest.raises(InputError, match="stop is 'x', but the model came without a tokenizer"):
+        TextStream(None, ["x"])
