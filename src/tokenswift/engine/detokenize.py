@@ -2,23 +2,62 @@
 
 The text of a token can depend on the tokens before it (a character's bytes may be split over
 tokens, and some tokenizers drop the first space). So a token is decoded together with the few
-before it, and the new text is what it adds: the cost of a token does not grow with the length of
-    the text.
+before it, at first the last ones of the prompt, and the new text is what it adds: the cost of a
+token does not grow with the length of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.types import InputError, Loop
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
-# tokens without a complete character after which the bytes, which are no UTF-8, are released
-MAX_WAIT = 16
+LONGEST = 4  # bytes of a character at most, and so the tokens that it can be split over
+CONTEXT = 8  # tokens of a prompt that new text is decoded behind, and tokens of a window
 MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
+
+
+class Decoder(Protocol):
+    """A tokenizer, as far as it makes a text of tokens."""
+
+    def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> object:
+        """The text of some ids."""
+
+
+def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
+    """Whether the text that follows a prompt is a new turn of a conversation, rather than more of
+    the prompt's own text.
+
+    Args:
+        options: of the chat template, among them ``continue_final_message``.
+    """
+    if not is_chat(prompt):
+        return False
+    last = prompt[-1]
+    if not isinstance(last, Mapping):
+        return False
+    is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
+    is_empty = last.get("content") == "" and len(prompt) > 1
+    wanted = (options or {}).get("continue_final_message")
+    return not is_answer or wanted is False or (is_empty and not wanted)
+
+
+def context_of(tokenizer: Decoder | None, prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt, as far as new text is decoded behind them: those behind its last
+    control token. A text that follows a control token begins as if nothing were before it."""
+    context: list[int] = []
+    if tokenizer is None:
+        return context
+    for token in reversed(prompt[-CONTEXT - LONGEST :]):
+        if tokenizer.decode([token]) and not tokenizer.decode([token], skip_special_tokens=True):
+            break
+        context.insert(0, token)
+    return context
 
 
 class TextStream:
@@ -27,6 +66,8 @@ class TextStream:
     Args:
         tokenizer: a transformers tokenizer; None makes all text "".
         stop: strings that end the text. The text is cut before the one that is completed first.
+        context: tokens before the first one (see `context_of`); their text is no part of the
+            stream's, which is what more tokens add to it.
     Raises:
         InputError: stop strings without a tokenizer.
 
@@ -36,21 +77,39 @@ class TextStream:
         stopped: True once a stop string was completed.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), context: Sequence[int] = ()
+    ) -> None:
         if stop and tokenizer is None:
             raise InputError(
                 f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none"
             )
         self._tokenizer = tokenizer
         self.stop = tuple(stop)
-        self._window: list[
-            int
-        ] = []  # newest tokens: some whose text is released, then those still waiting
+        # newest tokens: some whose text is released, then those still waiting
+        self._window: list[int] = []
         self._shown = ""  # the released part of the window's text
-        self._waiting = 0  # tokens since the window's text was last released in full
+        self._waiting = 0  # tokens at the end of the window that may be parts of a character
+        self._repeated = (
+            0  # U+FFFD at the end of the context's text, which new text does not repeat
+        )
         self._held = ""  # text that may be the beginning of a stop string
         self.may_stop = True
         self.stopped = False
+        if tokenizer is not None and context:
+            self._follow(context)
+
+    def _follow(self, context: Sequence[int]) -> None:
+        """Begin behind some tokens."""
+        for extra in range(LONGEST):  # one that is cut off within a character looks broken
+            self._window = []
+            self._shown = ""
+            self._waiting = 0
+            texts = [self._decode(token) for token in context[-CONTEXT - extra :]]
+            if REPLACEMENT not in "".join(texts):
+                break
+        if self._waiting:
+            self._repeated = len(self._text(self._window)) - len(self._shown)
 
     def push(self, token: int) -> str:
         """Add a token; returns the text that it releases: complete characters that cannot belong to
@@ -77,17 +136,69 @@ class TextStream:
         """The new complete characters with ``token``."""
         self._window.append(token)
         self._waiting += 1
-        text = sure = self._text(self._window)
-        if text.endswith(REPLACEMENT):  # only the last character can still change
-            sure = text[:-1] if self._waiting > MAX_WAIT else ""
-        new = sure[len(self._shown) :]
-        if new:
-            self._shown = sure
-        if sure == text:
-            newest, self._waiting = self._window[-self._waiting :], 0
-            if text := self._text(newest):  # on which the next token's can depend
-                self._window, self._shown = newest, text
+        text = self._text(self._window)
+        if not text.startswith(self._shown):  # what is released is spoilt by bytes behind it
+            self._window = self._window[-self._waiting :]
+            self._shown = ""
+            text = self._text(self._window)
+        if not text.endswith(REPLACEMENT):
+            return self._settle(text)
+        complete = text.rstrip(REPLACEMENT)
+        if len(complete) > len(self._shown):
+            new = self._advance(complete)
+            self._waiting = 1
+        elif self._waiting >= LONGEST:
+            new = self._give_up(text)
+        else:
+            new = ""
+        if len(self._window) > CONTEXT + LONGEST:
+            self._shorten(text, LONGEST)
         return new
+
+    def _settle(self, text: str) -> str:
+        """Release all text of the window, and keep of it what the next token's can depend on."""
+        if self._waiting == 1 and text == self._shown and len(self._window) > 1:
+            del self._window[-1]  # a token without text
+            self._waiting = 0
+            return ""
+        new = self._advance(text)
+        for size in (self._waiting, self._waiting + 1):  # a token may have no text by itself
+            if newest := self._text(self._window[-size:]):
+                self._window = self._window[-size:]
+                self._shown = newest
+                break
+        self._waiting = 0
+        return new
+
+    def _give_up(self, text: str) -> str:
+        """Release what is before the newest tokens, as many as can be parts of a character: it can
+        become none any more."""
+        settled = self._text(self._window[: 1 - LONGEST])
+        new = self._advance(text[: max(len(settled), len(self._shown))])
+        self._shorten(text, LONGEST - 1)
+        self._waiting = LONGEST - 1
+        return new
+
+    def _advance(self, text: str) -> str:
+        """The part of the window's text that is not released yet; it is, now."""
+        new = text[len(self._shown) :]
+        self._shown = text
+        broken = len(new) - len(new.lstrip(REPLACEMENT))
+        repeated = min(self._repeated, broken)
+        self._repeated = self._repeated - repeated if repeated == len(new) else 0
+        return new[repeated:]
+
+    def _shorten(self, text: str, size: int) -> None:
+        """Keep the newest tokens of the window alone.
+
+        Args:
+            text: of the whole window.
+            size: tokens, so many that the text which is not released is theirs.
+        """
+        unreleased = len(text) - len(self._shown)
+        self._window = self._window[-size:]
+        newest = self._text(self._window)
+        self._shown = newest[: max(0, len(newest) - unreleased)]
 
     def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(

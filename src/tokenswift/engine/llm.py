@@ -24,6 +24,7 @@ from tokenswift.config import (
     SamplingParams,
     Strategy,
 )
+from tokenswift.engine.detokenize import begins_turn
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all
 from tokenswift.engine.sequence import Prefilled, PrefixCache, Stream, chat_digest
@@ -354,9 +355,10 @@ class LLM(AbstractContextManager["LLM"]):
         it."""
         if max_new_tokens is None:
             max_new_tokens = default_length(self.target, is_chat(prompt), len(ids))
-        return Request.of(
+        request = Request.of(
             ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options
         )
+        return replace(request, new_turn=begins_turn(prompt, request.template_options))
 
     def start(self, request: Request, prefixes: PrefixCache | None = None) -> Stream:
         """Run a request as `stream` does.
@@ -498,6 +500,7 @@ def request_of(
         stop=tuple(identity.stop),
         on_loop=on_loop or session.on_loop,
         run_dir=run_dir,
+        new_turn=state.header.asked is not None,
     )
 
 

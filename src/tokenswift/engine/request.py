@@ -30,6 +30,7 @@ EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
+INNER = ("asked", "new_turn")  # fields of a request that no caller sets
 NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
@@ -42,6 +43,7 @@ class Request:
     Attributes:
         asked: the digest of the conversation that the prompt's ids are of (see
             `sequence.chat_digest`), or None.
+        new_turn: whether the prompt's ids are of a conversation whose answer is a new turn.
         options: the strategy's options as a dataclass.
 
     Raises:
@@ -61,6 +63,7 @@ class Request:
     logprobs: int | None = None
     template_options: Mapping[str, Any] | None = None
     asked: str | None = None
+    new_turn: bool = False
     options: Any = field(default=None, init=False, compare=False)
 
     @classmethod
@@ -87,7 +90,7 @@ class Request:
         """
         chosen = {name: options.pop(name) for name in SAMPLING if name in options}
         wanted = Grammar.of_format(options.pop("response_format", None))
-        own = [one.name for one in fields(cls) if one.init and one.name != "asked"]
+        own = [one.name for one in fields(cls) if one.init and one.name not in INNER]
         for name in options:
             if name not in own:
                 known = [*own, "response_format", *SAMPLING]

@@ -22,7 +22,7 @@ import torch
 
 from tokenswift.chat import Tools
 from tokenswift.config import SamplingParams, settings_of
-from tokenswift.engine.detokenize import LoopGuard, TextStream
+from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import prefill, step
 from tokenswift.kv import OBSERVED, FullCache
@@ -75,6 +75,7 @@ class Sequence(SequenceState):
         logprobs: log-probabilities of each, if requested.
         finish_reason: why the text ended; None until then.
         tail: text that was held back until the end.
+        new_turn: whether the text is a turn of its own, and does not go on from the prompt's.
         detokenizer: turns tokens into text.
         guard: detects loops.
     Raises:
@@ -99,7 +100,9 @@ class Sequence(SequenceState):
         eos = () if request.ignore_eos else source.end_tokens()
         self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
         texts = tuple(text for text in request.stop if isinstance(text, str))
-        self.detokenizer, self.guard = TextStream(source.codec, texts), LoopGuard()
+        self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
+        self.detokenizer = TextStream(source.codec, texts, self._context())
+        self.guard = LoopGuard()
         ends = {*eos, *(ids[0] for ids in self._stops if len(ids) == 1)}
         rules = rules_of(request.sampling, source.codec, target.vocab_size, len(prompt), ends)
         sampler = target.sampler(request.sampling, rules)
@@ -204,6 +207,10 @@ class Sequence(SequenceState):
             self.journal.add(made, {**newest, "loop": self.guard.first, "end": self._end()})
         return replace(made, text=made.text + tail)
 
+    def _context(self) -> list[int]:
+        """The tokens of the prompt that the text is decoded behind."""
+        return [] if self.new_turn else context_of(self.llm.source.codec, self.prompt)
+
     def _push(self, token: int) -> str:
         """Add a token; returns the text that it completes, and sets the finish reason if it ends
         the text."""
@@ -282,13 +289,26 @@ class Sequence(SequenceState):
             raise InputError(f"max_new_tokens is {most}; {had}; valid: at least as many")
         check_tokens(state.tokens, self.model.vocab_size)
         self.tokens += state.tokens
-        for token in state.tokens:  # what ends it now may not have ended it then
-            self.finish_reason = None
-            self._written.append(self._push(token))
+        self._read(state.tokens)
+        written = "".join(self._written)
+        if written != state.text and written.lstrip(" ") == state.text.lstrip(" "):
+            # a journal does not say whether its text is a turn of its own
+            self.new_turn = not self.new_turn
+            self._read(state.tokens)
         self.draft_passes = state.passes
         self.sources.update({name: state.sources.count(name[0]) for name in SOURCES})
         self.meter.restore(state.steps, state.seconds)
         self._flush()
+
+    def _read(self, tokens: list[int]) -> None:
+        """Take all new tokens of a journal, as if they came now."""
+        self.new_tokens = []
+        self._written = []
+        self.detokenizer = TextStream(self.llm.source.codec, self.detokenizer.stop, self._context())
+        self.guard = LoopGuard()
+        for token in tokens:  # what ends it now may not have ended it then
+            self.finish_reason = None
+            self._written.append(self._push(token))
 
     # ---- memory ----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenswift.config import integer_of
+from tokenswift.loader import control_tokens
 from tokenswift.loader.find import refused_as
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError, RunError, check_text, shown
@@ -471,18 +472,34 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     text = re.sub(
         escaped, sign, text
     )  # where a template writes JSON in ASCII, or JSON of such JSON
+    controls = _controls(tokenizer)
+    if getattr(tokenizer, "backend_tokenizer", None) is not None:
+        apart = partial(_apart, tokenizer, sign)
+        encode = control_tokens.without_forgeries(
+            encode, controls, control_tokens.unknown_id(tokenizer, controls), apart
+        )
     if sign not in text:
         return encode(text)
-    marks, plain = _any_of(_controls(tokenizer)), text.replace(sign, "")
+    marks, plain = _any_of(controls), text.replace(sign, "")
     own = re.compile(f"(?<!{sign})(?:{marks})")
     if own.findall(text) == re.findall(marks, plain):  # they only seemed to begin
         return encode(plain)
+    return _apart(tokenizer, sign, text)
+
+
+def _apart(tokenizer: control_tokens.Named, sign: str, text: str) -> list[int]:
+    """Token ids of a text in which the names of control tokens alone are such, and those behind a
+    sign text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         made, named = _renamed(backend)
+        controls = _controls(tokenizer)
+        own = re.compile(f"(?<!{sign})(?:{_any_of(controls)})")
         text = own.sub(lambda found: SECRET + found[0], text).replace(sign, "")
         ids: list[int] = made.encode(text, add_special_tokens=False).ids
-        if set(ids).isdisjoint(named.values()):
+        if set(ids).isdisjoint(
+            {*named.values()} - {control_tokens.unknown_id(tokenizer, controls)}
+        ):
             return [named.get(token, token) for token in ids]
     raise InputError(
         "a message holds a control token, which the model's tokenizer cannot write as text; "

@@ -15,7 +15,7 @@ for is refused: a nearly right rule gives nearly right texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import msgspec
 
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.config import converted, refusal
+from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.find import refused_as
 from tokenswift.types import InputError, counted
 
@@ -111,13 +112,16 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
         template = said.get("chat_template")
         if (folder / TEMPLATE).exists():
             template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
-        special = _special(folder, said, json.loads(text)["added_tokens"])
+        added = json.loads(text)["added_tokens"]
+        names = [str(token["content"]) for token in added]
+        special = _special(folder, said, added)
         if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(
             template, str | None
         ):
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
+    check_lengths(names, f"tokenizer {folder / FILE}")
     with refused_as(f"tokenizer {folder / FILE} cannot be read"):
         made = Tokenizer.from_str(text)
     if special is None or made.truncation is not None or made.padding is not None:
@@ -155,16 +159,6 @@ def _special(
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| "
-    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-#: how each rule cuts a text: a pattern, or None for GPT-2's own
-CUTS = {"gpt-2": None, "smollm": None, "llama-bpe": _WORDS % "{1,3}", "qwen2": _WORDS % ""}
-CUTS["dbrx"] = CUTS["llama-bpe"]
-SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-SAME |= {"smaug-bpe": "dbrx", **dict.fromkeys(("command-r", "refact", "starcoder"), "smollm")}
 #: tokens that end a text besides those that the file numbers: of whatever kind it says they are,
 #: and those that may be ordinary text otherwise (``</s>`` is a tag of HTML)
 ENDS = {
@@ -178,6 +172,10 @@ ENDS = {
 }
 ENDS |= {"<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}
 CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
+#: characters of a token, of which real ones have a few hundred, and of all tokens, a few million:
+#: the merges of a vocabulary are found by cutting each token at every place
+LONGEST_TOKEN = 1 << 10
+MOST_CHARACTERS = 1 << 22
 #: names of special tokens: ours, the file's
 SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: ids that become tokens of a text, or end it
@@ -211,9 +209,9 @@ class Words(msgspec.Struct, dict=True):
         return list(zip(tokens, self.token_type or [NORMAL] * len(tokens), strict=True))
 
     @property
-    def rule(self) -> str:
-        """The name of the rule that cuts texts."""
-        return SAME.get(self.pre or "", self.pre or "")
+    def rule(self) -> Rule | None:
+        """How texts are cut; None: by a rule that is not known."""
+        return rule_of(self.pre)
 
     def special(self) -> dict[str, str]:
         """Special tokens by transformers' names (``bos_token``, …)."""
@@ -232,7 +230,8 @@ class Words(msgspec.Struct, dict=True):
         """The special token that goes before (bos) or behind (eos) each text, if one does."""
         at, said = getattr(self, f"{name}_token_id"), getattr(self, f"add_{name}_token")
         if said is None:
-            said = name == "bos" and (self.model == "llama" or self.rule == "llama-bpe")
+            adds_bos = self.rule is not None and self.rule.adds_bos
+            said = name == "bos" and (self.model == "llama" or adds_bos)
         return [(self.tokens or [])[at]] if said and at is not None else []
 
     def ends(self) -> list[int]:
@@ -272,12 +271,29 @@ def words_of(metadata: Mapping[str, Any], path: Path, rows: int | None = None) -
     if words.tokens is not None and not 0 < len(tokens) <= most:
         found, valid = counted(len(tokens), "token"), f"1 to {most:,}, the rows of the embedding"
         raise InputError(f"{where}: {prefix}tokens has {found}; valid: {valid}")
+    check_lengths(tokens, f"{where}: {prefix}tokens")
     for name in ("token_type", "scores"):
         if (found := getattr(words, name)) and len(found) != len(tokens):
             raise InputError(
                 f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}"
             )
     return words
+
+
+def check_lengths(tokens: Sequence[str], where: str) -> None:
+    """Refuse tokens that no vocabulary has.
+
+    Raises:
+        InputError: one is too long, or all of them together.
+    """
+    longest = max(map(len, tokens), default=0)
+    if longest > LONGEST_TOKEN:
+        raise InputError(
+            f"{where} has a token of {longest:,} characters; valid: up to {LONGEST_TOKEN:,}"
+        )
+    total = sum(map(len, tokens))
+    if total > MOST_CHARACTERS:
+        raise InputError(f"{where} has {total:,} characters; valid: up to {MOST_CHARACTERS:,}")
 
 
 def build(words: Words, path: Path) -> Any:
@@ -343,27 +359,16 @@ def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
 
 
 def _byte_level(words: Words, path: Path) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models
 
     rule = words.rule
-    if rule not in CUTS:
-        raise refusal(
-            f"model file {path}", "tokenizer.ggml.pre", words.pre, ", ".join((*CUTS, *SAME))
-        )
+    if rule is None:
+        names = ", ".join((*RULES, *SAME))
+        raise refusal(f"model file {path}", "tokenizer.ggml.pre", words.pre, names)
     merges: Any = [tuple(line.split(" ")) for line in words.merges or ()]
-    made = Tokenizer(
-        models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule == "llama-bpe")
-    )
-    cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
-    if cut is not None:
-        parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]
-    else:
-        parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [*parts, bytes_of(add_prefix_space=False, use_regex=cut is None)]
-    )
-    if rule == "qwen2":
-        made.normalizer = normalizers.NFC()
+    made = Tokenizer(models.BPE(vocab=words.vocabulary(), merges=merges, ignore_merges=rule.whole))
+    made.pre_tokenizer = rule.pre_tokenizer()
+    made.normalizer = rule.normalizer()
     made.decoder = decoders.ByteLevel()
     return made
 
@@ -397,8 +402,10 @@ def _merges(words: Words) -> list[tuple[str, str]]:
     plain = {token for token, kind in words.typed if kind not in (UNKNOWN, CONTROL, UNUSED, BYTE)}
     found: list[tuple[float, int, int, str, str]] = []
     for (token, _), score in zip(words.typed, words.scores or (), strict=True):
-        for cut in range(1, len(token) if token in plain else 0):
-            left, right = token[:cut], token[cut:]
-            if left in plain and right in plain:
+        if token not in plain:
+            continue
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            if left in plain and (right := token[cut:]) in plain:
                 found.append((-score, ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
