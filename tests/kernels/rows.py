@@ -19,7 +19,8 @@ from tokenswift.kv import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KEYS = (*DTYPES, torch.int8)
+#: of keys; int16 is that of keys beside values in int8
+KEYS = (*DTYPES, torch.int8, torch.int16)
 WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)
 SIZES_OF_PASSES = (1, 2, 3, 4, 7, 11, 12, 13, 20, 41, 64, 65, 90)
 
@@ -70,8 +71,10 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """The last positions of a text: one at a time, in chunks, in trees with wrong branches."""
     made = random.Random(seed)
     dtype = KEYS[seed % len(KEYS)]
+    in_pages = dtype in (torch.int8, torch.int16)
+    wide = [dtype == torch.int16] if in_pages else []
     width = made.choice((made.choice(WIDTHS), made.randrange(4, 257)))
-    width += -width % (4 if dtype == torch.int8 else 2)  # others are left to torch
+    width += -width % (4 if in_pages else 2)  # others are left to torch
     kv_heads, group = made.choice((1, 1, 2, 3, 4)), made.choice((1, 1, 2, 3, 4, 7, 8))
     heads, tail = kv_heads * group, made.choice(SIZES_OF_PASSES)
     before = max(0, made.randrange(4) * CHUNK + made.choice((0, 0, -1, 1, made.randrange(-70, 30))))
@@ -83,8 +86,9 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     )
     noise = torch.Generator().manual_seed(seed)
     capacity = before + tail + max(SIZES_OF_PASSES)
+    kept = torch.int8 if in_pages else dtype
     text, other, unseen, cache = (
-        kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4)
+        kernels[0].new_cache(1, kv_heads, width, capacity, kept, wide) for _ in range(4)
     )
     for filled in (text, other, unseen):
         if isinstance(filled.entries, Pages):

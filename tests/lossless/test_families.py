@@ -84,6 +84,18 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[kv.FullCache]:
     return made
 
 
+def keep_whole_numbers(model: NativeTarget, kept: str) -> None:
+    """Keep keys in int8 or int16; or, mixed, in int16 in every second layer."""
+    model.compute_as(LoadConfig(kv_cache_dtype="int8" if kept == "mixed" else kept), "tiny")
+    if kept != "mixed":
+        return
+    model.wide_keys = tuple(layer % 2 == 0 for layer in range(model.layers))
+    for weights, wide in zip(model.body.weights, model.wide_keys, strict=True):
+        weights.wide_keys = wide
+    model.body = model.backend.body(model.body.shape, model.body.weights)
+    model._count_entries()
+
+
 def most_of(cache: kv.FullCache) -> int:
     """Bytes that a cache may take: of layers with windows a window, rows, and what ends before a
     chunk."""
@@ -94,8 +106,12 @@ def most_of(cache: kv.FullCache) -> int:
 
 @pytest.mark.parametrize(
     ("kernels", "family"),
-    [("native", "gemma3"), ("int8", "gemma3"), ("torch", "mistral-sliding")]
-    + [rare(kernels, family) for kernels in ("native", "int8", "torch") for family in WINDOWED],
+    [("native", "gemma3"), ("mixed", "gemma3"), ("torch", "mistral-sliding")]
+    + [
+        rare(kernels, family)
+        for kernels in ("native", "int8", "int16", "mixed", "torch")
+        for family in WINDOWED
+    ],
 )
 def test_layers_with_windows_keep_what_they_see(
     kernels: str, family: str, caches: list[kv.FullCache], monkeypatch: pytest.MonkeyPatch
@@ -108,9 +124,9 @@ def test_layers_with_windows_keep_what_they_see(
     draft = draft_for(family)
     llm, whole = (LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB)) for _ in range(2))
     monkeypatch.setattr(whole.target, "new_cache", partial(whole.target.new_cache, whole=True))
-    for one in (llm, whole) if kernels == "int8" else ():
+    for one in (llm, whole) if kernels in ("int8", "int16", "mixed") else ():
         assert isinstance(one.target, NativeTarget)
-        one.target.compute_as(LoadConfig(kv_cache_dtype="int8"), "tiny")
+        keep_whole_numbers(one.target, kernels)
     assert llm.target.windows == whole.target.windows  # both are made
     for tokens in (16, 160, 1600):
         spare = llm.target.new_cache(tokens).nbytes - llm.target.cache_bytes(tokens)
