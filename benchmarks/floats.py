@@ -1,16 +1,13 @@
 """Beside transformers' ``generate``: plain decoding with the very weights that it has, and with
-those of the file; and what a type of numbers costs in perplexity."""
+those of the file."""
 
 from __future__ import annotations
 
 from copy import deepcopy
-from itertools import pairwise
-from math import exp
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.common import PLAIN, Side, Trial, in_turns, spread
 from tokenswift.config import SamplingParams
@@ -19,7 +16,6 @@ from tokenswift.types import check_choice
 
 FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
 WARM = 64  # tokens of a prompt that is read before
-READ = 256  # tokens of a pass that reads a text
 
 
 class _Clock:
@@ -98,54 +94,3 @@ def _generating(model: Any, ids: list[int], new: int, params: SamplingParams) ->
         return (new - 1) / (clock.times[-1] - clock.times[1])
 
     return run, len(ids) / seconds
-
-
-@torch.inference_mode()
-def quality(trial: Trial) -> dict[str, Any]:
-    """What a type of products, keys and values costs: perplexity over ``prefill`` tokens of each of
-    ``novels`` texts, that of float32, their ratio, the mean divergence (nats a token) and the share
-    of equal most probable tokens.
-
-    Every text is read once by the model in the type and once in float32; a position's logits are
-    those of a pass over all tokens before it, as in generation.
-    """
-    llm, config = trial.llm, trial.config
-    exact = LLM(config["model"], dtype="float32", device=llm.device, heads="none")
-    begun = [trial.prompt(index=index) for index in range(config["novels"])]
-    sums, count = torch.zeros(4, dtype=torch.float64), 0
-    for one in begun:
-        after = torch.tensor(one.ids[1:])[:, None].split(READ)
-        both = (_logits(each, one.ids)[:-1].split(READ) for each in (llm, exact))
-        for ours, theirs, token in zip(*both, after, strict=True):
-            ours, theirs = ours.log_softmax(-1), theirs.log_softmax(-1)
-            sums[0] -= ours.gather(1, token).sum()
-            sums[1] -= theirs.gather(1, token).sum()
-            sums[2] += (theirs.exp() * (theirs - ours)).sum()
-            sums[3] += (ours.argmax(1) == theirs.argmax(1)).sum()
-            count += len(token)
-    own, loss, far, same = (sums / count).tolist()
-    figures = {
-        "perplexity": exp(own),
-        "perplexity_float32": exp(loss),
-        "over_float32": exp(own - loss),
-        "divergence": far,
-        "same_best": same,
-        "kv_bytes": llm.target.kv_bytes,
-    }
-    return {
-        "prompt": {"name": ", ".join(one.name for one in begun), "tokens": config["prefill"]},
-        "figures": {str(count): {name: round(value, 5) for name, value in figures.items()}},
-    }
-
-
-def _logits(llm: LLM, ids: list[int]) -> Tensor:
-    """Logits of all positions [n, V], in double precision, pass by pass."""
-    target, found = llm.target, []
-    cache = target.new_cache(len(ids))
-    for start, end in pairwise([*range(0, len(ids), READ), len(ids)]):
-        tokens = torch.tensor(ids[start:end], device=target.device)
-        positions = torch.arange(start, end, device=target.device)
-        hidden = target.forward(tokens, positions, cache).hidden
-        cache.commit(tuple(range(end - start)))
-        found.append(target.logits(hidden).double().cpu())
-    return torch.cat(found)

@@ -37,10 +37,9 @@ KINDS: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "passes": engine.passes,
     "texts": engine.texts,
     "floats": floats.speed,
-    "quality": floats.quality,
     "json": schemas.measure,
 }
-UNDRAFTED = ("machine", "passes", "floats", "quality")
+UNDRAFTED = ("machine", "passes", "floats")
 
 
 def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from benchmarks.words import Row
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
 WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto")
+QUALITY = Path(__file__).parents[1] / "bench" / "quality.jsonl"
+PEER_KIND = "llama.cpp, f16 keys"
+ALL_LAYERS = 16  # so many layers and more are not listed
 REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
 COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
 
@@ -135,8 +139,46 @@ def _spread(rows: list[Row], way: str, figure: str) -> str:
     return f"{sum(values) / len(values):.2f}{spread}"
 
 
-SUMMARIES = {
+def quality() -> Table:
+    """What number types write, beside float32 and llama.cpp, by model and length of the context."""
+    text = QUALITY.read_text(encoding="utf-8") if QUALITY.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    newest = {(row["model"], row["context"], row["kind"]): row for row in rows}
+    body = []
+    for (model, context, kind), row in newest.items():
+        peer = newest.get((model, context, PEER_KIND))
+        over_peer = f"{row['perplexity'] / peer['perplexity']:.4f}" if peer else tables.MISSING
+        layers = row["int16_layers"]
+        body.append(
+            [
+                model,
+                f"{context:,}",
+                f"**{kind}**" if kind == "int8" else kind,
+                f"{row['perplexity']:.2f}",
+                f"{row['ratio']:.4f} ± {row['error']:.4f}",
+                over_peer,
+                f"{row['same_choice']:.1%}",
+                f"{row['worst']:.2f}",
+                ", ".join(map(str, layers)) if 0 < len(layers) < ALL_LAYERS else "",
+                f"{row['tokens']:,}",
+            ]
+        )
+    head = ["model", "context", "type", "perplexity", "over float32", "over llama.cpp"]
+    more = [
+        "same most probable token",
+        "worst place, nats",
+        "layers with keys of 16 bits",
+        "tokens",
+    ]
+    machines = " and ".join(dict.fromkeys(row["machine"] for row in newest.values()))
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in newest.values()))
+    note = f"The last tokens of each text, after all before them. {machines}; commits {commits}."
+    return Table([*head, *more], body, note if body else "")
+
+
+SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
     for machine in ("EPYC", "Xeon")
 }
+SUMMARIES["quality"] = quality

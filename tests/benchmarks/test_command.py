@@ -56,7 +56,7 @@ def test_measured_and_reported(bench: Call, tiny_folder: Callable[..., Path]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["passes", "texts", "table2", "floats", "quality"])
+@pytest.mark.parametrize("name", ["passes", "texts", "table2", "floats"])
 def test_a_kind_of_measurement_fills_its_table(
     bench: Call, tiny_folder: Callable[..., Path], name: str
 ) -> None:
