@@ -5,6 +5,7 @@ a text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -16,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenswift.config import SamplingParams, names_of
+from tokenswift.config import LoadConfig, SamplingParams, names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
@@ -43,6 +44,8 @@ PLACES = 48  # new tokens whose logits are compared, at most
 #: errors from .9 on. A model in int8 is held against it in float32, and by its quality.
 BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2}
 WORST = 4.0  # times that, at any position
+DEFAULT = LoadConfig()
+IN_FLOATS = LoadConfig(dtype="float32", kv_cache_dtype="float32")
 READ = 1024  # tokens of the text over which int8 is held against float32
 MOST_RATIO = 1.005  # of perplexities in int8 and in float32
 STANDARD_ERRORS = 2  # by which the ratio must be above that, to be surely above it
@@ -112,7 +115,7 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     trees = list(forced_passes(llm, prompt, tokens, TREE))
     between = max(_far(rows[i], row) for i, row in trees)
     if computes_in_int8(llm.target):
-        with llm.target.in_float32():
+        with llm.target.computing(IN_FLOATS):
             rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
             trees = list(forced_passes(llm, prompt, tokens, TREE))
     of_rows = [_far(row, reference[i]) for i, row in rows.items()]
@@ -135,21 +138,26 @@ def computes_in_int8(target: Target) -> TypeGuard[NativeTarget]:
 
 
 def int8_quality(llm: LLM, texts: Sequence[list[int]]) -> Quality | None:
-    """What int8 costs a text, beside the same weights in float32; None for a model in floats.
+    """What int8 costs a text, beside the same weights in float32; None where int8 is not what the
+    model computes in by default or by its options.
 
     Args:
         texts: read where there is no tokenizer for the shipped ones.
     """
     target = llm.target
-    if not computes_in_int8(target):
+    in_floats = not computes_in_int8(target)
+    if not isinstance(target, NativeTarget) or (in_floats and target.dtype != torch.float32):
         return None
     if llm.tokenizer is None:
         ids = [token for text in texts for token in text]
     else:
         ids = llm.encode("\n\n".join(shipped_texts()))
     ids = ids[: min(READ, llm.target.rotary.limit or READ)]
-    in_int8 = judged(target, ids, len(ids) - 1)
-    with target.in_float32():
+    with target.computing(DEFAULT) if in_floats else nullcontext():
+        if not computes_in_int8(target):
+            return None
+        in_int8 = judged(target, ids, len(ids) - 1)
+    with target.computing(IN_FLOATS):
         reference = judged(target, ids, len(ids) - 1)
     return compared([in_int8], [reference])
 
@@ -377,8 +385,7 @@ def audit(
         InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
     report, texts = Report(llm.name, llm.dtype, llm.device), _fitting(llm, prompts, tokens, say)
-    if computes_in_int8(llm.target):
-        say("int8 beside float32")
+    say("int8 beside float32")
     report.quality = int8_quality(llm, texts)
     for (number, ids), (name, params), n in product(
         enumerate(texts, 1), samplings.items(), range(seeds)

@@ -11,7 +11,7 @@ import torch
 
 from tests.gguf_files import QuantType, small, write
 from tokenswift import LLM, InputError
-from tokenswift.audit import int8_quality, surely_worse
+from tokenswift.audit import IN_FLOATS, int8_quality, surely_worse
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.key_types import needs_wide_keys, score_error
@@ -64,7 +64,7 @@ def quality(file: Path, kept: str) -> Quality:
     texts = [out.token_ids for out in written]
     target = target_of(file, kept)
     found = [judged(target, text, TOKENS - 50) for text in texts]
-    with target.in_float32():
+    with target.computing(IN_FLOATS):
         reference = [judged(target, text, TOKENS - 50) for text in texts]
     return compared(found, reference)
 
@@ -150,5 +150,14 @@ def test_the_audit_judges_int8_and_nothing_else(plain: Path) -> None:
         found = int8_quality(llm, [[3, 4, 5]])
     assert found is not None
     assert found.tokens > 100
-    with LLM(plain, device="cpu", dtype="float32") as llm:
+    with LLM(plain, device="cpu", dtype="bfloat16") as llm:
         assert int8_quality(llm, [[3, 4, 5]]) is None
+
+
+def test_a_model_audited_in_float32_is_judged_in_int8_where_that_is_its_default(
+    outlier: Path,
+) -> None:
+    with LLM(outlier, device="cpu") as default, LLM(outlier, dtype="float32") as llm:
+        assert int8_quality(llm, [[3, 4, 5]]) == int8_quality(default, [[3, 4, 5]])
+        assert llm.dtype == "float32"
+        assert llm.target.wide_layers == []

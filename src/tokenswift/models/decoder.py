@@ -560,7 +560,7 @@ class NativeTarget(BaseTarget):
                 "with a GGUF file of such",
                 "dtype",
             )
-        active = torch.int8 if self.int8 else self.body.shape.active
+        active = torch.int8 if self.int8 else active_type(self.body.shape.weights)
         self.body = self.backend.body(replace(self.body.shape, active=active), weights)
         self._set_key_types(how)
         self.body = self.backend.body(replace(self.body.shape, keys=self.kv_dtype), weights)
@@ -575,8 +575,9 @@ class NativeTarget(BaseTarget):
         width = self.head_dim
         asked = how.kv_cache_dtype
         whole = asked in ("int8", "int16") or (asked == "auto" and self.int8)
+        self._set_wide_keys((False,) * self.layers)
         if not whole:
-            self.kv_dtype = how.keys or self.kv_dtype
+            self.kv_dtype = how.keys or self.dtype
             return
         kept = self.backend.has_wide_keys if asked == "int16" else self.backend.has_int8_keys
         if not kept(width):
@@ -596,24 +597,26 @@ class NativeTarget(BaseTarget):
         else:
             wide = [asked == "int16"] * self.layers
         self.kv_dtype = torch.int8
-        for layer, is_wide in zip(self.body.weights, wide, strict=True):
-            layer.wide_keys = is_wide
-        self.wide_keys = tuple(wide)
+        self._set_wide_keys(tuple(wide))
 
     @contextmanager
-    def in_float32(self) -> Iterator[None]:
-        """Within it, passes compute in float32, over caches that are made within it: what int8 is
-        held against. Nothing else may use the model meanwhile."""
+    def computing(self, how: LoadConfig) -> Iterator[None]:
+        """Within it, passes compute as they would with other options, over caches that are made
+        within it. Nothing else may use the model meanwhile."""
+        wide_keys = self.wide_keys
         before = (self.int8, self.kv_dtype, self.body)
-        active = active_type(self.body.shape.weights)
-        shape = replace(self.body.shape, keys=torch.float32, active=active)
-        self.int8 = False
-        self.kv_dtype = torch.float32
-        self.body = self.backend.body(shape, self.body.weights)
+        self.compute_as(how, "")
         try:
             yield
         finally:
             self.int8, self.kv_dtype, self.body = before
+            self._set_wide_keys(wide_keys)
+            self._count_entries()
+
+    def _set_wide_keys(self, wide_keys: tuple[bool, ...]) -> None:
+        self.wide_keys = wide_keys
+        for layer, wide in zip(self.body.weights, wide_keys, strict=True):
+            layer.wide_keys = wide
 
     def _score_errors(self) -> list[float]:
         """What keys in int8 would add to attention scores, by layer (`models.key_types`)."""
