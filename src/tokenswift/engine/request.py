@@ -31,6 +31,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
 NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
+#: strategies that draft less the more texts share a pass; the others draft what they are set to
+SHARED_STRATEGIES = ("auto", "autoregressive")
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 
