@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,7 +32,7 @@ from tokenswift.runs.folder import RunWriter
 from tokenswift.spec.heads import Heads, HeadsConfig
 from tokenswift.spec.methods import FixedTreeStrategy
 from tokenswift.spec.strategy import SequenceState
-from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
+from tokenswift.types import Cancelled, DraftTree, Generation, InputError, RunError, Step
 
 STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("autoregressive", {}),
@@ -351,6 +353,145 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
         over(gate.ticket, *tickets)
         assert scheduler.figures().failed == 3
     assert [type(event) for event in told].count(ValueError) == len(told) == 3
+
+
+class Held:
+    """An object that a frame holds, as it would a tensor."""
+
+
+@pytest.mark.parametrize("kind", [RunError, ValueError, SystemExit])
+def test_a_failed_ticket_keeps_no_frames(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """What a step had in memory goes with the text; the error keeps its words."""
+    known: list[weakref.ref[Held]] = []
+
+    def draft(self: object, sequence: object) -> DraftTree:
+        held = Held()
+        known.append(weakref.ref(held))
+        try:
+            raise kind("planted")
+        except BaseException as error:
+            raise RunError(f"{error}, with a cause") from error
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", draft)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([2, 3], 9))
+        over(ticket)
+    gc.collect()
+    assert len(known) == 1
+    assert known[0]() is None
+    with pytest.raises(RunError, match="planted, with a cause"):
+        _ = ticket.result
+
+
+def test_an_unexpected_error_says_where_it_was_raised(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draft(self: object, sequence: object) -> DraftTree:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", draft)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([2, 3], 9))
+        with pytest.raises(KeyError) as caught:
+            list(ticket.steps())
+    assert "in draft" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("where", ["on_progress", "on_event", "draft"])
+def test_cancelled_that_a_callback_raises_cancels(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """And the others go on."""
+
+    def leave(*args: object) -> None:
+        if not (args and args[0] is None):
+            raise Cancelled
+
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        request = plain([2, 3, 4], 9, on_progress=leave if where == "on_progress" else None)
+        ticket = scheduler.submit(request)
+        other = scheduler.submit(plain([7, 8], 9))
+        if where == "on_event":
+            ticket.on_event(leave)
+        if where == "draft":
+            draft = FixedTreeStrategy.draft
+            taken = ticket.sequence.tokens
+
+            def left(self: FixedTreeStrategy, sequence: SequenceState) -> DraftTree:
+                if sequence.tokens is taken:
+                    raise Cancelled
+                return draft(self, sequence)
+
+            monkeypatch.setattr(FixedTreeStrategy, "draft", left)
+        gate.opened.set()
+        over(gate.ticket, ticket, other)
+        assert scheduler.figures().cancelled == 1
+    assert ticket.result.finish_reason == "cancelled"
+    assert other.result.finish_reason == "length"
+
+
+# ---- strategies that do not give way ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [1, 3])
+def test_drafts_that_do_not_give_way_take_half_of_the_time(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, several: int
+) -> None:
+    """Of all such texts together: the others' steps go on while these wait."""
+    draft = FixedTreeStrategy.draft
+
+    def slow(self: FixedTreeStrategy, sequence: SequenceState) -> DraftTree:
+        if self.max_nodes > 1:
+            time.sleep(0.02)
+        return draft(self, sequence)
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", slow)
+    options = {"tree": (3, 1)}
+    happened: list[str] = []
+
+    def on_event(name: str, event: Event) -> None:
+        happened.append(name)
+
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        fixed = [
+            scheduler.submit(
+                replace(plain([5, 6], 200, seed), strategy="tokenswift", strategy_options=options)
+            )
+            for seed in range(several)
+        ]
+        victim = scheduler.submit(plain([2, 3], 80))
+        for ticket in fixed:
+            ticket.on_event(partial(on_event, "fixed"))
+        victim.on_event(partial(on_event, "victim"))
+        gate.opened.set()
+        over(victim)
+        for ticket in fixed:
+            ticket.cancel()
+    steps = happened.count("fixed") / several
+    assert steps >= 2
+    assert happened.count("victim") > 3 * steps
+
+
+def test_drafts_that_do_not_give_way_need_not_alone(llm: LLM) -> None:
+    """A text beside one of its kind, or alone, takes every step."""
+    options = {"tree": (3, 1)}
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        tickets = [
+            scheduler.submit(
+                replace(plain([5, 6], 20, seed), strategy="tokenswift", strategy_options=options)
+            )
+            for seed in range(2)
+        ]
+        gate.ticket.cancel()
+        gate.opened.set()
+        over(gate.ticket, *tickets)
+        figures = scheduler.figures()
+    assert figures.steps > figures.passes
 
 
 # ---- memory and order ---------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from tokenswift.config import OPTIONS
+from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.serve import openai as wire
 from tokenswift.serve.answers import Answer, Answers, owner_of
@@ -65,6 +67,14 @@ async def refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body, refused.status_code, refused.headers)
 
 
+def page_of(settings: Settings) -> str:
+    """The page at ``/``, with the strategies that clients may choose."""
+    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+    names = [name for name in OPTIONS if name not in SHARED_STRATEGIES]
+    options = "".join(f"<option>{name}" for name in names) if settings.allow_strategies else ""
+    return page.replace("<!-- other strategies -->", options)
+
+
 def described(kind: type[Body]) -> dict[str, object]:
     """A body, as OpenAPI describes it."""
     content = {"application/json": {"schema": kind.model_json_schema()}}
@@ -84,7 +94,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     """
     model = settings.served_model_name or Path(answers.llm.name).absolute().name
     about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
-    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+    page = page_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
