@@ -273,6 +273,67 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
     assert ended == ["b1", "b2", "a2", "a3", "a1"]
 
 
+def test_past_events_are_told_too(llm: LLM) -> None:
+    seen: list[Event] = []
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([3, 4, 5], 4))
+        over(ticket)
+        ticket.on_event(seen.append)
+    assert [type(event) for event in seen] == [Step] * 4 + [type(None)]
+
+
+def test_there_is_no_result_before_the_end(llm: LLM) -> None:
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        with pytest.raises(InputError, match="ticket.result is not available before the end"):
+            _ = gate.ticket.result
+        assert not gate.ticket.wait(0.01)
+        gate.opened.set()
+        over(gate.ticket)
+    assert len(gate.ticket.result.token_ids) == 5
+
+
+def test_a_callback_may_close_the_scheduler(llm: LLM) -> None:
+    scheduler = Scheduler(llm)
+    gate = Gate(scheduler)
+    ticket = scheduler.submit(plain([4], 400))
+    ticket.on_event(lambda event: scheduler.close())
+    gate.opened.set()
+    assert ticket.wait(20)
+    scheduler.close()
+    assert ticket.result.finish_reason == "cancelled"
+
+
+def test_a_scheduler_that_makes_no_step_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is something to do; the clock is ours."""
+    now = [0.0]
+    monkeypatch.setattr(scheduling, "monotonic", lambda: now[0])
+    with Scheduler(llm) as scheduler:
+        now[0] = 1000.0
+        assert scheduler.stalled == 0.0
+        gate = Gate(scheduler)
+        now[0] = 1070.0
+        assert 0.0 < scheduler.stalled <= 70.0
+        gate.opened.set()
+        over(gate.ticket)
+        assert scheduler.stalled == 0.0
+
+
+@pytest.mark.parametrize("at_once", [0, -1, "all", 1.5, None])
+def test_wrong_numbers_of_texts_are_refused(llm: LLM, at_once: Any) -> None:
+    with pytest.raises(InputError, match="at_once is .*; valid: auto, or an integer"):
+        Scheduler(llm, at_once)
+    with pytest.raises(InputError, match="at_once is .*; valid: "):
+        llm.generate_many([[1]], at_once=at_once)
+
+
+def test_a_wrong_request_is_refused_at_once(llm: LLM) -> None:
+    with pytest.raises(InputError, match="queue is -1"):
+        Scheduler(llm, queue=-1)
+    with Scheduler(llm) as scheduler, pytest.raises(InputError, match="prompt is empty"):
+        scheduler.submit(plain([]))
+
+
 # ---- failures -----------------------------------------------------------------------------------
 
 
@@ -598,6 +659,21 @@ def test_a_beginning_is_read_once(llm: LLM) -> None:
         assert scheduler.figures().reused - figures.reused == len(SHARED) + 9 + 50
     for request, ticket in zip([*samples, turn, other], [*tickets, *more], strict=True):
         assert ticket.result.token_ids == alone(llm, request).token_ids
+
+
+def test_owners_share_no_beginnings(llm: LLM) -> None:
+    """Neither while a text is written nor when its cache is kept."""
+    each = len(SHARED) - 1 - 32
+    with Scheduler(llm) as scheduler:
+        for number, owner in enumerate(("", "one", "other"), start=1):
+            gate = Gate(scheduler)
+            tickets = [scheduler.submit(plain(SHARED, 10, seed), owner) for seed in range(2)]
+            gate.opened.set()
+            over(gate.ticket, *tickets)
+            assert scheduler.figures().reused == number * each
+        stranger = scheduler.submit(plain([*SHARED, *range(40)], 5), "third")
+        over(stranger)
+        assert scheduler.figures().reused == 3 * each
 
 
 # ---- several prompts ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings, held, loading
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"
-HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+HELLO: dict[str, object] = {"prompt": "hello", "max_tokens": 4}
 
 
 LONG_BODY = (
@@ -60,7 +60,7 @@ def test_the_key(start: Start, keys: str) -> None:
 
 def test_limits(start: Start) -> None:
     server = start(max_tokens=8, max_prompt=5, max_body=300)
-    wrong: list[tuple[dict[str, Any], int, str]] = [
+    wrong: list[tuple[dict[str, object], int, str]] = [
         ({"prompt": "hey", "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
         ({"prompt": "h" * 300}, 413, LONG_BODY),
@@ -208,7 +208,7 @@ def test_the_server_ends_before_an_answer_has_begun(
 # ---- clients do not see each other: no answer, and no prompt by its time
 # ---------------------------------
 
-CALL: dict[str, Any] = {
+CALL: dict[str, object] = {
     "input": "hello",
     "max_output_tokens": 5,
     "tokenswift": {"ignore_eos": True},

@@ -15,7 +15,7 @@ from tokenswift.serve.schemas import CHARACTERS, Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
-HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+HELLO: dict[str, object] = {"prompt": "hello", "max_tokens": 4}
 MANY = 50_000
 SITE = "https://chat.example"
 
@@ -81,7 +81,7 @@ def test_a_long_prompt_is_not_encoded(
     assert ids["message"] == "the prompt is 21 tokens; valid: up to 20"
 
 
-LONG: list[tuple[str, dict[str, Any], str]] = [
+LONG: list[tuple[str, dict[str, object], str]] = [
     ("chat/completions", {"messages": [{}] * MANY}, "at most 4096 items"),
     ("responses", {"input": "x", "metadata": {str(i): 0 for i in range(99)}}, "at most 32 items"),
     ("completions", {"prompt": [*[0] * MANY, "x"]}, "prompt is [0, 0"),
@@ -91,7 +91,7 @@ KINDS = {"chat/completions": Chat, "completions": Completion, "responses": Respo
 
 
 @pytest.mark.parametrize(("path", "body", "message"), LONG, ids=lambda part: str(part)[:50])
-def test_long_lists(server: Running, path: str, body: dict[str, Any], message: str) -> None:
+def test_long_lists(server: Running, path: str, body: dict[str, object], message: str) -> None:
     """Their entries are not all looked at: each would be an error, and megabytes take minutes."""
     with pytest.raises(ValueError) as caught:
         KINDS[path].model_validate(body)
@@ -104,13 +104,13 @@ def test_long_lists(server: Running, path: str, body: dict[str, Any], message: s
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}
-LEAST: dict[str, dict[str, Any]] = {
+LEAST: dict[str, dict[str, object]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "completions": HELLO,
     "responses": {"input": "x"},
 }
 #: what is wrong in a request, and the beginning of its refusal
-WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
+WORDS: dict[str, list[tuple[dict[str, object], str]]] = {
     "completions": [
         ({"max_tokens": 1020}, "max_tokens is 1020; valid: an integer from 1 to 1,018"),
         ({"max_tokens": "x"}, "max_tokens is 'x'; valid: a valid integer"),

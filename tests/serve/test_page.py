@@ -11,8 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.serve.conftest import Running
+from tests.serve.conftest import Running, Start
 from tokenswift.serve.schemas import Responses
 
 PAGE = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")

@@ -151,7 +151,8 @@ def status(answer: Answer) -> str:
         return answer.record.state
     if not answer.running:  # the server ends, or an earlier one has
         return "queued" if answer.background and answer.folder else "incomplete"
-    return "in_progress" if answer.pieces else "queued"
+    has_begun = answer.ticket is not None and bool(answer.pieces)  # here, not on an earlier server
+    return "in_progress" if has_begun else "queued"
 
 
 def asked(answer: Answer) -> dict[str, Any]:

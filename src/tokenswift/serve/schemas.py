@@ -50,6 +50,8 @@ WITHOUT = frozenset(
 #: keys of ``tokenswift`` besides settings of the sampling
 OWN = ("strategy", "ignore_eos", "on_loop")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "greedy"]
+#: an error of memory, and what it names as too large
+NEEDED_MEMORY = re.compile(r"(\w+) is [^;]+; (the run needs [^;]+); valid: .*")
 #: names of the engine's arguments that clients know by others
 ENGINE_NAMES = {"template_options": "chat_template_kwargs"}
 
@@ -302,6 +304,9 @@ class Body(BaseModel):
             "max_new_tokens": self.length()[0],
         }
         text = str(error)
+        needed = NEEDED_MEMORY.fullmatch(text)
+        if needed is not None and needed[1] not in names:  # of drafts, which no client sizes
+            text = f"max_new_tokens is too large; {needed[2]}; valid: a smaller max_new_tokens"
         first = re.match(r"\w*", text)
         word = first[0] if first else ""
         text = names.get(word, word) + text.removeprefix(word)
