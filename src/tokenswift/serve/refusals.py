@@ -55,12 +55,15 @@ def wrong_fields(errors: Sequence[Mapping[str, object]]) -> Refused:
     """What pydantic found first, in a body or a query."""
     first = errors[0]
     location = first["loc"]
-    names = [str(part) for part in location] if isinstance(location, tuple) else []
-    place = [name for name in names if not _UNION.fullmatch(name)]
-    given = "missing" if first["type"] == "missing" else shown(first["input"])
+    parts = location if isinstance(location, tuple) else ()
+    names = [part for part in parts if isinstance(part, int) or not _UNION.fullmatch(str(part))]
+    place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)[1:]
+    given = shown(first["input"])
     valid = str(first["msg"]).removeprefix("Input should be ")
-    text = f"{'.'.join(place) or 'the body'} is {given}; valid: {valid}"
-    return Refused(400, text, next(iter(place), None))
+    if first["type"] == "missing":
+        given, valid = "missing", "a request that has it"
+    text = f"{place or 'the body'} is {given}; valid: {valid}"
+    return Refused(400, text, str(names[0]) if names else None)
 
 
 def log_text(text: str, most: int = 200) -> str:
