@@ -38,8 +38,7 @@ FORM = "{'type': 'function', 'function': {'name': …, 'parameters': {…}}}"
 NAMED = "{'type': 'function', 'function': {'name': …}} with the name of a tool"
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
 
-# ---- the tools of a chat
-# --------------------------------------------------------------------------
+# ---- the tools of a chat -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,7 @@ def _choice(choice: Any, known: Mapping[str, Any]) -> str:
     return name
 
 
-# ---- what a template is given
-# ---------------------------------------------------------------------
+# ---- what a template is given --------------------------------------------------------------------
 
 
 def conversation(
@@ -230,8 +228,7 @@ def _form(name: str, function: str, arguments: Any) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
 
 
-# ---- families
-# -------------------------------------------------------------------------------------
+# ---- families ------------------------------------------------------------------------------------
 
 TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
 
@@ -356,8 +353,7 @@ def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
     return "begun" if end.endswith(OPEN) else "" if end.endswith(CLOSE) else "may"
 
 
-# ---- an answer as it comes
-# ------------------------------------------------------------------------
+# ---- an answer as it comes -----------------------------------------------------------------------
 
 SPACE = " \t\r\n"
 # characters of whitespace that may stand between two parts of a call: what is longer is text
@@ -522,8 +518,7 @@ class Parser:
         self._held = rest
 
 
-# ---- what an answer holds
-# -------------------------------------------------------------------------
+# ---- what an answer holds ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

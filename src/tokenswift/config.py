@@ -32,8 +32,7 @@ from tokenswift.types import (
     shown,
 )
 
-# ---- words that arguments take: editors complete them, and checks take the valid ones from them
-# ----
+# ---- words that arguments take: editors complete them, and checks take the valid ones from them --
 
 #: how to draft; it never changes the tokens
 Strategy: TypeAlias = Literal[
@@ -41,7 +40,7 @@ Strategy: TypeAlias = Literal[
 ]
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
+KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 #: what weights are stored as in memory: as their files hold them, as floats, or in a quantized
 #: format
@@ -89,8 +88,7 @@ def environment_key() -> str | None:
     return os.environ.get(API_KEY) or None
 
 
-# ---- numbers and words of fields
-# ---------------------------------------------------------------------------
+# ---- numbers and words of fields -----------------------------------------------------------------
 
 CORES = os.cpu_count() or 1
 THREADS = max(16, 4 * CORES)  # at most
@@ -436,8 +434,9 @@ class LoadConfig:
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32,
             bfloat16, or quantized at loading, which makes another model: q8_0, q4_0, q4_1
-        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8,
-            half the memory of bfloat16
+        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype; with int8, keys are of 16
+            bits in layers that need it), float32, bfloat16, int8 (half the memory of bfloat16), or
+            int16 (keys of 16 bits, values in int8)
         backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda
             or torch
 

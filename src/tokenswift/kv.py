@@ -79,8 +79,9 @@ class KVCache:
     transformers' code.
 
     Attributes:
-        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; with
-            int8 (layers, K, pages, bytes of a page), see `kernels.cpu.backend`.
+        entries: the memory of keys and values.
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; in
+            int8 bytes, see `kernels.cpu.int8_cache`.
         ordered: whether entry i is position i (the full cache), so that sliding windows can be
             applied.
         work: scratch memory of the kernels, uint8, which they enlarge when they need more.
@@ -88,6 +89,7 @@ class KVCache:
             are in it.
     """
 
+    entries: Entries
     data: Tensor
     ordered: bool
     work: Tensor
@@ -165,6 +167,11 @@ class Entries:
         data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
     """
 
+    layers: int
+    kv_heads: int
+    capacity: int
+    data: Tensor
+
     def __init__(
         self,
         layers: int,
@@ -174,7 +181,9 @@ class Entries:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        self.layers, self.capacity = layers, capacity
+        self.layers = layers
+        self.kv_heads = kv_heads
+        self.capacity = capacity
         self.data = large_empty(2 * layers, kv_heads, capacity, width, dtype=dtype, device=device)
 
     def like(self, capacity: int) -> Entries:
@@ -183,7 +192,7 @@ class Entries:
         return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
 
     def copy(
-        self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
+        self, source: Entries, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
     ) -> None:
         """Copy entries of all layers and heads into slots ``into``.
 
@@ -204,16 +213,15 @@ class Entries:
                 )
                 self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
 
-    def copy_first(self, source: Any, length: int) -> None:
+    def copy_first(self, source: Entries, length: int) -> None:
         """Copy the first ``length`` entries."""
         self.data[:, :, :length] = source.data[:, :, :length]
 
     def drop(self, count: int) -> None:
         """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the
         front."""
-        at = count * self.data.shape[2] // self.capacity  # in pages, where they are
         for part in self.data:  # a copy of one at a time
-            part[:, : part.shape[1] - at] = part[:, at:].clone()
+            part[:, : part.shape[1] - count] = part[:, count:].clone()
 
     def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
         """Keys of slots ``start`` to ``end``, in floats."""
@@ -403,7 +411,7 @@ class SparseCache(KVCache):
         self.data = self.entries.data.zero_()  # no NaN in unused slots
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         #: position in the sequence of every slot, (layers, K, B)
-        shape = (like.layers, like.data.shape[1], budget)
+        shape = (like.layers, like.entries.kv_heads, budget)
         self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)
         self.filled = 0
         self.drafted = 0  # scratch rows kept as context
@@ -436,7 +444,7 @@ class SparseCache(KVCache):
         """Whether newer tokens have replaced the whole selection, or none was made yet."""
         return not self.selections or self.replaced >= self.budget - self.sinks
 
-    # ---- draft passes ---------------------------------------------------------------------------
+    # ---- draft passes ----------------------------------------------------------------------------
 
     def grow(self, rows: int) -> None:
         """Keep the first ``rows`` rows of the last pass as context of the next one."""
@@ -453,7 +461,7 @@ class SparseCache(KVCache):
         if rows:
             self._put(self, self.filled, rows, start)
 
-    # ---- committed tokens -----------------------------------------------------------------------
+    # ---- committed tokens ------------------------------------------------------------------------
 
     def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
         """Replace all slots by a selection from the full cache.
@@ -521,8 +529,7 @@ def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tenso
     return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-# ---- the selection
-# ----------------------------------------------------------------------------------------
+# ---- the selection -------------------------------------------------------------------------------
 
 
 def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
@@ -567,7 +574,7 @@ def select(
     budget = useful_budget(budget, windows, sinks)
     if total <= budget:
         return [
-            torch.arange(total, device=full.data.device).expand(full.data.shape[1], -1)
+            torch.arange(total, device=full.data.device).expand(full.entries.kv_heads, -1)
         ] * full.layers
     chosen = []
     for layer, query in enumerate(queries):
@@ -633,8 +640,7 @@ def _chunks(
     return _recent_first(importance, total - end)
 
 
-# ---- memory
-# -----------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

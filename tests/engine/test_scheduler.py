@@ -147,7 +147,7 @@ class Gate:
         assert self.opened.wait(60)
 
 
-# ---- tickets ------------------------------------------------------------------------------------
+# ---- tickets -------------------------------------------------------------------------------------
 
 
 def test_steps_come_as_in_a_stream(llm: LLM) -> None:
@@ -334,7 +334,7 @@ def test_a_wrong_request_is_refused_at_once(llm: LLM) -> None:
         scheduler.submit(plain([]))
 
 
-# ---- failures -----------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 def test_a_text_that_fails_ends_alone(
@@ -494,7 +494,7 @@ def test_cancelled_that_a_callback_raises_cancels(
     assert other.result.finish_reason == "length"
 
 
-# ---- strategies that do not give way ------------------------------------------------------------
+# ---- strategies that do not give way -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("several", [1, 3])
@@ -555,7 +555,7 @@ def test_drafts_that_do_not_give_way_need_not_alone(llm: LLM) -> None:
     assert figures.steps > figures.passes
 
 
-# ---- memory and order ---------------------------------------------------------------------------
+# ---- memory and order ----------------------------------------------------------------------------
 
 
 def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -637,7 +637,7 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
         assert torch.equal(one, other)
 
 
-# ---- beginnings that are shared -----------------------------------------------------------------
+# ---- beginnings that are shared ------------------------------------------------------------------
 
 
 def test_a_beginning_is_read_once(llm: LLM) -> None:
@@ -676,7 +676,7 @@ def test_owners_share_no_beginnings(llm: LLM) -> None:
         assert scheduler.figures().reused == 3 * each
 
 
-# ---- several prompts ----------------------------------------------------------------------------
+# ---- several prompts -----------------------------------------------------------------------------
 
 
 def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.cpu.backend import CpuBackend, Pages
-from tokenswift.kernels.cpu.structs import SCALES
 from tokenswift.kernels.weights import FORMATS, Format, Packed, Stored
 from tokenswift.kv import FullCache
 
@@ -130,14 +129,8 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
 
 def random_pages(cache: FullCache, noise: torch.Generator) -> None:
     """Keys and values in int8, with scales."""
-    pages: Any = cache.entries
-    shape = pages.scales[..., 0, :].shape
-    keys, values = 0.001 + 0.02 * torch.rand((2, *shape), generator=noise)
-    pages.scales.copy_(torch.stack([keys, values.log2(), 1 / values], -2))
-    numbers = cache.data[..., SCALES:]
-    whole = torch.randint(-127, 128, numbers.shape, generator=noise)
-    whole[..., : 16 * pages.width] += 128
-    numbers.copy_((whole % 256).to(torch.uint8))
+    assert isinstance(cache.entries, Pages)
+    cache.entries.put_random(noise)
 
 
 def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[int], list[int]]:

@@ -4,7 +4,6 @@ copy."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -45,14 +44,20 @@ def kernels() -> CpuBackend:
 def numbers(cache: FullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K,
     count)."""
-    pages: Any = cache.entries
-    data, width = cache.data[0], pages.width
-    key_scales, _, inverses = pages.scales[0].unbind(-2)
-    value_scales, behind = 1 / inverses, SCALES + 16 * width
-    keys = (
-        data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double()
-        - 128
-    )
+    pages = cache.entries
+    assert isinstance(pages, Pages)
+    width = pages.width
+    wide = pages.wide_keys[0]
+    data = pages.pages(0)
+    key_scales, _, inverses = pages.scales(0).unbind(-2)
+    value_scales = 1 / inverses
+    behind = SCALES + (32 if wide else 16) * width
+    numbers = data[..., SCALES:behind]
+    if wide:
+        words = numbers.view(torch.int16).unflatten(-1, (-1, 16, 2))
+    else:
+        words = numbers.unflatten(-1, (-1, 16, 4))
+    keys = words.transpose(-3, -2).flatten(-2).double() - (0 if wide else 128)
     filled = -(-width // 16) * 16
     values = data[..., behind:].view(torch.int8).unflatten(-1, (4, filled, 4))
     values = values.transpose(-2, -1).flatten(-3, -2)[..., :width].double()
@@ -61,10 +66,11 @@ def numbers(cache: FullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def weights_of(x: Tensor) -> Tensor:
-    """127 · 2^x by the specification's polynomial, for x from -100 to 0."""
+    """16383 · 2^x by the specification's polynomial, for x from -100 to 0."""
     turns = x.clamp_min(-100).round()
     r = x.clamp_min(-100) - turns
-    return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * 2**turns
+    polynomial = 16383 + r * (11358.0547 + r * (3968.14233 + r * 901.210449))
+    return polynomial * 2**turns
 
 
 def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:
@@ -72,7 +78,9 @@ def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: f
     heads, rows, _ = query.shape
     total = before + rows
     keys, key_scales, values, value_scales = numbers(cache, total)
-    q_scale = query.abs().amax(-1, keepdim=True) / 127
+    assert isinstance(cache.entries, Pages)
+    levels = 511 if cache.entries.wide_keys[0] else 127
+    q_scale = query.abs().amax(-1, keepdim=True) / levels
     q = (query / q_scale).round().double()
     places, own = torch.arange(total)[None], torch.arange(before, total)[:, None]
     seen = (places <= own) & ((places > own - window) if window else (places >= 0))
@@ -100,13 +108,14 @@ def expected(cache: FullCache, query: Tensor, before: int, window: int, scale: f
     return out
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["int8", "int16"])
 @pytest.mark.parametrize("kv_heads, group, width, before, rows, window", CASES)
 def test_attention_is_the_specification(
-    kv_heads: int, group: int, width: int, before: int, rows: int, window: int
+    kv_heads: int, group: int, width: int, before: int, rows: int, window: int, wide: bool
 ) -> None:
     noise = torch.Generator().manual_seed(before)
-    cache = kernels().new_cache(1, kv_heads, width, before + rows + 20, torch.int8)
-    assert isinstance(cache.entries, Pages)
+    capacity = before + rows + 20
+    cache = kernels().new_cache(1, kv_heads, width, capacity, torch.int8, [wide])
     random_pages(cache, noise)
     cache._length = before
     query = torch.randn(kv_heads * group, rows, width, generator=noise)
@@ -117,20 +126,22 @@ def test_attention_is_the_specification(
     assert (found - wanted).abs().median() < 1e-6
 
 
-def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
+@pytest.mark.parametrize("kept, levels", [("int8", 127), ("int16", 8191)])
+def test_a_pass_writes_what_a_float_pass_writes_rounded(kept: str, levels: int) -> None:
     model = tiny_model("llama")
     target = NativeTarget(model, kernels(), rotary_of(model))
     tokens = torch.arange(2, 42)
     floats = target.new_cache(64)
     target.forward(tokens, torch.arange(40), floats)
-    target.compute_as(LoadConfig(kv_cache_dtype="int8"), "tiny")
+    target.compute_as(LoadConfig(kv_cache_dtype=kept), "tiny")
     whole = target.new_cache(64)
     assert isinstance(whole.entries, Pages)
     target.forward(tokens, torch.arange(40), whole)
     floats.commit(tuple(range(40)))
     whole.commit(tuple(range(40)))
     keys = floats.keys(0)
-    assert ((whole.keys(0) - keys).abs() <= keys.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
+    half_a_step = keys.abs().amax(-1, keepdim=True) / levels / 2
+    assert ((whole.keys(0) - keys).abs() <= half_a_step * 1.01).all()
     _, _, values, scales = numbers(whole, 40)
     given = floats.data[1, :, :40]
     assert (
@@ -150,6 +161,6 @@ def test_what_is_no_number_is_seen(what: str) -> None:
     if what == "query":
         query[0, 1, 5] = math.inf
     else:
-        cache.entries.scales[..., 0 if what == "key" else 1, 7] = math.nan
+        cache.entries.scales(0)[..., 0 if what == "key" else 1, 7] = math.nan
     found = kernels().attend(query, 0, cache, None, 0.25, 0)
     assert found[1, 0].isnan().all()

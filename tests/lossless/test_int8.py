@@ -12,6 +12,7 @@ from tests.default_model import default_llm
 from tests.lossless.frozen import LENGTH, NEW, PROMPTS, SAMPLERS, STRATEGIES
 from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(
@@ -90,7 +91,8 @@ def test_what_is_no_number_ends_a_run(llm: LLM) -> None:
     target = llm.target
     cache = target.new_cache(32)
     tokens = torch.arange(5)
-    scales = cache.data[..., :64].view(torch.float32)
+    assert isinstance(cache.entries, Pages)
+    scales = cache.entries.scales(0)
     target.forward(tokens, tokens, cache)
     cache.commit(tuple(range(5)))
     scales[0, 0, 0, 2] = float("nan")

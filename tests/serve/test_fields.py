@@ -221,7 +221,7 @@ def test_items_of_other_servers_are_left_out(
     assert "(reasoning)" not in caplog.text
 
 
-# ---- strategies ---------------------------------------------------------------------------------
+# ---- strategies ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["auto", "autoregressive"])
@@ -240,7 +240,7 @@ def test_other_strategies_have_to_be_allowed(start: Start, llm: LLM) -> None:
     assert message.startswith("strategy is 'best'; valid: auto, autoregressive, tokenswift")
 
 
-# ---- large bodies -------------------------------------------------------------------------------
+# ---- large bodies --------------------------------------------------------------------------------
 
 
 def function(name: str, parameters: object) -> Fields:

@@ -156,8 +156,7 @@ def test_errors_name_the_value(server: Running, path: str) -> None:
         assert len(error["message"]) < 400
 
 
-# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one
-# --------------
+# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one ----
 
 DEEP = "[" * 5000 + "]" * 5000
 SAID = '"messages": [{"role": "user", "content": "hello"}]'
@@ -247,7 +246,7 @@ def test_the_description(server: Running) -> None:
         assert field in content["application/json"]["schema"]["properties"]
 
 
-# ---- names of this machine, and what the log says of strangers ----------------------------------
+# ---- names of this machine, and what the log says of strangers -----------------------------------
 
 
 @pytest.mark.parametrize(

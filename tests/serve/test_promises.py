@@ -50,7 +50,7 @@ def authorised(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-# ---- what a request means -----------------------------------------------------------------------
+# ---- what a request means ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_bodies_that_python_cannot_read(server: Running, value: str) -> None:
     assert len(reply.json()["error"]["message"]) < 400
 
 
-# ---- where an answer stands ---------------------------------------------------------------------
+# ---- where an answer stands ----------------------------------------------------------------------
 
 
 def test_headers_and_comments_come_before_the_text(
@@ -282,7 +282,7 @@ def test_an_answer_that_is_read_again_tells_its_thought_apart(start: Start, tmp_
     assert [item["type"] for item in output] == ["reasoning", "message"]
 
 
-# ---- the end ------------------------------------------------------------------------------------
+# ---- the end -------------------------------------------------------------------------------------
 
 
 def test_a_server_that_cannot_generate_any_more_says_so(

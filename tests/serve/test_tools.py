@@ -193,8 +193,7 @@ def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]
     assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
-# ---- what a model thinks before it answers
-# ----------------------------------------------------------------
+# ---- what a model thinks before it answers -------------------------------------------------------
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"messages": HI, "temperature": 0, "max_tokens": 60}

@@ -65,8 +65,10 @@ class LLM(AbstractContextManager["LLM"]):
             them; None leaves them.
         weights (str): what they are stored as: "stored" (as the files hold them), "float32",
             "bfloat16", or quantized at loading: "q8_0", "q4_0", "q4_1".
-        kv_cache_dtype (str): of keys and values: "auto" (as the rest), "float32", "bfloat16" or
-            "int8" (half the memory of bfloat16, for long texts).
+        kv_cache_dtype (str): of keys and values: "auto" (as the rest; in int8, keys are integers of
+            16 bits in the layers where 8 bits would move attention), "float32", "bfloat16", "int8"
+            (half the memory of bfloat16) or "int16" (keys of 16 bits in all layers, values in
+            int8).
         backend (str): what computes: "auto" (the device's kernels, or torch where they do not
             work), "cpu" or "cuda" (those kernels, or an error), or "torch", for diagnosis.
 

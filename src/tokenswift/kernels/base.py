@@ -132,7 +132,7 @@ class Backend:
         self.kind = self.device.type
         self.on_host = self.decodes = self.kind == "cpu"
 
-    # ---- memory ---------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
         """Whether products of this type read weights of a quantized format as stored."""
@@ -176,13 +176,27 @@ class Backend:
         return weight.take(ids)
 
     def new_cache(
-        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+        self,
+        layers: int,
+        kv_heads: int,
+        width: int,
+        capacity: int,
+        dtype: torch.dtype,
+        wide_keys: Sequence[bool] = (),
     ) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch rows included."""
+        """An empty full cache for ``capacity`` tokens, scratch rows included.
+
+        Args:
+            wide_keys: in int8, of each layer whether its keys are of 16 bits; empty: none are.
+        """
         return FullCache(Entries(layers, kv_heads, width, capacity, dtype, self.device))
 
     def has_int8_keys(self, width: int) -> bool:
         """Whether keys and values of heads of this width may be int8."""
+        return False
+
+    def has_wide_keys(self, width: int) -> bool:
+        """Whether keys of heads of this width may be integers of 16 bits, beside values in int8."""
         return False
 
     def memory(self) -> memory.Memory | None:
@@ -203,7 +217,7 @@ class Backend:
 
         return processor()
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """Prepare layers for :meth:`layers`."""
@@ -387,11 +401,6 @@ class Backend:
         return None
 
 
-def capacity_of(data: Tensor) -> int:
-    """Capacity in tokens of a cache's tensor; int8 pages hold 16."""
-    return data.shape[2] * (16 if data.dtype == torch.uint8 else 1)
-
-
 def check_ids(ids: Tensor, count: int) -> None:
     """Check that token ids on the host are below ``count``.
 
@@ -409,11 +418,11 @@ def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> Non
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
-    parts = [(cache.length, cache.data)]
+    parts = [(cache.length, cache.entries.capacity)]
     if cache.tail is not None:
-        parts.append((cache.tail_length, cache.tail.entries.data))
-    for before, data in parts:
-        if before + count > (capacity := capacity_of(data)):
+        parts.append((cache.tail_length, cache.tail.entries.capacity))
+    for before, capacity in parts:
+        if before + count > capacity:
             raise ValueError(
                 f"a pass of {count} rows over {before} keys needs more room than the cache's "
                 f"{capacity}"

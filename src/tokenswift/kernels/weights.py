@@ -428,6 +428,7 @@ class LayerWeights:
         query_norm, key_norm: of the norms of each head's query and key, or of all heads' together.
         rope: which of the sets of angles turns queries and keys; -1: none.
         window: newest keys that a token sees (itself included); 0 is all.
+        wide_keys: whether keys, where a cache keeps whole numbers, are of 16 bits.
         beside: of a drafter's layer: what is added to queries, keys and values from a second input,
             of which a pass has a row beside each of its states, ((H + 2 K) d, D).
         beside_norm: of the norm of that input.
@@ -449,6 +450,7 @@ class LayerWeights:
     down_norm: Tensor | None = None
     rope: int = 0
     window: int = 0
+    wide_keys: bool = False
     beside: Packed | None = None
     beside_norm: Tensor | None = None
 

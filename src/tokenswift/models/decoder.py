@@ -50,6 +50,8 @@ from tokenswift.loader.config import (
 from tokenswift.loader.gguf import straightened
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
+from tokenswift.models.key_types import TOKENS as KEY_TOKENS
+from tokenswift.models.key_types import needs_wide_keys, score_errors
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
@@ -78,6 +80,7 @@ class BaseTarget(ABC):
 
     Attributes:
         kv_dtype: type of keys and values.
+        wide_keys: of each layer, whether its keys in int8 are in fact of 16 bits.
         layout: the model's architecture for the native decoder; None: transformers' own forward
             runs.
         windows: sliding window of each layer in tokens; None: the layer sees everything.
@@ -110,6 +113,7 @@ class BaseTarget(ABC):
         self.head_dim = head_width(config)
         self.weight_bytes = self.copied_bytes = 0
         self.windows: list[int | None] = [None] * self.layers
+        self.wide_keys: tuple[bool, ...] = (False,) * self.layers
         self._count_entries()
         self._rows: tuple[Tensor, Any] | None = None
 
@@ -236,13 +240,19 @@ class BaseTarget(ABC):
         windows keep their newest entries alone, in the cache's tail, unless ``whole``."""
         keeps = whole or self.layout is None or not self.backend.on_host
         windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
-        sizes = (self.kv_heads, self.head_dim)
-        cache = self.backend.new_cache(self.layers - windowed, *sizes, capacity, self.kv_dtype)
-        if windowed:
-            room = tail_room(self.windows, capacity)
-            entries = self.backend.new_cache(windowed, *sizes, room, self.kv_dtype).entries
-            cache.tail = Tail(entries, self.windows)
+        if not windowed:
+            return self._new_cache(capacity, self.wide_keys)
+        layers = list(zip(self.wide_keys, self.windows, strict=True))
+        cache = self._new_cache(capacity, [wide for wide, window in layers if window is None])
+        wide_in_tail = [wide for wide, window in layers if window is not None]
+        tail = self._new_cache(tail_room(self.windows, capacity), wide_in_tail)
+        cache.tail = Tail(tail.entries, self.windows)
         return cache
+
+    def _new_cache(self, capacity: int, wide_keys: Sequence[bool]) -> FullCache:
+        """An empty cache for some of the layers."""
+        sizes = (len(wide_keys), self.kv_heads, self.head_dim, capacity)
+        return self.backend.new_cache(*sizes, self.kv_dtype, wide_keys)
 
     def cache_bytes(self, tokens: int) -> int:
         """Bytes of the keys and values of so many tokens."""
@@ -290,11 +300,22 @@ class BaseTarget(ABC):
 
     def identity(self) -> dict[str, str]:
         """The types that decide the tokens, besides the weights': part of a run's identity."""
+        types: dict[str, str] = {}
         if self.computes == "int8":
-            return {"dtype": "int8"}
-        made = {"activations": "int8"} if self.int8 else {}
-        kept = {"kv_cache_dtype": str(self.kv_dtype).removeprefix("torch.")}
-        return made if self.kv_dtype == self.dtype else made | kept
+            types["dtype"] = "int8"
+        else:
+            if self.int8:
+                types["activations"] = "int8"
+            if self.kv_dtype != self.dtype:
+                types["kv_cache_dtype"] = str(self.kv_dtype).removeprefix("torch.")
+        if any(self.wide_keys):
+            types["int16_keys"] = ",".join(map(str, self.wide_layers))
+        return types
+
+    @property
+    def wide_layers(self) -> list[int]:
+        """The layers whose keys are of 16 bits."""
+        return [layer for layer, wide in enumerate(self.wide_keys) if wide]
 
     @property
     def equal_bits(self) -> bool:
@@ -397,7 +418,7 @@ class NativeTarget(BaseTarget):
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
         for segment in segments:
@@ -444,7 +465,7 @@ class NativeTarget(BaseTarget):
             found = embedding[tokens]
         return found if self._scale == 1 else found * self._scale
 
-    # ---- weights --------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Tensor | Stored:
         """A weight by its name, as the files or the model hold it."""
@@ -523,41 +544,72 @@ class NativeTarget(BaseTarget):
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are
-        quantized and the backend multiplies them. Keys with a bias have channels of very large
-        values, which a single scale for a narrow head does not resolve (perplexity of Qwen 2.5
-        0.5B: 5% more), so they keep the dtype then."""
-        weights, backend, asked = self.body.weights, self.backend, how.dtype == "int8"
+        quantized and the backend multiplies them; then keys and values, too, are whole numbers."""
+        weights = self.body.weights
         stored = all(
             each.stored for each in (self.head, *(w for layer in weights for w in layer.packed()))
         )
-        has_keys = backend.has_int8_keys(self.head_dim)
-        self.int8 = asked or (how.dtype == "auto" and stored and has_keys)
-        if asked and not stored:
+        whole_keys = self.backend.has_int8_keys(self.head_dim)
+        self.int8 = how.dtype == "int8" or (how.dtype == "auto" and stored and whole_keys)
+        if self.int8 and not stored:
             raise InputError(
                 "dtype is 'int8', but not all of the model's weights are quantized in a format "
-                "that the "
-                f"{backend.name} backend multiplies; valid: auto, float32, bfloat16, or on a CPU "
-                f"int8 with "
-                "weights q8_0, q4_1 or q4_0 (quantized while loading), or with a GGUF file of such",
+                f"that the {self.backend.name} backend multiplies; valid: auto, float32, bfloat16, "
+                "or on a CPU int8 with weights q8_0, q4_1 or q4_0 (quantized while loading), or "
+                "with a GGUF file of such",
                 "dtype",
             )
-        precise = not asked and self.head_dim < 128 and weights[0].qkv_bias is not None
-        self.kv_dtype = how.keys or (torch.int8 if self.int8 and not precise else self.kv_dtype)
-        if self.kv_dtype == torch.int8 and not has_keys:
-            option = "kv_cache_dtype" if how.keys else "dtype"
+        active = torch.int8 if self.int8 else self.body.shape.active
+        self.body = self.backend.body(replace(self.body.shape, active=active), weights)
+        self._set_key_types(how)
+        self.body = self.backend.body(replace(self.body.shape, keys=self.kv_dtype), weights)
+        self._count_entries()
+
+    def _set_key_types(self, how: LoadConfig) -> None:
+        """Set the type of keys and values, and which layers' keys are of 16 bits.
+
+        Raises:
+            InputError: the backend keeps no such keys of heads of this width.
+        """
+        width = self.head_dim
+        asked = how.kv_cache_dtype
+        whole = asked in ("int8", "int16") or (asked == "auto" and self.int8)
+        if not whole:
+            self.kv_dtype = how.keys or self.kv_dtype
+            return
+        kept = self.backend.has_wide_keys if asked == "int16" else self.backend.has_int8_keys
+        if not kept(width):
+            option = "dtype" if asked == "auto" else "kv_cache_dtype"
             raise InputError(
-                f"{option} is 'int8', but the {backend.name} backend keeps no keys of heads of "
-                f"width "
-                f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width "
-                f"is a "
-                "multiple of 4 with compiled kernels on a CPU",
+                f"{option} is {getattr(how, option)!r}, but the {self.backend.name} backend keeps "
+                f"no keys of heads of width {width} as whole numbers; valid: auto, float32, "
+                "bfloat16, or heads whose width is a multiple of 4 (up to 512 for int16) with "
+                "compiled kernels on a CPU",
                 option,
             )
-        active = torch.int8 if self.int8 else self.body.shape.active
-        self.body = backend.body(
-            replace(self.body.shape, keys=self.kv_dtype, active=active), weights
-        )
-        self._count_entries()
+        if asked == "auto":
+            wide = [needs_wide_keys(error) for error in self._score_errors()]
+            if any(wide) and not self.backend.has_wide_keys(width):
+                self.kv_dtype = torch.float32
+                return
+        else:
+            wide = [asked == "int16"] * self.layers
+        self.kv_dtype = torch.int8
+        for layer, is_wide in zip(self.body.weights, wide, strict=True):
+            layer.wide_keys = is_wide
+        self.wide_keys = tuple(wide)
+
+    def _score_errors(self) -> list[float]:
+        """What keys in int8 would add to attention scores, by layer (`models.key_types`)."""
+        body = self.body
+        shape = replace(body.shape, keys=torch.float32)
+        self.body = self.backend.body(shape, body.weights)
+        sizes = (self.layers, self.kv_heads, self.head_dim, KEY_TOKENS)
+        cache = self.backend.new_cache(*sizes, torch.float32)
+        try:
+            return score_errors(self, cache, shape.scale)
+        finally:
+            self.body = body
 
 
 def fits(model: Any) -> bool:

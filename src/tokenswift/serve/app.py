@@ -81,8 +81,7 @@ def described(kind: type[Body]) -> dict[str, object]:
     return {"requestBody": {"content": content, "required": True}}
 
 
-# ---- the routes
-# -----------------------------------------------------------------------------------
+# ---- the routes ----------------------------------------------------------------------------------
 
 
 def make_app(answers: Answers, settings: Settings) -> FastAPI:
@@ -233,7 +232,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     return app
 
 
-# ---- where it runs ------------------------------------------------------------------------------
+# ---- where it runs -------------------------------------------------------------------------------
 
 
 class Server(uvicorn.Server):

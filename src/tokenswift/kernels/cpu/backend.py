@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import byref, c_float, c_int32, c_long, c_void_p
+from ctypes import byref, c_int32, c_long, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.kernels.base import Backend, Batch, Body, Taps, capacity_of
+from tokenswift.kernels.base import Backend, Batch, Body, Taps
 from tokenswift.kernels.cpu import structs
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
-from tokenswift.kernels.cpu.structs import PAGE, SCALES, address, fields, page_bytes, vector
+from tokenswift.kernels.cpu.ranker import NativeRanker
+from tokenswift.kernels.cpu.structs import address, vector
 from tokenswift.kernels.weights import (
     FORMATS,
     PANEL,
@@ -30,199 +31,8 @@ from tokenswift.kernels.weights import (
     Stored,
     active_type,
 )
-from tokenswift.kv import Entries, FullCache, KVCache, large_empty
-from tokenswift.sampling.choice import LogitRows, Ranked, position_key
+from tokenswift.kv import Entries, FullCache, KVCache
 from tokenswift.types import check_tokens
-
-
-class Pages(Entries):
-    """Keys and values of a cache in int8, in the pages that the kernels read (cpu_int_attention.h).
-
-    A head's key or value of a token is a row of integers with one scale: half the memory of
-    bfloat16.
-
-    Args:
-        layers, kv_heads, width: of the cache.
-        capacity: tokens that fit, rounded up to pages.
-        copy_entries: ``ts_copy`` of the compiled kernels.
-
-    Attributes:
-        data: (layers, K, pages, bytes of a page).
-    """
-
-    def __init__(
-        self, layers: int, kv_heads: int, width: int, capacity: int, copy_entries: Any
-    ) -> None:
-        shape = (layers, kv_heads, -(-capacity // PAGE), page_bytes(width))
-        self.layers, self.capacity = layers, shape[2] * PAGE
-        self.width, self.copy_entries = width, copy_entries
-        self.data = large_empty(*shape, dtype=torch.uint8)
-
-    def like(self, capacity: int) -> Pages:
-        """Others, of another capacity."""
-        layers, kv_heads = self.data.shape[:2]
-        return Pages(layers, kv_heads, self.width, capacity, self.copy_entries)
-
-    @property
-    def scales(self) -> Float[Tensor, "L K pages 3 16"]:
-        """Each token's scale of the key; base-2 logarithm of the scale of the value; inverse of
-        that."""
-        return self.data[..., :SCALES].view(torch.float32).unflatten(-1, (3, PAGE))
-
-    def copy(
-        self, source: Any, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
-    ) -> None:
-        """See `Entries.copy`.
-
-        Raises:
-            ValueError: slots that there are not, or rows of another number.
-        """
-        heads, own = self.data.shape[0] * self.data.shape[1], isinstance(rows, Tensor)
-        to = torch.tensor(into, dtype=torch.int32, device="cpu")
-        of = torch.as_tensor(rows, dtype=torch.int32, device="cpu").contiguous()
-        count = len(to)
-        if of.shape != ((heads, count) if own else (count,)):
-            raise ValueError(
-                f"rows have the shape {tuple(of.shape)}; valid: one for each of {count} slots"
-            )
-        if not count:
-            return
-        for slots, room in ((to, self.capacity), (of, source.capacity)):
-            first, last = int(slots.min()), int(slots.max())
-            if first < 0 or last >= room:
-                raise ValueError(f"slots from {first} to {last}; valid: 0 to {room - 1}")
-        like, size = self.data.shape[:2], page_bytes(self.width)
-        self.copy_entries(
-            address("pages", self.data, torch.uint8, *like, self.capacity // PAGE, size),
-            self.capacity,
-            address(
-                "pages of the source",
-                source.data,
-                torch.uint8,
-                *like,
-                source.capacity // PAGE,
-                size,
-            ),
-            source.capacity,
-            self.width,
-            heads,
-            count,
-            address("slots", to, torch.int32, count),
-            address("rows", of, torch.int32, *((heads, count) if own else (count,))),
-            int(own),
-        )
-
-    def copy_first(self, source: Pages, length: int) -> None:
-        """Copy the first ``length`` entries, by whole pages."""
-        pages = -(-length // PAGE)
-        self.data[:, :, :pages] = source.data[:, :, :pages]
-
-    def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
-        """Keys of slots as numbers, float32."""
-        first, last = start // PAGE, -(-end // PAGE)
-        pages = self.data[layers, :, first:last]
-        scales = self.scales[layers, :, first:last, 0]
-        words = pages[..., SCALES : SCALES + self.width * PAGE].unflatten(-1, (-1, PAGE, 4))
-        whole = words.transpose(-3, -2).flatten(-2).float() - 128  # (L, K, pages, 16, d)
-        found = (whole * scales[..., None]).flatten(2, 3)
-        return found[:, :, start - first * PAGE : end - first * PAGE]
-
-    def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
-        """Write keys of slots from ``start`` on."""
-        at = torch.arange(start, start + keys.shape[2])
-        page, place = at // PAGE, at % PAGE
-        scale = keys.abs().amax(-1) / 127
-        whole = (keys / scale.clamp_min(1e-30)[..., None]).round().clamp(-127, 127) + 128
-        self.scales[:, :, page, 0, place] = scale
-        words = self.data[..., SCALES : SCALES + self.width * PAGE].unflatten(-1, (-1, PAGE, 4))
-        # (n, L, K, words, 4): indices that a slice stands between come first
-        words[:, :, page, :, place] = (
-            whole.to(torch.uint8).unflatten(-1, (-1, 4)).permute(2, 0, 1, 3, 4)
-        )
-
-
-OFF = (1.0, 0, 1.0, 0.0, -math.inf)  # temperature and filters
-
-
-class CRule(ctypes.Structure):
-    _fields_ = fields(
-        "long size; pointer ids; float temperature; long top_k; double top_p, eta; float min_p"
-    )
-
-
-class CRow(ctypes.Structure):
-    _fields_ = fields("uint64 key; float noise; int width; pointer mask")
-
-
-class NativeRanker:
-    """The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch.
-
-    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has
-    its own.
-
-    Args:
-        library: the compiled kernels.
-        params: processors and seed.
-    """
-
-    def __init__(self, library: ctypes.CDLL, params: SamplingParams) -> None:
-        self._rank, self._best, self._work = library.ts_rank, library.ts_best, dict[int, Tensor]()
-        self._seed, self._greedy, p = params.seed, params.greedy, params
-        least = math.log(p.min_p) if p.min_p else -math.inf
-        how = OFF if p.greedy else (p.temperature, p.top_k, p.top_p, p.eta_cutoff, least)
-        self._rule = CRule(0, None, *how)
-
-    def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """See ``sampling.choice.Ranker.rank``."""
-        rule, subset, logits = self._rule, rows.subset, rows.logits.float().contiguous()
-        count, size = logits.shape
-        rule.size, rule.ids, tokens = size, None, size
-        if subset is not None:
-            tokens = subset.vocab_size
-            rule.ids = address("ids of the subset", subset.ids32, torch.int32, size)
-        asked, noise = (CRow * count)(), 0.0 if self._greedy else rows.noise
-        for row, position, width in zip(asked, rows.positions, rows.widths, strict=True):
-            row.key, row.noise, row.width = position_key(self._seed, position), noise, width
-        for row, mask in zip(asked, rows.masks, strict=False):
-            if mask is not None:
-                row.mask = address("a mask", mask, torch.int32, -(-tokens // 32))
-        most = min(max(rows.widths), size)
-        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        distribution = (c_float * (count * most))() if rows.with_probs else None
-        counts = (c_int32 * count)()
-        work = self._work.get(size)
-        if work is None:
-            work = self._work[size] = torch.empty(4 * size, dtype=torch.float32, device="cpu")
-        refused = self._rank(
-            byref(rule),
-            address("logits", logits, torch.float32, count, size),
-            asked,
-            count,
-            most,
-            tokens,
-            values,
-            distribution,
-            counts,
-            address("work space", work, torch.float32, 4 * size),
-        )
-        if refused >= 0:
-            return refused
-        best = [
-            slice(at, at + n) for at, n in zip(range(0, count * most, most), counts, strict=True)
-        ]
-        return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
-
-    def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
-        """See ``sampling.choice.Ranker.best``."""
-        logits = logits.float().contiguous()
-        count, size = logits.shape
-        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        self._best(
-            address("logits", logits, torch.float32, count, size), count, size, most, tokens, values
-        )
-        return [
-            (tokens[at : at + most], values[at : at + most]) for at in range(0, count * most, most)
-        ]
 
 
 class CpuBackend(Backend):
@@ -263,16 +73,27 @@ class CpuBackend(Backend):
         )
 
     def new_cache(
-        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+        self,
+        layers: int,
+        kv_heads: int,
+        width: int,
+        capacity: int,
+        dtype: torch.dtype,
+        wide_keys: Sequence[bool] = (),
     ) -> FullCache:
         """See :meth:`Backend.new_cache`; int8 in pages."""
         if dtype != torch.int8:
             return super().new_cache(layers, kv_heads, width, capacity, dtype)
-        return FullCache(Pages(layers, kv_heads, width, capacity, self._lib.ts_copy))
+        wide = wide_keys or [False] * layers
+        return FullCache(Pages(kv_heads, width, capacity, wide, self._lib.ts_copy))
 
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""
         return width % 4 == 0
+
+    def has_wide_keys(self, width: int) -> bool:
+        """See :meth:`Backend.has_wide_keys`."""
+        return width % 4 == 0 and width <= structs.MOST_WIDE
 
     def _count(self) -> int:
         """Threads of the next pass."""
@@ -311,21 +132,18 @@ class CpuBackend(Backend):
         found: list[Tensor] = []
         rows = (structs.CRows * len(segments))()
         for entry, segment in zip(rows, segments, strict=True):
-            count, data = len(segment.tokens), segment.cache.data
+            count = len(segment.tokens)
             structs.describe(entry, segment.cache, count, segment.parents)
             sizes = (layers, shape.heads, count, shape.width)
             found.append(torch.empty(sizes, dtype=shape.queries, device="cpu"))
             entry.queries = address("queries", found[-1], shape.queries, *sizes)
-            far = shape.layers
-            if (tail := segment.cache.tail) is not None:
-                held, apart = tail.entries.data, tail.entries.layers
-                entry.tail_before, entry.tail_capacity = (
-                    segment.cache.tail_length,
-                    capacity_of(held),
-                )
-                entry.tail = structs.entries(held, shape, entry.tail_capacity, apart)
-                far -= apart
-            entry.keys_values = structs.entries(data, shape, entry.capacity, far)
+            tail = segment.cache.tail
+            in_tail = [tail is not None and layer.window > 0 for layer in body.weights]
+            if tail is not None:
+                entry.tail_before = segment.cache.tail_length
+                entry.tail_capacity = tail.entries.capacity
+                entry.tail = _entries_address(tail.entries, body, in_tail, True)
+            entry.keys_values = _entries_address(segment.cache.entries, body, in_tail, False)
         count = sum(entry.n for entry in rows)
         args = structs.CPass(n=count, count=len(segments), threads=self._count(), keep=keep)
         args.rows = ctypes.addressof(rows)
@@ -366,24 +184,47 @@ class CpuBackend(Backend):
     ) -> Float[Tensor, "n H d"]:
         """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and
         heads of odd width."""
-        data, pages = cache.data, cache.data.dtype == torch.uint8
+        data = cache.data
+        entries = cache.entries
         odd = query.shape[-1] % 2  # the kernels take numbers in pairs
-        if sinks is not None or not (pages or data.dtype in structs.TYPES) or odd:
+        readable = isinstance(entries, Pages) or data.dtype in structs.TYPES
+        if sinks is not None or not readable or odd:
             more = {"softcap": softcap, "sinks": sinks}
             return super().attend(query, layer, cache, parents, scale, window, **more)
         heads, count, width = query.shape
-        keys = torch.int8 if pages else data.dtype
+        keys = torch.int8 if isinstance(entries, Pages) else data.dtype
         active = active_type(keys)
         shape = Shape(
-            1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale, softcap or 0.0
+            layers=1,
+            hidden=0,
+            inner=0,
+            heads=heads,
+            kv_heads=entries.kv_heads,
+            width=width,
+            weights=active,
+            keys=keys,
+            active=active,
+            eps=0.0,
+            scale=scale,
+            cap=softcap or 0.0,
         )
         query = query.to(active).contiguous()
         out = torch.empty(count, heads, width, dtype=active, device="cpu")
-        rows, c_shape = structs.CRows(), structs.shape_of(shape)
+        rows = structs.CRows()
+        c_shape = structs.shape_of(shape)
         structs.describe(rows, cache, count, parents)
-        at = slice(layer, layer + 1) if pages else slice(2 * layer, 2 * layer + 2)
-        first = structs.entries(data[at], shape, rows.capacity, 1)
-        behind = 0 if pages else shape.kv_heads * rows.capacity * width * data.itemsize
+        if isinstance(entries, Pages):
+            wide = entries.wide_keys[layer]
+            pages = entries.pages(layer)
+            page = structs.page_bytes(width, wide)
+            sizes = (entries.kv_heads, entries.capacity // structs.PAGE, page)
+            c_shape.keys = structs.INT16_KEYS if wide else structs.KEYS[torch.int8]
+            first = address("keys and values", pages, torch.uint8, *sizes)
+            behind = 0
+        else:
+            both = data[2 * layer : 2 * layer + 2]
+            first = structs.entries(both, shape, rows.capacity, [False])
+            behind = shape.kv_heads * rows.capacity * width * data.itemsize
         rest = (
             c_long(window),
             address("queries", query, active, heads, count, width),
@@ -462,6 +303,19 @@ class CpuBackend(Backend):
             self._count(),
         )
         return out
+
+
+def _entries_address(entries: Entries, body: Body, in_tail: Sequence[bool], tail: bool) -> int:
+    """Where the keys and values of a body's layers are that are in a cache's tail, or are not.
+
+    Raises:
+        ValueError: the cache has other types of keys, or other sizes.
+    """
+    layers = zip(body.weights, in_tail, strict=True)
+    wide = tuple(layer.wide_keys for layer, apart in layers if apart == tail)
+    if isinstance(entries, Pages) and entries.wide_keys != wide:
+        raise ValueError(f"keys of 16 bits are {entries.wide_keys}; valid for this model: {wide}")
+    return structs.entries(entries.data, body.shape, entries.capacity, wide)
 
 
 @torch.inference_mode()

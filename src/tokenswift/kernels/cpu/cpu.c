@@ -174,12 +174,14 @@ static void some_heads(void *context, long from, long to, int thread) {
             const long own = h - (part > 0) * a->heads - (part > 1) * a->kv_heads, slot = a->before + i;
             const float *x = p->qkv + (row * all + h) * width, *weight = part == 0 ? qnorm : part == 1 ? knorm : 0;
             char *to = (char *)a->q + (h * a->n + i) * width * bytes_of(qtype);
-            if (part && a->type != I8) to = (char *)(part == 1 ? a->k : a->v) + (own * a->capacity + slot) * width * bytes_of(a->type);
+            if (part && !keeps_whole(a->type)) to = (char *)(part == 1 ? a->k : a->v) + (own * a->capacity + slot) * width * bytes_of(a->type);
             float y[width];
-            if (part && a->type == I8) to = (char *)y;
-            turn(to, !part ? qtype : a->type == I8 ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, width);
-            if (part && a->type == I8)
-                put_entry((char *)a->k + own * (a->capacity / PAGE) * page_bytes(width), slot, part == 2, y, width);
+            if (part && keeps_whole(a->type)) to = (char *)y;
+            turn(to, !part ? qtype : keeps_whole(a->type) ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, width);
+            if (part && keeps_whole(a->type)) {
+                char *pages = (char *)a->k + own * (a->capacity / PAGE) * page_bytes(a->type, width);
+                (part == 1 ? put_key : put_value)(a->type, pages, slot, y, width);
+            }
         }
     }
 }
@@ -231,6 +233,7 @@ typedef struct { /* weights of a layer; norms may be NULL */
     Weight qkv, out, gate_up, down;
     const float *norm, *mlp_norm, *out_norm, *down_norm, *query_norm, *key_norm;
     long window, rope;        /* rope: which set of angles turns queries and keys; -1: none */
+    int wide;                 /* whether keys of whole numbers are of 16 bits */
     Weight beside;            /* of a drafter's layer: makes more of qkv from the pass's rows beside; else no parts */
     const float *beside_norm;
 } Layer;
@@ -305,6 +308,19 @@ INLINE char *aligned(char *at) { return at + (64 - (uintptr_t)at % 64) % 64; }
 /* Bytes of rows that enter a product. */
 INLINE size_t rows_bytes(int type, long n, long width) { return type == I8 ? groups_bytes(n, width) : n * width * bytes_of(type); }
 
+/* The type of a layer's keys. */
+INLINE int keys_of(const Shape *m, const Layer *w) { return m->keys == I8 && w->wide ? I16 : m->keys; }
+
+/* Bytes of a slot of a KV head in all layers before layer l that stand with it. apart: whether those with windows stand
+ * elsewhere; tail: whether layer l is one of these. */
+static size_t slots_bytes(const Shape *m, const Layer *layers, long l, int apart, int tail) {
+    size_t bytes = 0;
+    for (const Layer *w = layers; w < layers + l; w++)
+        if (!apart || (w->window > 0) == tail)
+            bytes += m->keys == I8 ? page_bytes(keys_of(m, w), m->width) / PAGE : 2 * m->width * bytes_of(m->keys);
+    return bytes;
+}
+
 /* Runs a pass through all layers. Returns 0, the bytes of work that it needs if there are fewer, or -1 for rows
  * that cannot run. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
@@ -328,21 +344,19 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     need += shared_out(segments, p->count, p->threads).bytes;
     if ((size_t)p->work_bytes < need) return (long)need;
     const int threads = take_team(p->threads);
-    long windowed = 0; /* layers with windows before this one */
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
             const Rows *r = p->rows + i;
             const int tail = r->tail && w->window;
-            const long capacity = tail ? r->tail_capacity : r->capacity, place = !r->tail ? l : tail ? windowed : l - windowed;
-            const size_t kv = m->keys == I8 ? m->kv_heads * (capacity / PAGE) * page_bytes(m->width) / 2
-                                            : (size_t)m->kv_heads * capacity * m->width * bytes_of(m->keys);
+            const long capacity = tail ? r->tail_capacity : r->capacity;
             Attend *a = &segments[i].a;
+            a->type = keys_of(m, w);
             a->before = tail ? r->tail_before : r->before, a->capacity = capacity;
             a->window = r->windows || tail ? w->window : 0;
             a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
-            a->k = (char *)(tail ? r->tail : r->keys_values) + 2 * place * kv;
-            a->v = a->k + kv;
+            a->k = (char *)(tail ? r->tail : r->keys_values) + m->kv_heads * capacity * slots_bytes(m, layers, l, r->tail != 0, tail);
+            a->v = a->k + m->kv_heads * capacity * m->width * bytes_of(m->keys); /* not read of whole numbers, whose pages hold both */
             a->out = at[4] + first * found;
         }
         if (m->parallel) centre(p->states, n, m->hidden, threads);
@@ -366,7 +380,6 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);
         linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
-        windowed += w->window > 0;
     }
     if (m->parallel) centre(p->states, n, m->hidden, threads);
     tap(p, m->layers, m->hidden);

@@ -28,6 +28,9 @@ typedef struct { /* of one thread; p, node_p, shift and scale: of keys in int8, 
     size_t bytes;
 } Scratch;
 
+/* Whether keys and values are whole numbers, in pages. */
+INLINE int keeps_whole(int type) { return type >= I8; }
+
 INLINE long clampl(long x, long low, long high) { return x < low ? low : x > high ? high : x; }
 INLINE long up(long x, long to) { return (x + to - 1) / to * to; }
 
@@ -41,14 +44,14 @@ INLINE long tile_of(const Attend *a) {
 INLINE long node_slots(const Attend *a) { return a->parents ? up(a->n, NR) + PAGE : 0; }
 
 static Scratch scratch_at(const Attend *a, char *at) {
-    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width, whole = a->type == I8;
+    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width, whole = keeps_whole(a->type);
     const char *begin = at;
     Scratch w;
 #define TAKE(field, count) w.field = (void *)at, at += up(count, 64)
     TAKE(q, rows * width * 4);
     TAKE(panel, NR * up(width, W) * 4);
-    TAKE(p, whole * rows * CHUNK);
-    TAKE(node_p, whole * rows * node_slots(a));
+    TAKE(p, whole * rows * 2 * CHUNK);
+    TAKE(node_p, whole * rows * 2 * node_slots(a));
     TAKE(shift, rows * 4);
     TAKE(scale, rows * 4);
     TAKE(s, rows * CHUNK * 4);

@@ -62,33 +62,60 @@ INLINE Group *group_of(void *at, long n, long K, long row) {
     return (Group *)at + row / block * block * ((K + 31) / 32) + row % block;
 }
 
-/* Numbers to whole ones: the greatest becomes 127, halves go to even. A row with what is no finite number has the
- * scale NaN, one of nothing but the smallest numbers is 0. Returns 127 over the greatest, or 0. */
-INLINE float scale_of(uint32_t top, float *scale) {
+/* Numbers to whole ones: the greatest becomes `levels`, halves go to even. A row with what is no finite number has the
+ * scale NaN, one of nothing but the smallest numbers is 0. Returns `levels` over the greatest, or 0. */
+INLINE float scale_of(uint32_t top, float levels, float *scale) {
     float most;
     memcpy(&most, &top, 4);
     const int finite = most <= 3.402823466e38f;
-    const float up = finite && most > 0 ? 127.0f / most : 0;
+    const float up = finite && most > 0 ? levels / most : 0;
     const int usable = up <= 3.402823466e38f;
-    *scale = !finite ? NAN : usable ? most / 127.0f : 0;
+    *scale = !finite ? NAN : usable ? most / levels : 0;
     return finite && usable ? up : 0;
+}
+
+/* Floats of less than 2^22 to integers, halves to even. */
+INLINE I whole_numbers(V x) {
+#if W == 16
+    return (I)_mm512_cvtps_epi32((__m512)x);
+#elif W == 8
+    return (I)as_u(x + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23 */
+#else
+    return (I)vcvtnq_s32_f32((float32x4_t)x);
+#endif
+}
+
+/* 16 integers as bytes. */
+INLINE void put_bytes(void *out, const I x[NL]) {
+#if W == 16
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8((__m512i)x[0]));
+#elif W == 8
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]), 0xd8);
+    _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+#else
+    int16x4_t half[4];
+    UNROLL for (int h = 0; h < 4; h++) half[h] = vmovn_s32((int32x4_t)x[h]);
+    const int16x8_t low = vcombine_s16(half[0], half[1]), high = vcombine_s16(half[2], half[3]);
+    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+#endif
 }
 
 /* 16 floats of at most 127 to integers, halves to even, as bytes. */
 INLINE void whole_bytes(void *out, const V x[NL]) {
-#if W == 16
-    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[0])));
-#elif W == 8
     I whole[NL];
-    UNROLL for (int h = 0; h < NL; h++) whole[h] = (I)as_u(x[h] + 12582912.0f) - 0x4b400000; /* 1.5 times 2^23 */
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)whole[0], (__m256i)whole[1]), 0xd8);
-    _mm_storeu_si128((__m128i *)out, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-#else
-    int16x4_t whole[4];
-    UNROLL for (int h = 0; h < 4; h++) whole[h] = vmovn_s32(vcvtnq_s32_f32((float32x4_t)x[h]));
-    const int16x8_t low = vcombine_s16(whole[0], whole[1]), high = vcombine_s16(whole[2], whole[3]);
-    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
-#endif
+    UNROLL for (int h = 0; h < NL; h++) whole[h] = whole_numbers(x[h]);
+    put_bytes(out, whole);
+}
+
+/* 16 floats from 0 to 2^14 - 1 to integers, halves to even: the high and the low 7 bits, as bytes. */
+INLINE void two_bytes(void *high, void *low, const V x[NL]) {
+    I above[NL], below[NL];
+    UNROLL for (int h = 0; h < NL; h++) {
+        const I whole = whole_numbers(x[h]);
+        above[h] = whole >> 7 & 127, below[h] = whole & 127;
+    }
+    put_bytes(high, above);
+    put_bytes(low, below);
 }
 
 /* The greatest of what top holds and of the bits of x without their signs: NaN is the greatest. */
@@ -104,18 +131,41 @@ INLINE I greatest_bits(I top, V x) {
 #endif
 }
 
-/* Numbers to whole ones with one scale; returns the scale. */
-INLINE float whole_row(int8_t *q, const float *x, long width) {
+/* The bits of the greatest of a row's numbers without their signs. rest: its last numbers, filled up to 16. */
+INLINE uint32_t greatest_of_row(const float *x, long width, float rest[16]) {
     I top[NL] = {{0}};
-    V y[NL];
-    float scale, rest[16] = {0};
     long j = 0;
     for (; j + 16 <= width; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(x + j + h * W));
+    memset(rest, 0, 16 * 4);
     memcpy(rest, x + j, (width - j) * 4);
     UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(rest + h * W));
-    const float factor = scale_of((uint32_t)most_lanes(top), &scale);
+    return (uint32_t)most_lanes(top);
+}
+
+/* Numbers to whole ones of 16 bits with one scale; returns the scale. levels: at most 2^15 - 1. */
+INLINE float whole_row16(int16_t *q, const float *x, long width, float levels) {
+    float scale, rest[16];
+    const float factor = scale_of(greatest_of_row(x, width, rest), levels, &scale);
+    for (long j = 0; j < width; j += 16) {
+        const float *from = j + 16 <= width ? x + j : rest;
+        int32_t whole[16];
+        UNROLL for (int h = 0; h < NL; h++) {
+            const V y = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
+            const I rounded = whole_numbers(y);
+            memcpy(whole + h * W, &rounded, 4 * W);
+        }
+        for (int i = 0; i < 16 && j + i < width; i++) q[j + i] = (int16_t)whole[i];
+    }
+    return scale;
+}
+
+/* Numbers to whole ones with one scale; returns the scale. */
+INLINE float whole_row(int8_t *q, const float *x, long width) {
+    V y[NL];
+    float scale, rest[16];
+    const float factor = scale_of(greatest_of_row(x, width, rest), 127.0f, &scale);
     int8_t last[16];
-    for (j = 0; j < width; j += 16) {
+    for (long j = 0; j < width; j += 16) {
         const float *from = j + 16 <= width ? x + j : rest;
         UNROLL for (int h = 0; h < NL; h++) y[h] = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
         whole_bytes(j + 16 <= width ? q + j : last, y);
@@ -183,7 +233,22 @@ INLINE I dot_all(I sum, U u, U x) {
 #endif
 }
 
-INLINE U four_bytes(const int8_t *q) { /* the same four in every lane */
+/* sum + products of two numbers of 16 bits. */
+INLINE I dot_pairs(I sum, U u, U x) {
+#if W == 16
+    return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)u, (__m512i)x);
+#elif W == 8 && !DOT_16_BITS
+    return (I)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)u, (__m256i)x);
+#elif W == 8
+    return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)u, (__m256i)x));
+#else
+    const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)u), vget_low_s16((int16x8_t)x));
+    const int32x4_t high = vmull_high_s16((int16x8_t)u, (int16x8_t)x);
+    return sum + (I)vpaddq_s32(low, high);
+#endif
+}
+
+INLINE U four_bytes(const void *q) { /* the same four in every lane */
     int32_t x;
     memcpy(&x, q, 4);
     return (U)(x - (I){0});

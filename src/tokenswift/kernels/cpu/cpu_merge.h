@@ -66,11 +66,11 @@ typedef struct { /* what the stages of an attention share */
 } Sharing;
 
 static void take_queries(const Attend *a, long head, long first, long count, const Scratch *w) {
-    (a->type == I8 ? queries8_of : queries_of)(a, head, first, count, w);
+    (keeps_whole(a->type) ? queries8_of : queries_of)(a, head, first, count, w);
 }
 
 static void take_chunk(const Attend *a, long c, long head, long first, long count, const Scratch *w) {
-    (a->type == I8 ? chunk8_of : chunk_of)(a, c, head, first, count, w);
+    (keeps_whole(a->type) ? chunk8_of : chunk_of)(a, c, head, first, count, w);
 }
 
 static void some_chunks(const Segment *s, long from, long to, char *scratch) {

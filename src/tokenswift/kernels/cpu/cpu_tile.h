@@ -44,7 +44,8 @@ typedef uint16_t U16m __attribute__((vector_size(2 * W), aligned(1), may_alias))
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3 }; /* I8 of keys and values, and of activations: groups of 32 with a scale */
+/* I8: of keys and values, and of activations (groups of 32 with a scale); I16: of keys of 16 bits, whose values are I8 */
+enum { F32 = 0, BF16 = 1, F16 = 2, I8 = 3, I16 = 4 };
 /* how a tile reads its right side */
 enum { ROWS_F32 = 0, ROWS_BF16 = 1, ROWS_F16 = 2, PAIRS = 3 };
 

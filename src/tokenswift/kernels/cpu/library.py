@@ -71,8 +71,7 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 }
 
 
-# ---- the machine
-# -------------------------------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------
 
 
 def architecture() -> str:
@@ -138,8 +137,7 @@ def usable() -> int:
     return max(1, int(min(count, cpu_quota())))
 
 
-# ---- which kernels
-# -----------------------------------------------------------------------------------------
+# ---- which kernels -------------------------------------------------------------------------------
 
 
 def kernels_wanted() -> str:
@@ -185,8 +183,7 @@ def library(folder: Path) -> ctypes.CDLL | str:
     return carried(wanted) or compiled(folder, targets)
 
 
-# ---- kernels that the package carries
-# ----------------------------------------------------------------------
+# ---- kernels that the package carries ------------------------------------------------------------
 
 
 def carried_name(name: str) -> str:
@@ -216,8 +213,7 @@ def carried(wanted: str) -> ctypes.CDLL | None:
     return None
 
 
-# ---- kernels that are compiled here
-# ------------------------------------------------------------------------
+# ---- kernels that are compiled here --------------------------------------------------------------
 
 
 def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:

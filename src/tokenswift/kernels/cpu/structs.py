@@ -11,18 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.base import capacity_of, check_rows
+from tokenswift.kernels.base import check_rows
 from tokenswift.kernels.weights import PANEL, PRODUCTS, LayerWeights, Packed, Part, Shape
 from tokenswift.kv import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 KEYS = {**TYPES, torch.int8: 3}  # of keys and values
+INT16_KEYS = 4  # of keys, beside values in int8
 ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
 LOW = 16  # a quantized format: this and GGUF's number of it
 _GROUP, _BLOCK = 48, 12  # bytes of 32 activations in int8, and rows that stand together
 MOST_NUMBERS = 1 << 18  # of a row that the kernels hold on the stack
 PAGE = 16  # tokens of a page of keys and values in int8
 SCALES = 3 * 4 * PAGE  # bytes of a page's scales
+KEY_LEVELS = 8191  # the greatest integer of keys of 16 bits
+MOST_WIDE = 512  # dimensions of a head whose keys may be of 16 bits: sums stay below 2^31
 
 
 VECTORS = ("norm", "mlp_norm", "out_norm", "down_norm", "query_norm", "key_norm")
@@ -58,9 +61,8 @@ class CWeight(ctypes.Structure):
 
 class CLayer(ctypes.Structure):
     _fields_ = fields(
-        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; weight "
-        f"beside; "
-        "pointer beside_norm",
+        f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; int wide; "
+        "weight beside; pointer beside_norm",
         weight=CWeight,
     )
 
@@ -89,7 +91,7 @@ _ENTRIES = {
     "ts_layers": "long: pointer pointer pointer",
     "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer long int",
     "ts_pack": "void: pointer int pointer long long long int",
-    "ts_copy": "void: pointer long pointer long long long long pointer pointer int",
+    "ts_copy": "void: pointer long pointer long long long pointer long long pointer pointer int",
     "ts_best": "void: pointer long long int pointer pointer",
     "ts_rank": "long: pointer pointer pointer long int pointer pointer pointer pointer pointer",
 }
@@ -152,9 +154,11 @@ def _part(part: Part, columns: int) -> int:
     return address("a weight", part.data, kind if kind in TYPES else torch.float32, *sizes)
 
 
-def page_bytes(width: int) -> int:
-    """Bytes of a page of heads of a width (cpu_int_attention.h)."""
-    return SCALES + width * PAGE + -(-width // 16) * 16 * PAGE
+def page_bytes(width: int, wide_keys: bool = False) -> int:
+    """Bytes of a page of heads of a width (cpu_int_attention.h); ``wide_keys``: of 16 bits."""
+    key_bytes = (2 if wide_keys else 1) * width * PAGE
+    value_bytes = -(-width // 16) * 16 * PAGE
+    return SCALES + key_bytes + value_bytes
 
 
 def groups_bytes(rows: int, columns: int) -> int:
@@ -162,14 +166,18 @@ def groups_bytes(rows: int, columns: int) -> int:
     return -(-rows // _BLOCK) * _BLOCK * -(-columns // 32) * _GROUP
 
 
-def entries(data: Tensor, shape: Shape, capacity: int, layers: int) -> int:
-    """Where a cache's keys and values of some layers are."""
+def entries(data: Tensor, shape: Shape, capacity: int, wide_keys: Sequence[bool]) -> int:
+    """Where a cache's keys and values of some layers are.
+
+    Args:
+        wide_keys: of each of these layers, whether its keys of whole numbers are of 16 bits.
+    """
     if shape.keys == torch.int8:
-        sizes = (layers, shape.kv_heads, capacity // PAGE, page_bytes(shape.width))
-        return address("keys and values", data, torch.uint8, *sizes)
-    return address(
-        "keys and values", data, shape.keys, 2 * layers, shape.kv_heads, capacity, shape.width
-    )
+        page_sizes = sum(page_bytes(shape.width, wide) for wide in wide_keys)
+        size = shape.kv_heads * (capacity // PAGE) * page_sizes
+        return address("keys and values", data, torch.uint8, size)
+    sizes = (2 * len(wide_keys), shape.kv_heads, capacity, shape.width)
+    return address("keys and values", data, shape.keys, *sizes)
 
 
 def vector(name: str, vector: Tensor | None, size: int) -> int | None:
@@ -246,6 +254,7 @@ def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> Any:
         for name, size in (vectors | {"beside_norm": hidden}).items():
             setattr(entry, name, vector(name, getattr(layer, name), size))
         entry.window, entry.rope = layer.window, layer.rope
+        entry.wide = layer.wide_keys
     return made
 
 
@@ -257,7 +266,8 @@ def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | N
     """
     check_rows(cache, count, parents)
     rows.n, rows.before = count, cache.length
-    rows.capacity, rows.windows = capacity_of(cache.data), cache.ordered
+    rows.capacity = cache.entries.capacity
+    rows.windows = cache.ordered
     if parents is not None:
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 
