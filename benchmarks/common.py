@@ -3,7 +3,6 @@ calls."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from statistics import median as middle
@@ -117,11 +116,7 @@ def median(values: Iterable[float]) -> float:
 def fill(cache: Any, length: int) -> None:
     """Random entries in a cache's slots, as of a text of a length: what keys hold costs nothing."""
     for entries in (cache.entries, *([] if cache.tail is None else [cache.tail.entries])):
-        if entries.data.dtype == torch.uint8:
-            entries.data.random_(1, 255)
-            entries.scales.copy_(torch.tensor([0.02, math.log2(0.02), 50.0])[:, None])
-        else:
-            entries.data.normal_()
+        entries.put_random(torch.Generator().manual_seed(0))
     cache.commit(tuple(range(length)))
     if cache.tail is not None:
         cache.tail.dropped = cache.tail.first(length)

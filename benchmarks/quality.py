@@ -6,9 +6,9 @@
 MODEL is a GGUF file, a name of `benchmarks/models.toml` (fetched through pip) or the default model.
 Each text is read up to a context's length, every token as the text has it, and the last tokens of
 it are judged: how likely the model held each of them. FOLDER has the texts, files in UTF-8; without
-it the shipped prompts are read, one behind the other, which are enough for the shortest context. PYTHON is an
-interpreter that has llama_cpp: it reads the same ids, with keys and values in f16. One line of JSON
-for each kind and context.
+it the shipped prompts are read, one behind the other, which are enough for the shortest context.
+PYTHON is an interpreter that has llama_cpp: it reads the same ids, with keys and values in f16. One
+line of JSON for each kind and context.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
-from tokenswift import LLM, InputError
+from tokenswift import LLM
 from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.quality import Judgement, compared, judged
+from tokenswift.types import RunError
 
 PEER = Path(__file__).with_name("quality_peer.py")
 #: what is loaded how
@@ -45,86 +45,9 @@ REFERENCE = "float32"
 PEER_KIND = "llama.cpp, f16 keys"
 CONTEXTS = (1024,)
 JUDGED = 1000  # tokens of a text that are judged, at most: its last ones
-ROWS = 256  # of a pass
 FRONT = 20_000  # characters at a long text's beginning that are left out: title, contents
 LONG = 100_000  # characters of a long text
 CHARACTERS_OF_A_TOKEN = 6  # at most, on average
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a model held of a text's last tokens.
-
-    Attributes:
-        losses: −log of each token's probability, in nats.
-        choices: the most probable token at each place.
-    """
-
-    losses: Float[Tensor, " n"]
-    choices: Int[Tensor, " n"]
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How a kind compares with the reference over some texts.
-
-    Attributes:
-        perplexity: of all judged tokens.
-        ratio: over the reference's.
-        same_choice: share of places with the reference's most probable token.
-        worst: how much less likely the text's own token became at the worst place, in nats.
-        tokens: judged.
-    """
-
-    perplexity: float
-    ratio: float
-    same_choice: float
-    worst: float
-    tokens: int
-
-
-def compared(found: Sequence[Judgement], reference: Sequence[Judgement]) -> Quality:
-    """A kind's judgements of texts against the reference's."""
-    losses = torch.cat([each.losses for each in found])
-    expected = torch.cat([each.losses for each in reference])
-    choices = torch.cat([each.choices for each in found])
-    wanted = torch.cat([each.choices for each in reference])
-    return Quality(
-        perplexity=float(losses.mean().exp()),
-        ratio=float((losses.mean() - expected.mean()).exp()),
-        same_choice=float((choices == wanted).double().mean()),
-        worst=float((losses - expected).max()),
-        tokens=len(losses),
-    )
-
-
-@torch.inference_mode()
-def judged(llm: LLM, ids: Sequence[int], count: int) -> Judgement:
-    """Read a text in passes, and judge its last ``count`` tokens.
-
-    Raises:
-        InputError: the model is not one that the native decoder runs.
-    """
-    target = llm.target
-    if not isinstance(target, NativeTarget):
-        raise InputError(f"model is {llm.name}; valid: one of the native families")
-    cache = target.new_cache(len(ids))
-    tokens = torch.tensor(ids)
-    first = len(ids) - count
-    losses = []
-    choices = []
-    for start in range(0, len(ids) - 1, ROWS):
-        end = min(start + ROWS, len(ids) - 1)
-        hidden = target.forward(tokens[start:end], torch.arange(start, end), cache).hidden
-        cache.commit(tuple(range(end - start)))
-        begin = max(start, first - 1)
-        if begin >= end:
-            continue
-        logits = target.logits(hidden[begin - start :]).double()
-        following = tokens[begin + 1 : end + 1]
-        losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
-        choices.append(logits.argmax(-1))
-    return Judgement(torch.cat(losses), torch.cat(choices))
 
 
 class Peer:
@@ -145,11 +68,11 @@ class Peer:
 
     def judged(self, ids: Sequence[int], count: int) -> Judgement:
         """See :func:`judged`."""
-        assert_pipe = self._process.stdin
-        if assert_pipe is None:
-            raise InputError("the peer has no input")
-        assert_pipe.write(json.dumps({"ids": list(ids), "count": count}) + "\n")
-        assert_pipe.flush()
+        pipe = self._process.stdin
+        if pipe is None:
+            raise RunError("llama.cpp's process has no input")
+        pipe.write(json.dumps({"ids": list(ids), "count": count}) + "\n")
+        pipe.flush()
         answer = json.loads(self._answer())
         return Judgement(torch.tensor(answer["losses"]).double(), torch.tensor(answer["choices"]))
 
@@ -157,7 +80,7 @@ class Peer:
         output = self._process.stdout
         line = output.readline() if output is not None else ""
         if not line:
-            raise InputError(f"the peer ended with {self._process.wait()}")
+            raise RunError(f"llama.cpp's process ended with {self._process.wait()}")
         return line
 
     def close(self) -> None:
@@ -210,12 +133,14 @@ def main() -> None:
                 if not every:
                     sys.exit(f"error: no text has {context} tokens")
                 texts[context] = every[: options.most]
-        layers[kind] = llm.target.wide_layers
+        target = llm.target
+        if not isinstance(target, NativeTarget):
+            sys.exit(f"error: model is {llm.name}; valid: one of the native families")
+        layers[kind] = target.wide_layers
         found[kind] = {
-            context: [judged(llm, ids, min(JUDGED, context - 1)) for ids in every]
+            context: [judged(target, ids, min(JUDGED, context - 1)) for ids in every]
             for context, every in texts.items()
         }
-        del llm
     if options.peer:
         peer = Peer(options.peer, Path(file), torch.get_num_threads())
         peer_version = peer.version

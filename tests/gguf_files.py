@@ -138,6 +138,7 @@ def write(
     architecture: str | None = None,
     said: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
+    split: int = 0,
 ) -> Any:
     """Write a model's file; the model then holds the very values of the file.
 
@@ -146,6 +147,7 @@ def write(
         architecture: as the file names it; the model's type otherwise.
         said: more values of the file, which win; None leaves one out.
         tokenizer: byte-level; that of the fixtures otherwise.
+        split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
     Returns:
         The model.
     """
@@ -156,7 +158,7 @@ def write(
         names_in(CALLED.get(own, own), config.num_hidden_layers),
         1 if own.startswith("gemma") else 0,
     )
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
     for key, value in {**values, **(said or {})}.items():
         if value is not None:

@@ -3,13 +3,16 @@ read."""
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from tokenswift import files
 from tokenswift.cli.terminal import check_writable, write_text
 from tokenswift.files import replacing
 from tokenswift.loader.load import load
@@ -88,3 +91,59 @@ def test_a_model_larger_than_the_memory_is_refused(
     assert str(caught.value).startswith(line)
     monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed, 10**9))
     assert load(folder, dtype=dtype, device="cpu").model is not None
+
+
+#: the files of handles are found there
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
+
+
+@needs_proc
+def test_what_is_written_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is synced, then renamed, then the folder is synced."""
+    calls: list[tuple[str, str]] = []
+    replace = os.replace
+
+    def sync(handle: int) -> None:
+        target = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        kind = "folder" if target.is_dir() else target.suffix
+        calls.append((f"sync {kind}", "" if target.is_dir() else target.read_text()))
+
+    def rename(part: Path, path: Path) -> None:
+        calls.append(("rename", path.name))
+        replace(part, path)
+
+    monkeypatch.setattr(files, "sync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    with replacing(tmp_path / "record") as part:
+        part.write_text("new")
+    assert calls == [("sync .part", "new"), ("rename", "record"), ("sync folder", "")]
+
+
+def test_a_file_that_cannot_be_synced_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.EIO, "it broke")
+
+    (tmp_path / "record").write_text("old")
+    monkeypatch.setattr(files, "sync", fail)
+    with pytest.raises(OSError, match="it broke"), replacing(tmp_path / "record") as part:
+        part.write_text("new")
+    assert (tmp_path / "record").read_text() == "old"
+    assert names(tmp_path) == ["record"]
+
+
+@needs_proc
+def test_a_folder_that_cannot_be_synced_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EINVAL, "no folder is synced here")
+
+    monkeypatch.setattr(files, "sync", fail)
+    with replacing(tmp_path / "record") as part:
+        part.write_text("new")
+    assert names(tmp_path) == ["record"]

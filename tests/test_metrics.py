@@ -35,3 +35,34 @@ def test_phases_add_up_and_keep_the_prefill_apart(monkeypatch) -> None:
     assert figures.phases == {"draft": 3.0, "verify": 0.5}
     assert figures.prefill_seconds == 5.0 and figures.seconds == 3.5
     assert figures.tokens_per_second == 2.0
+
+
+def test_figures_of_nothing_are_zero() -> None:
+    figures = Meter().finish([])
+    assert figures.steps == 0
+    assert figures.distinct == (0.0, 0.0, 0.0, 0.0)
+    for name in ("acceptance_rate", "ngram_acceptance_rate", "node_acceptance_rate"):
+        assert getattr(figures, name) == 0.0
+    assert figures.mean_acceptance_length == 0.0
+    assert figures.tokens_per_second == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shares"),
+    [
+        ([1, 1, 1, 1], (1 / 4, 1 / 3, 1 / 2, 1.0)),
+        ([1, 2, 1, 2, 1], (2 / 5, 2 / 4, 2 / 3, 1.0)),
+        ([7], (1.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_distinct_is_unique_ngrams_of_all(
+    tokens: list[int], shares: tuple[float, float, float, float]
+) -> None:
+    assert Meter().finish(tokens).distinct == pytest.approx(shares)
+
+
+def test_a_phase_that_raises_is_timed() -> None:
+    meter = Meter()
+    with pytest.raises(KeyError), meter.phase("verify"):
+        raise KeyError
+    assert meter.seconds["verify"] > 0

@@ -1,5 +1,6 @@
 """Proof of exactness that a user can run: tokens of every strategy against plain decoding's, logits
-of passes over one row and over trees against transformers' own pass in float32."""
+of passes over one row and over trees against transformers' own pass in float32, and what int8 costs
+a text."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -18,7 +19,10 @@ from torch import Tensor
 from tokenswift.config import SamplingParams, names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import shared_copy
+from tokenswift.models.quality import Quality, compared, judged
+from tokenswift.models.target import Target
 from tokenswift.spec.methods import STRATEGIES
 from tokenswift.tree import CandidateTree
 from tokenswift.types import LARGEST, InputError, Step, counted
@@ -35,10 +39,13 @@ ONE_ROW: tuple[int, ...] = ()
 TREE = (1, 3, 3, 3)  # of the passes that are looked at: siblings at each depth after the root
 PLACES = 48  # new tokens whose logits are compared, at most
 #: How far the furthest logit of half of the positions may be from the reference's, as a share of
-#: the standard deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted
-#: errors from .9 on.
-BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
+#: the standard deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047; planted
+#: errors from .9 on. A model in int8 is held against it in float32, and by its quality.
+BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2}
 WORST = 4.0  # times that, at any position
+READ = 1024  # tokens of the text over which int8 is held against float32
+MOST_RATIO = 1.005  # of perplexities in int8 and in float32
+STANDARD_ERRORS = 2  # by which the ratio must be above that, to be surely above it
 
 
 # ---- logits --------------------------------------------------------------------------------------
@@ -103,13 +110,48 @@ def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
     reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
     rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
     trees = list(forced_passes(llm, prompt, tokens, TREE))
-    far = ([_far(row, reference[i]) for i, row in found] for found in (rows.items(), trees))
-    one_row, tree = ((max(one), median(one)) for one in far)
-    int8 = llm.target.int8 or llm.target.kv_dtype == torch.int8
-    kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
-    typical = BOUNDS[kind] * float(reference.std())
     between = max(_far(rows[i], row) for i, row in trees)
-    return LogitError(len(tokens), between, one_row, tree, (WORST * typical, typical))
+    if computes_in_int8(llm.target):
+        with llm.target.in_float32():
+            rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
+            trees = list(forced_passes(llm, prompt, tokens, TREE))
+    of_rows = [_far(row, reference[i]) for i, row in rows.items()]
+    of_trees = [_far(row, reference[i]) for i, row in trees]
+    dtype = str(llm.target.dtype).removeprefix("torch.")
+    typical = BOUNDS[dtype] * float(reference.std())
+    return LogitError(
+        positions=len(tokens),
+        error=between,
+        one_row=(max(of_rows), median(of_rows)),
+        tree=(max(of_trees), median(of_trees)),
+        allowed=(WORST * typical, typical),
+    )
+
+
+def computes_in_int8(target: Target) -> TypeGuard[NativeTarget]:
+    """Whether products or attention are in int8, as the native decoder alone can have them."""
+    in_int8 = target.int8 or target.kv_dtype == torch.int8
+    return in_int8 and isinstance(target, NativeTarget)
+
+
+def int8_quality(llm: LLM, texts: Sequence[list[int]]) -> Quality | None:
+    """What int8 costs a text, beside the same weights in float32; None for a model in floats.
+
+    Args:
+        texts: read where there is no tokenizer for the shipped ones.
+    """
+    target = llm.target
+    if not computes_in_int8(target):
+        return None
+    if llm.tokenizer is None:
+        ids = [token for text in texts for token in text]
+    else:
+        ids = llm.encode("\n\n".join(shipped_texts()))
+    ids = ids[: min(READ, llm.target.rotary.limit or READ)]
+    in_int8 = judged(target, ids, len(ids) - 1)
+    with target.in_float32():
+        reference = judged(target, ids, len(ids) - 1)
+    return compared([in_int8], [reference])
 
 
 @torch.inference_mode()
@@ -187,6 +229,7 @@ class Report:
         errors: of logits, by prompt.
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
+        quality: of int8 beside float32; None for a model in floats.
     """
 
     model: str
@@ -195,6 +238,7 @@ class Report:
     errors: list[LogitError] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    quality: Quality | None = None
 
     def leave_unused(self) -> None:
         """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say
@@ -216,6 +260,11 @@ class Report:
         found += [f"logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1) if not e.sound]
         if all(c.strategy in self.skipped for c in self.comparisons):
             found.append("nothing was compared")
+        if self.quality is not None and surely_worse(self.quality):
+            found.append(
+                f"int8 writes worse: {self.quality}; valid: at most {MOST_RATIO} times. "
+                "--kv-cache-dtype bfloat16, or --dtype float32, keeps more"
+            )
         return found
 
     @property
@@ -243,8 +292,16 @@ class Report:
             )
             lines.append(f"  {', '.join(key)}: {texts}")
         lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
+        if self.quality is not None:
+            lines.append(f"  int8: {self.quality}")
         lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]
         return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
+
+
+def surely_worse(quality: Quality) -> bool:
+    """Whether perplexity has risen by more than it may, whatever the text."""
+    least = quality.ratio - STANDARD_ERRORS * quality.error
+    return not least <= MOST_RATIO  # NaN, too
 
 
 # ---- the audit -----------------------------------------------------------------------------------
@@ -265,6 +322,13 @@ def shipped_prompts() -> list[str]:
         data.joinpath(name).read_text("utf-8") for name in ("demo_prompt.txt", "audit_prompts.txt")
     ]
     return [part.strip() for text in texts for part in text.split("\n---\n")]
+
+
+def shipped_texts() -> list[str]:
+    """Four short texts, enough to judge a number type by."""
+    folder = resources.files("tokenswift").joinpath("data", "prompts")
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return [file.read_text("utf-8") for file in files if file.name.endswith(".txt")]
 
 
 def difference(
@@ -313,6 +377,9 @@ def audit(
         InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
     report, texts = Report(llm.name, llm.dtype, llm.device), _fitting(llm, prompts, tokens, say)
+    if computes_in_int8(llm.target):
+        say("int8 beside float32")
+    report.quality = int8_quality(llm, texts)
     for (number, ids), (name, params), n in product(
         enumerate(texts, 1), samplings.items(), range(seeds)
     ):

@@ -59,9 +59,25 @@ def sync(handle: int) -> None:
     os.fsync(handle)
 
 
+def sync_path(path: Path) -> None:
+    """:func:`sync` a file or a folder that is not open.
+
+    Raises:
+        OSError: as the system says.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to; it takes ``path``'s place when the block ends well.
+
+    What was written is on the disk before the name is, so that a power cut leaves the old file or
+    the new one; and the name lasts where the system can sync a folder.
 
     A failure leaves ``path`` as it was and no part behind. The folder is made; who may read the
     file is as of any new one (safetensors' own are their user's alone). A link stays: what it leads
@@ -69,7 +85,8 @@ def replacing(path: Path) -> Iterator[Path]:
     meet, and no link that lies there is used.
 
     Raises:
-        OSError: the folder cannot be made, or the file not renamed, or ``path`` is no regular file.
+        OSError: the folder cannot be made, or the file not synced or renamed, or ``path`` is no
+            regular file.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -81,8 +98,11 @@ def replacing(path: Path) -> Iterator[Path]:
     os.close(handle)
     try:
         yield part
+        sync_path(part)
         part.chmod(mode)
         os.replace(part, path)
+        with suppress(OSError):  # some file systems sync no folder
+            sync_path(path.parent)
     except BaseException:
         with suppress(OSError):
             part.unlink()

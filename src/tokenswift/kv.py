@@ -227,6 +227,11 @@ class Entries:
         """Keys of slots ``start`` to ``end``, in floats."""
         return self.data[0::2][layers, :, start:end]
 
+    def put_random(self, generator: torch.Generator) -> None:
+        """Fill all slots with random keys and values from -1 to 1, for checks and benchmarks."""
+        random = torch.rand(self.data.shape, generator=generator, dtype=torch.float32)
+        self.data.copy_(2 * random - 1)
+
     def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
         """Write keys into slots from ``start`` on."""
         self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)

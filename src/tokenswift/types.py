@@ -398,7 +398,7 @@ def meant(given: object, words: Iterable[str]) -> str:
     begun = given.lower().lstrip("-") if isinstance(given, str) else ""
     found = [name for name in named if len(begun) > 2 and name.startswith(begun)]
     found = found or get_close_matches(begun, named, n=1)
-    return f"; did you mean {named[found[0]]}?" if found and found[0] != begun else ""
+    return f"; did you mean {named[found[0]]}?" if found and named[found[0]] != given else ""
 
 
 def check_tokens(tokens: Collection[int], count: int) -> None:

@@ -24,6 +24,7 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("prompt.txt", "heads.st"):
         (folder / name).write_text(OLD)
     (folder / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (folder / "empty").write_text('{"prompt": ""}\n')
     (folder / "p").write_text('{"prompt": "a"}\n')
     os.mkfifo(folder / "pipe")
     (folder / "full").mkdir()
@@ -93,10 +94,29 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
             "--json-schema prompt.txt: the JSON schema is … valid: JSON",
         ),
         ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),
+        ("hi --presence-penalty 3", "--presence-penalty is 3.0; valid: from -2 to 2"),
+        ("hi --temperature -1", "--temperature is -1.0; valid: 0 (greedy decoding), or from 1e-30"),
+        ("hi --temperature 1e-40", "--temperature is 1e-40; valid: 0 (greedy decoding)"),
+        ("hi --repetition-penalty 1e300", "--repetition-penalty is 1e+300; valid: at least 1"),
+        ("hi --logit-bias 9=200", "--logit-bias is [(9, 200.0)]; valid: … from -100 to 100"),
+        ("hi --ignore-eos --regex a", "--ignore-eos is True beside a grammar; valid: one of"),
+        ("hi --min-tokens 5 --regex a", "--min-tokens is 5 beside a grammar; valid: 0"),
+        ("hi --stop=", "--stop is ('',); valid: … none of them empty"),
+        ("hi --preset none", "--preset is 'none'; valid: paper"),
+        # loading
+        ("hi --heads none.safetensors", "--heads is 'none.safetensors': no such file; valid: auto"),
+        ("hi --backend cuda --device cpu", "--backend is 'cuda', and the device is 'cpu'; valid: "),
+        ("hi --threads 0", "--threads is 0; valid: 1 to "),
+        ("hi --threads 100000", "--threads is 100000; valid: 1 to "),
+        ("hi --rope-scaling yarn:x", "--rope-scaling is 'yarn:x'; valid: none, yarn, or yarn:FA"),
+        ("hi --weights q9", "--weights is 'q9'; valid: stored, float32, bfloat16, q8_0"),
+        ("hi --kv-cache-dtype x", "--kv-cache-dtype is 'x'; valid: auto, float32, bfloat16, int8"),
         # methods
         ("hi --strategy hydra", "--strategy is 'hydra'; valid: auto, autoregressive, tokenswift"),
         ("hi --gamma 3", "--gamma is not an option of strategy auto; valid: ngrams"),
         ("hi --cache dynamc", "--cache is 'dynamc'; valid: full … did you mean dynamic?"),
+        ("hi --strategy tokenswift --tree 0", "--tree is (0,); valid: integers of at least 1"),
+        ("hi --strategy magicdec --gamma 99", "--gamma is 99; valid: an integer from 1 to 32"),
         ("hi --tree 1,x", "--tree is '1,x'; valid: auto, or integers of at least 1"),
         # many prompts
         ("--prompts prompt.txt", "one of --prompts and --out given; valid: both"),
@@ -104,6 +124,10 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--prompts p --out d --run-dir r", "--run-dir is given beside --prompts"),
         ("--continue --prompts p --out d", "--continue is given beside --prompts"),
         ("--prompts p --out d --max-num-seqs 0", "--max-num-seqs is 0; valid: "),
+        (
+            "--prompts empty --out d",
+            "--prompts empty, line 1: prompt is ''; valid: text of at least",
+        ),
     ],
     "chat": [("--max-new-tokens 0", "--max-new-tokens is 0")],
     "plan": [("", "no prompt given"), ("hi --json full", "--json full")],
@@ -112,7 +136,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("", "the following arguments are required: "),
     ],
     "runs": [
-        ("none", "no such folder"),
+        ("none", "folder is 'none': no such folder; valid: one with runs in it"),
         ("--json full .", "--json full"),
         *((f"{name} --text", name) for name in ("none", "full")),
     ],
@@ -125,12 +149,22 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--out prompt.txt/x --data prompt.txt", "--out prompt.txt/x"),
         ("--out new --data self --tokens 7", "--tokens is 7; valid: an integer of at least 256"),
         ("--data self --out pipe", "--out pipe"),
+        ("--out new --hidden 65", "--hidden is 65; valid: a multiple of 64"),
+        ("--out new --depths 0", "--depths is 0; valid: "),
+        ("--out new --held-out 2", "--held-out is 2.0; valid: from 0 to 0.5"),
+        ("--out new --lr nan", "--lr is nan; valid: between 0 and 1"),
+        ("--out new --window 0", "--window is 0; valid: an integer of at least 16"),
+        (
+            "--out new --data none",
+            "--data none holds no text; valid: self, a text file or a folder",
+        ),
         (
             "--data self --out new --kind medusas",
             "--kind is 'medusas'; valid: … did you mean medusa?",
         ),
     ],
     "serve": [
+        ("--queue -1", "--queue is -1; valid: an integer of at least 0"),
         ("--max-num-seqs 0", "--max-num-seqs is 0; valid: "),
         ("--host 0.0.0.0", "--host is '0.0.0.0' … --api-key-file"),
         ("--api-key-file none.txt", "--api-key-file none.txt"),
@@ -163,6 +197,49 @@ def test_one_line_and_nothing_touched(
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_an_unknown_command(cli: Call) -> None:
-    assert "COMMAND: invalid choice: 'cat' (choose from " in cli("cat", "x").error
-    assert cli("--bogus").code == 2
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["cat", "x"], "unknown command: cat; valid: generate, … did you mean chat?"),
+        (["generat", "hi"], "unknown command: generat; … did you mean generate?"),
+        (["SERVE"], "unknown command: SERVE; … did you mean serve?"),
+        (["zzz"], "unknown command: zzz; valid: generate, chat, serve"),
+        (["--bogus"], "unknown argument before a command: --bogus; valid: generate, "),
+        (["--model", "m", "generate"], "unknown argument before a command: --model; valid: "),
+        (["--versoin"], "did you mean --version?"),
+        (["chat", "--sytem", "x"], "unknown argument --sytem; … did you mean --system?"),
+        (["generate", "hi", "temperature", "1"], "did you mean --temperature?"),
+        (["generate", "hi", "--strategy", "AUTO"], "--strategy is 'AUTO'; … did you mean auto?"),
+    ],
+)
+def test_what_is_mistyped_is_told_with_what_is_meant(cli: Call, argv: list[str], line: str) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert all(part in done.error for part in line.split(" … "))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "caf\udce9"],
+        ["generate", "hi", "--output", "caf\udce9"],
+        ["caf\udce9"],
+        ["generate", "hi", "--stop=caf\udce9"],
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_told_plainly(cli: Call, argv: list[str]) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert "caf?' is not UTF-8; valid: UTF-8 text" in done.error
+    assert "udce9" not in done.err
+    assert done.files == []
+
+
+def test_a_schema_is_given_as_json_or_as_a_file(cli: Call, tiny: Path) -> None:
+    schema = '{"type": "boolean"}'
+    Path("schema.json").write_text(schema)
+    argv = ("generate", "hi", "--model", tiny, "--continue", "--quiet", "--json-schema")
+    texts = [cli(*argv, given).out for given in (schema, f" {schema}", "schema.json")]
+    assert texts[0].strip() in ("true", "false")
+    assert len(set(texts)) == 1
+    assert '--json-schema {"type: the JSON schema is' in cli(*argv, '{"type').error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,3 +145,47 @@ def test_a_list_and_the_text(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()
     (tmp_path / "cwd/empty").mkdir()
     assert "holds no run" in cli("runs", "empty", "--text").error
+
+
+def test_a_finished_run_says_so_and_nothing_is_written(cli: Call, tiny: Path) -> None:
+    """Without the model's being loaded; more tokens make it longer."""
+    argv = ("--continue", "--ignore-eos", "--quiet")
+    cli("generate", "hello", "--model", tiny, "-n", 8, "--run-dir", "r", *argv)
+    before = {path: path.read_bytes() for path in Path("r").iterdir()}
+    done = cli("resume", "r")
+    words = "stopped at the limit of its length; --max-new-tokens sets another"
+    line = f"r is finished (8 tokens, {words}); tokenswift runs r --text prints it\n"
+    assert (done.code, done.out, done.err) == (0, "", line)
+    assert cli("resume", "r", "-n", 8).err == line
+    assert {path: path.read_bytes() for path in Path("r").iterdir()} == before
+    less = cli("resume", "r", "-n", 7)
+    assert less.code == 2
+    assert (
+        less.error == "--max-new-tokens is 7; the run has 8 tokens already; valid: at least as many"
+    )
+    longer = cli("resume", "r", "-n", 9, "--json")
+    assert longer.code == 0
+    assert len(json.loads(longer.out)["token_ids"]) == 9
+    assert len(json.loads(cli("resume", "r", "--json").out)["token_ids"]) == 9
+
+
+def test_a_finished_run_without_its_text_gets_it(cli: Call, tiny: Path) -> None:
+    argv = ("--continue", "--ignore-eos", "--quiet")
+    cli("generate", "hello", "--model", tiny, "-n", 8, "--run-dir", "r", *argv)
+    text = Path("r/text.txt").read_bytes()
+    Path("r/text.txt").unlink()
+    assert cli("resume", "r", "--quiet").code == 0
+    assert Path("r/text.txt").read_bytes() == text
+
+
+def test_a_record_of_a_resumed_run_never_replaces_its_model(
+    cli: Call, tiny: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(tiny, tmp_path / "model")
+    argv = ("--continue", "--ignore-eos", "--quiet")
+    cli("generate", "hello", "--model", copy, "-n", 8, "--run-dir", "r", *argv)
+    config = (copy / "config.json").read_bytes()
+    done = cli("resume", "r", "-n", 9, "--json", copy / "config.json")
+    assert done.code == 2
+    assert "is a file of the run's model" in done.error
+    assert (copy / "config.json").read_bytes() == config

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model, on_a_terminal
-from tokenswift.cli.terminal import COMMANDING, visible
+from tokenswift.cli.terminal import COMMANDING, on_one_line, visible
 
 LENGTH = ("--max-new-tokens", "120", "--ignore-eos", "--seed", "3")
 NASTY = {
@@ -61,6 +62,29 @@ def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.Mon
     seen, piped = on_a_screen(cli, monkeypatch, *argv, "--json", "-")
     assert not COMMANDING.search(seen.out)
     assert json.loads(seen.out)["text"] == json.loads(piped.out)["text"]
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2Ja", "a\nerror: b", "a\tb", "\u202eb"])
+def test_names_command_nothing_and_stay_on_their_line(
+    cli: Call, tiny: Path, tmp_path: Path, odd: str
+) -> None:
+    """Of models, runs and folders, in what is told, lists and errors, on a pipe too."""
+    shown = on_one_line(odd)
+    assert shown != odd
+    model = shutil.copytree(tiny, tmp_path / odd)
+    argv = ("--continue", "-n", 2, "--model")
+    done = cli("generate", "hi", *argv, model)
+    assert done.err.startswith(f"loading {tmp_path}/{shown}\n{tmp_path}/{shown}, float32 on ")
+    cli("generate", "hi", *argv, tiny, "--run-dir", odd)
+    runs = cli("runs", ".")
+    assert runs.out.splitlines()[2].split("finished")[0].rstrip() == shown
+    assert len(runs.out.splitlines()) == 3
+    assert cli("runs", tmp_path / odd).out == f"no runs in {tmp_path}/{shown}\n"
+    assert not COMMANDING.search(cli("resume", odd).err)
+    failed = cli("generate", "hi", "--model", f"./none/{odd}")
+    assert failed.code == 2
+    assert failed.err.count("\n") == 1
+    assert not COMMANDING.search(failed.err)
 
 
 # ---- progress ------------------------------------------------------------------------------------

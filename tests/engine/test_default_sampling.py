@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.config import ANSWERS, CONTINUED
+from tokenswift.config import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
 from tokenswift.runs import folder as folders
 from tokenswift.spec.resources import FromFiles, Source
@@ -72,16 +73,48 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
             assert many.token_ids == plain.token_ids
 
 
-def test_settings_that_are_not_usable_are_left_aside(
-    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"repetition_penalty": 0.5}, "repetition_penalty is 0.5; valid: at least 1"),
+        ({"top_k": -5}, "top_k is -5; valid: an integer of at least 1, or 0"),
+        ({"top_p": math.nan}, "top_p is nan; valid: in (0, 1]"),
+        ({"min_p": "much"}, "min_p is 'much'; valid: in [0, 1)"),
+    ],
+)
+def test_a_setting_that_is_not_usable_is_left_aside_alone(
+    said: dict[str, object], line: str, saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = saved(temperature=0.6, repetition_penalty=0.5)
+    folder = saved(**{"temperature": 0.6, "top_p": 0.9, **said})
+    usual = {"top_p": 0.9, **dict.fromkeys(said, None)}
+    expected = SamplingParams(
+        **{**NEUTRAL, "temperature": 0.6, **{k: v for k, v in usual.items() if v}}
+    )
     for kind in (Source, FromFiles):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tokenswift"), through(kind, folder) as llm:
-            assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS
-            (line,) = [r.getMessage() for r in caplog.records if "are ignored" in r.getMessage()]
-            assert "repetition_penalty is 0.5; valid: at least 1" in line
+            assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == expected
+        (warning,) = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
+        assert line in warning
+
+
+def test_a_model_without_a_usable_setting_answers_with_ours(
+    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved(temperature=-1.0)
+    with caplog.at_level(logging.WARNING, "tokenswift"), through(FromFiles, folder) as llm:
+        assert llm.default_sampling(HELLO) == ANSWERS
+    assert f"a sampling setting of model {folder} is ignored: temperature is -1.0" in caplog.text
+
+
+def test_a_setting_of_a_gguf_file_is_left_aside_alone(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 0.5}
+    write(tmp_path / "m.gguf", small(), said=said)
+    with caplog.at_level(logging.WARNING, "tokenswift"), LLM(tmp_path / "m.gguf") as llm:
+        assert llm.default_sampling(HELLO) == SamplingParams(**{**NEUTRAL, "temperature": 0.6})
+    assert "is ignored: repetition_penalty is 0.5; valid: at least 1" in caplog.text
 
 
 def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:

@@ -75,3 +75,28 @@ def test_one_token_is_a_prompt() -> None:
     assert got.token_ids == llm.generate([5], 20, ignore_eos=True).token_ids
     with pytest.raises(InputError, match="prompt is empty"):
         llm.prefill([])
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "prefill", "encode", "chat"])
+def test_a_prefilled_prompt_where_a_prompt_is_wanted_says_what_to_call(method: str) -> None:
+    llm = llm_of("native")
+    with pytest.raises(InputError, match=r"is a result of LLM.prefill; valid: prefilled.generate"):
+        getattr(llm, method)(llm.prefill([5]))
+
+
+def test_prefilled_prompts_of_several_are_named() -> None:
+    llm = llm_of("native")
+    with pytest.raises(InputError, match=r"prompts\[1\] is a result of LLM.prefill; valid: "):
+        llm.generate_many([[5], llm.prefill([5])])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="^prompts is a result of LLM.prefill; valid: "):
+        llm.generate_many(llm.prefill([5]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [("Hello",), ([5, 6], 3)])
+def test_a_prompt_where_one_is_prefilled_says_what_to_call(given: tuple[object, ...]) -> None:
+    prefilled = llm_of("native").prefill([5])
+    for call in (prefilled.generate, prefilled.stream):
+        with pytest.raises(InputError, match=r"beside the one prefilled; valid: generate\(max_new"):
+            call(*given)
+    with pytest.raises(InputError, match="prompt is 'x', beside the one prefilled; valid: "):
+        prefilled.generate(3, prompt="x")

@@ -163,7 +163,7 @@ def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
 def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
     case = Case(kernels, torch.float32)
     case.run(kernels, (0, 2))
-    right = case.states, case.cos, case.sin, case.keys.data
+    right = case.states, case.cos, case.sin, case.keys.entries.data
     for name, wrong in (
         ("states", right[0][:, :-2]),
         ("states", right[0].double()),
@@ -173,9 +173,9 @@ def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
         ("keys", right[3][:, :1].contiguous()),
         ("keys", right[3].transpose(1, 2).contiguous().transpose(1, 2)),
     ):
-        case.states, case.cos, case.sin, case.keys.data = right
+        case.states, case.cos, case.sin, case.keys.entries.data = right
         if name == "keys":
-            case.keys.data = wrong
+            case.keys.entries.data = wrong
         else:
             setattr(case, name, wrong)
         with pytest.raises(

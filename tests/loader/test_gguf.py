@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
+from tests.malformed.gguf_bytes import TEXT, Draft, Value
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import Weights
 from tokenswift.kernels.weights import FORMATS
@@ -211,6 +212,27 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [
+        ({}, 1024),
+        ({"type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_context_length": 256}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_context_length": 1024}, 4096),
+    ],
+)
+@pytest.mark.parametrize("kind", ["default", "llama3"])
+def test_a_factor_of_positions_counts_once(
+    kind: str, said: dict[str, object], limit: int, tmp_path: Path
+) -> None:
+    rope = {"rope_type": kind, **POSITIONS[kind], "rope_theta": 500000.0}
+    model = small(rope_parameters=rope, max_position_embeddings=1024)
+    keys = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
+    write(tmp_path / "model.gguf", model, said=keys)
+    expected = 1024 if kind == "llama3" else limit
+    assert rotary_of_config(config_of(GgufFile(tmp_path / "model.gguf"))).limit == expected
+
+
 # ---- tokenizers ----------------------------------------------------------------------------------
 
 TEXTS = (
@@ -379,11 +401,30 @@ def test_a_file_without_merges_is_refused() -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    small().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+ADAPTER = "holds an adapter; valid: the model that it was merged into"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_folders_of_adapters_are_refused_with_what_to_do(whole: bool, tmp_path: Path) -> None:
+    if whole:
+        small().save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "holds an adapter; valid: the model that it was merged" in refused(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    assert ADAPTER in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("adapter", ADAPTER), ("mmproj", "general.type is 'mmproj'; valid: model")],
+)
+def test_files_of_adapters_are_refused_with_what_to_do(
+    kind: str, words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "whole.gguf", small())
+    draft = Draft.of(tmp_path / "whole.gguf").set("general.type", Value(TEXT, kind))
+    draft.tensors = [("blk.0.attn_q.weight.lora_a", draft.tensors[0][1])]
+    assert words in refused(draft.write(tmp_path / "adapter.gguf"))
 
 
 def refused(path: Path, **options: Any) -> str:

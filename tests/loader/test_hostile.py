@@ -19,8 +19,8 @@ from tests.gguf_files import small, write
 from tests.malformed.cases import entry, put
 from tests.malformed.gguf_bytes import ARRAY, F32, TEXT, U32, Draft, Value
 from tokenswift import LLM
-from tokenswift.loader.config import check_numbers
-from tokenswift.types import InputError
+from tokenswift.loader.config import check_numbers, read_config
+from tokenswift.types import InputError, shown
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -51,6 +51,16 @@ def opened(path: Path) -> LLM:
             "x: num_key_value_heads is 4; valid: a divisor of 6, the number of heads",
         ),
         ({"rope_scaling": {"factor": 0.0}}, "x: rope_scaling.factor is 0.0; valid: float > 0.0"),
+        (
+            {"rope_scaling": {"low_freq_factor": 4.0, "high_freq_factor": 1.0}},
+            "x: rope_scaling.low_freq_factor is 4.0; valid: less than high_freq_factor, which is "
+            "1.0",
+        ),
+        (
+            {"rope_parameters": {"low_freq_factor": 4, "high_freq_factor": 4}},
+            "x: rope_parameters.low_freq_factor is 4.0; valid: less than high_freq_factor, which "
+            "is 4.0",
+        ),
     ],
 )
 def test_numbers_that_no_model_has(said: dict[str, Any], line: str) -> None:
@@ -171,16 +181,88 @@ def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder:
     assert llm.source.end_tokens() <= {1, 257} and llm.generate([3, 4], 3).token_ids
 
 
+TURNED_ROUND = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'; valid: float"),
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
+        (
+            {"model_type": "arcee", "rope_parameters": {"rope_type": "llama3"} | TURNED_ROUND},
+            "rope_parameters.low_freq_factor is 4.0; valid: less than high_freq_factor, which",
+        ),
     ],
 )
 def test_configs_that_are_refused(fields: dict[str, Any], words: str, folder: Path) -> None:
     change(folder / "config.json", **fields)
     assert words in (line := line_of(lambda: opened(folder))) and str(folder) in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "valid"),
+    [
+        ("bart", "encoder_layers", 10**7, "up to 1,024"),
+        ("bart", "decoder_layers", 10**7, "up to 1,024"),
+        ("bart", "num_labels", 10**7, "up to 65,536"),
+        ("xlstm", "num_blocks", 10**7, "up to 1,024"),
+        ("gpt2", "n_layer", 10**7, "up to 1,024"),
+        ("gpt2", "n_embd", 10**7, "up to 262,144"),
+        ("mpt", "n_layers", 1e7, "up to 1,024"),
+        ("prophetnet", "num_decoder_layers", 10**7, "up to 1,024"),
+        ("deepseek_v3", "num_nextn_predict_layers", 10**7, "up to 1,024"),
+        ("qwen2_moe", "num_experts", 10**7, "up to 16,384"),
+        ("git", "num_image_with_embedding", 10**7, "up to 4,096"),
+        ("phi3", "vocab_size", 10**7, "up to 1,048,576"),
+        ("phi3", "hidden_size", 10**7, "up to 262,144"),
+        ("phi3", "max_position_embeddings", 10**13, "up to 1,099,511,627,776"),
+        ("nemotron_h", "hybrid_override_pattern", "M" * 200_000, "up to 1,024 letters"),
+        ("gpt_neo", "attention_types", [[["global"], 10**8]], "numbers up to 1,048,576 in a list"),
+    ],
+)
+@pytest.mark.parametrize("within", [False, True])
+def test_configs_of_any_family_without_end(
+    kind: str, name: str, value: object, valid: str, within: bool, tmp_path: Path
+) -> None:
+    """A family's own code would go through all of them."""
+    said: dict[str, object] = {name: value}
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"model_type": kind, **({"text_config": said} if within else said)})
+    )
+    line = line_of(lambda: LLM(tmp_path, device="cpu"))
+    assert line.startswith(
+        f"config.json of model {tmp_path}: {name} is {shown(value)}; valid: {valid}"
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "mamba2", "time_step_limit": [0.0, math.inf]},
+        {
+            "model_type": "deepseek_v3",
+            "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0},
+        },
+        {
+            "model_type": "qwen2_vl",
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        {"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48}},
+        {"model_type": "doge", "num_experts": 16_384},
+        {
+            "model_type": "llama",
+            "rope_scaling": None,
+            "quantization_config": {"ignore": ["x"] * 9999},
+        },
+    ],
+)
+def test_what_configs_of_other_families_say_is_taken(
+    said: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert read_config("x", tmp_path / "config.json") == said
 
 
 def test_an_index_names_files_of_its_folder(folder: Path) -> None:

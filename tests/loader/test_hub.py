@@ -181,10 +181,46 @@ def test_a_file_by_its_format_in_a_folder(
     assert locate(f"{NAME}:Q8_0").is_file() and locate(f"{NAME}:a-Q4_K_M.gguf").is_file()
 
 
+def test_what_is_here_is_taken_where_the_hub_does_not_answer(
+    served: type, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = locate(NAME)
+    caplog.clear()
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert locate(NAME) == folder
+    with pytest.raises(InputError, match="^model someone/other cannot be fetched from the hub"):
+        locate("someone/other")
+
+
+def test_all_parts_of_a_file_are_fetched(
+    served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a-Q4_0.gguf", small(), split=12)
+    parts = sorted(path.name for path in tmp_path.glob("*.gguf"))
+    assert len(parts) == 2
+    Hub.files |= {f"Q4_0/{name}": (tmp_path / name).read_bytes() for name in parts}
+    for name in ("Q4_0", f"Q4_0/{parts[1]}"):
+        assert locate(f"{NAME}:{name}").name == parts[0]
+    assert sorted(Hub.asked) == [f"Q4_0/{part}" for part in parts]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load(f"{NAME}:Q4_0", device="cpu").name == f"{NAME}:Q4_0"
+
+
+def test_a_part_that_a_repository_lacks_is_named(served: type) -> None:
+    Hub.files |= {"a-Q4_0-00002-of-00003.gguf": b"", "a-Q4_0-00003-of-00003.gguf": b""}
+    with pytest.raises(InputError, match="on the hub lacks a-Q4_0-00001-of-00003.gguf, one of the"):
+        locate(f"{NAME}:Q4_0")
+
+
 def test_refusals(served: type) -> None:
     whole = dict(Hub.files)
     for files, line in (
         ({**whole, "adapter_config.json": b"{}"}, "holds an adapter; valid: the model that it was"),
+        (
+            {"adapter_config.json": b"{}", "adapter_model.safetensors": b""},
+            "on the hub holds an adapter; valid: the model that it was merged into",
+        ),
         (
             {"a.gguf": b"", "config.json": b"{}"},
             f"no checkpoint .*: {NAME}:FILE with one of a.gguf",

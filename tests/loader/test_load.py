@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +42,37 @@ def test_bad_names(tmp_path: Path) -> None:
     refused(tmp_path / "file.bin", "is a file, but not a GGUF file")
 
 
-def test_other_architectures(tmp_path: Path) -> None:
-    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
+def test_a_config_of_another_kind_of_model(tmp_path: Path) -> None:
+    BertConfig().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     refused(tmp_path, "weights do not fit its config.json, which asks for")
+
+
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        ["LlamaForSequenceClassification"],
+        ["LlamaModel"],
+        ["LlamaForCausalLM", "LlamaForTokenClassification"],
+        5,
+        {"LlamaForCausalLM": 1},
+    ],
+)
+def test_only_causal_language_models_are_run(architectures: object, copy: Path) -> None:
+    said = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**said, "architectures": architectures}))
+    refused(
+        copy,
+        f"is not a causal language model (its architectures are {str(architectures)[:30]}",
+        "; valid: causal language models with rotary positions, such as Llama, Qwen or Mistral",
+    )
+
+
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], [], None])
+def test_configs_of_causal_language_models_are_run(architectures: object, copy: Path) -> None:
+    said = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**said, "architectures": architectures}))
+    assert load(copy, device="cpu").model.config.model_type == "llama"
 
 
 @pytest.mark.parametrize("content", ["{", '{"model_type": "nonesuch"}', "{}"])

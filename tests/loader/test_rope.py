@@ -16,9 +16,9 @@ from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.config import RopeScaling
 from tokenswift.loader.config import FAMILIES as READ
-from tokenswift.loader.config import completed
+from tokenswift.loader.config import completed, read_config
 from tokenswift.loader.load import load
-from tokenswift.loader.rope import context_limit, rotary_of_config, scaled_config
+from tokenswift.loader.rope import context_limit, rotary_of, rotary_of_config, scaled_config
 from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 
@@ -69,6 +69,13 @@ def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     assert (
         scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
     )
+
+
+def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
+    model = tiny_model(max_position_embeddings=256)
+    for _ in range(2):
+        assert LLM.from_model(model, rope_scaling="yarn:4").target.rotary.limit == 1024
+    assert LLM.from_model(model).target.rotary.limit == 256
 
 
 def test_another_scaling_is_refused() -> None:
@@ -148,3 +155,85 @@ def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: P
     for rope in (ours.config.rope_parameters, theirs.config.rope_parameters):
         assert {name: rope[name] for name in wanted} == wanted
     assert torch.equal(ours.single(), theirs.model.rotary_emb.inv_freq)
+
+
+LAYERS = {"full_attention": PLAIN, "sliding_attention": PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            {"rope_theta": 1e4, "rope_parameters": PLAIN},
+            "rope_parameters.rope_theta is 1000000.0; valid: 10000.0, which rope_theta is",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {**ADDED, "rope_theta": 5e5}},
+            "rope_scaling.rope_theta is 500000.0; valid: 10000.0, which rope_theta is",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": LAYERS},
+            "rope_parameters.full_attention.rope_theta is 1000000.0; valid: 10000.0, which",
+        ),
+        (
+            {"rope_local_base_freq": 1e4, "rope_parameters": LAYERS},
+            "rope_parameters.sliding_attention.rope_theta is 1000000.0; valid: 10000.0, which rope",
+        ),
+        ({"rope_theta": 1e6, "rope_parameters": PLAIN}, None),
+        ({"rope_theta": 1e6, "rope_local_base_freq": 1e6, "rope_parameters": LAYERS}, None),
+    ],
+)
+def test_a_theta_that_is_stated_twice_is_one(
+    said: dict[str, object], line: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    if line is None:
+        assert read_config("x", tmp_path / "config.json") == said
+        return
+    with pytest.raises(InputError) as caught:
+        read_config("x", tmp_path / "config.json")
+    assert f"config.json of model x: {line}" in str(caught.value)
+
+
+LLAMA = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LENGTHS: list[tuple[int, dict[str, object], int]] = [
+    # Llama 3.2, 3.1, and one that does not say what its factor extends
+    (131_072, {**LLAMA, "factor": 32.0, "original_max_position_embeddings": 8192}, 131_072),
+    (131_072, {**LLAMA, "factor": 8.0, "original_max_position_embeddings": 8192}, 131_072),
+    (131_072, {**LLAMA, "factor": 8.0}, 131_072),
+    # Qwen as its page says, a file that counts the factor, and some that do not say what it extends
+    (32_768, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+    (131_072, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+    (131_072, {"rope_type": "yarn", "factor": 4.0}, 131_072),
+    (131_072, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": None}, 131_072),
+    (32_768, {"rope_type": "linear", "factor": 4.0}, 32_768),
+]
+
+
+@pytest.mark.parametrize(("stated", "rope", "limit"), LENGTHS)
+def test_a_factor_of_positions_counts_once(
+    stated: int, rope: dict[str, object], limit: int
+) -> None:
+    own = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
+    said = {name: own[name] for name in READ["llama"].usual} | {"rope_scaling": rope}
+    config = completed("llama", {**said, "max_position_embeddings": stated})
+    assert context_limit(config) == limit
+    assert rotary_of_config(config).limit == limit
+
+
+@pytest.mark.parametrize("scaling", [None, RopeScaling(2.0)])
+def test_positions_of_files_that_do_not_say_what_a_factor_extends(
+    scaling: RopeScaling | None, tmp_path: Path
+) -> None:
+    """Read natively, and through transformers, which fills in a length."""
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0}
+    config["max_position_embeddings"] = 256
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = None if scaling is None else "yarn:2"
+    native = LLM(tmp_path, device="cpu", heads="none", rope_scaling=asked).target.rotary
+    theirs = rotary_of(load(tmp_path).model, scaling)
+    assert native.limit == theirs.limit == (256 if scaling is None else 512)
+    assert torch.equal(native.single(), theirs.single())

@@ -179,6 +179,7 @@ GGUF: dict[str, Callable[[Draft], Any]] = {
     "tokens that are all the same": put(WORDS + "tokens", Value(ARRAY, ["a"] * 260, TEXT)),
     "tokens of unknown kinds": put(WORDS + "token_type", Value(ARRAY, [99] * 260, I32)),
     "merges of unknown tokens": put(WORDS + "merges", Value(ARRAY, ["qq ww"], TEXT)),
+    "a part of 65,535": put("split.count", Value(U32, 65_535)),
     "a broken chat template": put("tokenizer.chat_template", Value(TEXT, "{% if")),
 }
 
@@ -265,6 +266,10 @@ CONFIGS: dict[str, Callable[[Folder], Any]] = {
     "a width of 10^400": _config(hidden_size=10**400),
     "heads that do not divide the width": _config(num_attention_heads=5, head_dim=None),
     "everything large": _config(hidden_size=1 << 20, intermediate_size=1 << 20, vocab_size=1 << 20),
+    "layers without end, of a family that is not known": _config(
+        model_type="xlstm", num_blocks=10**7
+    ),
+    "a classifier": _config(architectures=["LlamaForSequenceClassification"]),
     "an architecture with code of its own": _config(
         auto_map={"AutoModelForCausalLM": "code.Model", "AutoConfig": "code.Config"}
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.loader.gguf import ARRAY, KINDS, NUMBERS, TEXT, GgufFile
+from tokenswift.loader.gguf import ARRAY, KINDS, NUMBERS, TEXT, read_header
 
 U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
 #: kinds of values by their types in Python, those of lists where they differ
@@ -64,14 +64,15 @@ class Draft:
 
     @classmethod
     def of(cls, path: Path) -> Draft:
-        """What a whole file says."""
-        file, content = GgufFile(path), path.read_bytes()
+        """What a whole file says; a part of a split model stands for itself."""
+        content = path.read_bytes()
+        header = read_header(path)
         values: list[tuple[str | bytes, Value]] = []
-        for key, value in file.metadata.items():
+        for key, value in header.metadata.items():
             item = ITEMS[type(value[0])] if isinstance(value, list) else 0
             values.append((key, Value({**ITEMS, int: U32}[type(value)], value, item)))
         tensors: list[tuple[str, Tensor]] = []
-        for name, entry in file.tensors.items():
+        for name, entry in header.tensors.items():
             data = content[entry.start : entry.start + entry.nbytes]
             tensors.append((name, Tensor(entry.shape[::-1], CODES[entry.kind], -1, data)))
         return cls(values, tensors)

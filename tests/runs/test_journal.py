@@ -4,6 +4,8 @@ overlooked."""
 from __future__ import annotations
 
 import os
+import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,32 @@ def test_what_decides_the_tokens_has_to_be_the_same() -> None:
             journal.check_same("f", HEADER, now)
         valid = "valid: what the run began with, or another folder"
         assert str(caught.value) == f"run_dir f holds another run: {said}; {valid}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_bytes_never_pass(tmp_path: Path, seed: int) -> None:
+    """Bytes that are changed, moved, doubled or left out: a beginning of the records, or a line."""
+    chance = random.Random(seed)
+    _, data = made(tmp_path)
+    for _ in range(200):
+        start, end = sorted(chance.sample(range(len(data)), 2))
+        piece = chance.choice(
+            (b"", data[start:end] * 2, chance.randbytes(end - start), data[end:] + data[start:end])
+        )
+        broken = data[:start] + piece + data[end:]
+        try:
+            contents = journal.decode(broken)
+        except InputError as error:
+            assert "\n" not in str(error)
+        else:
+            assert contents.records == RECORDS[: len(contents.records)]
+            assert broken == data or contents.damaged or len(contents.records) < len(RECORDS)
+
+
+def test_a_record_nested_without_end_is_a_line() -> None:
+    data = b'{"kind":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    length = b"%08x" % len(data)
+    line = b"%s %08x %s\n" % (length, zlib.crc32(data, zlib.crc32(length)), data)
+    with pytest.raises(InputError, match="holds what no run writes") as caught:
+        journal.decode(journal.FIRST + line)
+    assert "\n" not in str(caught.value)

@@ -100,3 +100,32 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
         and on.token_ids == looping.generate("hello", 220, **call).token_ids
     )
     assert on.metrics.loop == first.metrics.loop
+
+
+# ---- by its definition ---------------------------------------------------------------------------
+
+
+def repeats_itself(tokens: list[int]) -> bool:
+    """Whether a text ends in copies of a pattern: 3 of 1 to 512 tokens, of 160 tokens or more."""
+    for size in range(1, 513):
+        copies = max(3, -(-160 // size))
+        end = tokens[-size:] * copies
+        span = max(3 * size, 160)
+        if len(tokens) >= span and tokens[-span:] == end[-span:]:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_loop_is_what_the_docs_call_one_at_every_token(seed: int) -> None:
+    """Random texts of few tokens and long repetitions, whose ends are spoilt now and then."""
+    chance = random.Random(seed)
+    tokens: list[int] = []
+    while len(tokens) < 900:
+        pattern = [chance.randrange(3) for _ in range(chance.choice((1, 2, 3, 40, 70)))]
+        tokens += pattern * chance.choice((1, 2, 4, 90 // len(pattern) + 1, 200 // len(pattern)))
+    guard = LoopGuard()
+    for at, token in enumerate(tokens, 1):
+        guard.push(token)
+        if at % 7 == 0 or at > 880:
+            assert (guard.loop is not None) == repeats_itself(tokens[:at]), at

@@ -64,6 +64,15 @@ def test_changed_settings(llm: LLM, tmp_path: Path, change: dict[str, Any], name
     assert (folder / "journal").read_bytes() == before and not is_locked(folder)
 
 
+def test_a_run_whose_journal_could_not_be_read_is_not_begun(llm: LLM, tmp_path: Path) -> None:
+    """A name with a control character, say: the run would be lost."""
+    odd = LLM.from_model(tiny_model(), tiny_tokenizer())
+    odd.name = "a\x1b[2Jb"
+    with pytest.raises(InputError, match="cannot keep this run: its journal takes no such name;"):
+        odd.generate("hello", **CALL, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
     """Other weights, another config, another dtype, another tokenizer, other positions: each is
     named."""

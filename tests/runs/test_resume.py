@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, OPTIONS, Stop, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
+from tokenswift.engine import sequence
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.folder import is_locked
@@ -251,3 +254,64 @@ def test_a_chat_whose_template_writes_the_date(llm: LLM, tmp_path: Path) -> None
     with pytest.raises(InputError, match="holds another run: prompt differs"):
         go_on([{"role": "user", "content": "hallo"}])
     assert tokenswift.resume(tmp_path / "run", max_new_tokens=95, llm=dated).token_ids[:90] == whole
+
+
+def test_figures_are_the_whole_runs(llm: LLM, tmp_path: Path) -> None:
+    """Plain decoding takes a step a token, whatever happened between."""
+    for _ in range(2):
+        begin(llm, tmp_path / "run", 20, strategy="autoregressive")
+    done = tokenswift.resume(tmp_path / "run", llm=llm)
+    whole = llm.generate("hello", **CALL, strategy="autoregressive")
+    assert done.metrics.steps == whole.metrics.steps == CALL["max_new_tokens"]
+    assert done.metrics.mean_acceptance_length == 1.0
+    assert done.metrics.distinct == whole.metrics.distinct
+    assert done.token_sources == whole.token_sources
+    assert done.prompt_tokens == whole.prompt_tokens
+
+
+def test_a_run_of_the_papers_method_stays_one(llm: LLM, tmp_path: Path) -> None:
+    begin(llm, tmp_path / "run", 3, strategy="tokenswift", strategy_options=OPTIONS)
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    state = folders.load(tmp_path / "run")[1]
+    assert [one.strategy for one in state.sessions] == ["tokenswift", "tokenswift"]
+    assert state.sessions[0].options == state.sessions[1].options
+    assert set(state.sessions[1].options) == set(OPTIONS)
+
+
+def test_a_model_that_was_moved_may_go_on(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """What decides the tokens is in its files, not where they lie."""
+    first = shutil.copytree(tiny_folder(), tmp_path / "first")
+    begin(LLM(first), tmp_path / "run", 10)
+    moved = shutil.move(first, tmp_path / "second")
+    with LLM(moved) as llm:
+        done = llm.generate("hello", **CALL, run_dir=tmp_path / "run")
+        assert done.token_ids == llm.generate("hello", **CALL).token_ids
+
+
+@pytest.mark.parametrize("name", ["torch", "tokenswift"])
+def test_another_version_is_told(
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    begin(llm, tmp_path / "run", 10)
+    now = {**sequence.versions(), name: "9.9"}
+    monkeypatch.setattr(sequence, "versions", lambda: now)
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    (line,) = caplog.messages
+    assert line.startswith(f"{name} is 9.9, was ")
+    assert line.endswith(": the text may differ from the uninterrupted run's")
+
+
+def test_a_run_of_the_published_rule_goes_on_with_a_warning(
+    llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"acceptance": "published", "tree": (1, 2)}
+    begin(llm, tmp_path / "run", 3, strategy="tokenswift", strategy_options=options)
+    caplog.clear()
+    tokenswift.resume(tmp_path / "run", llm=llm)
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "the published rule draws by what was drafted"
+    ]

@@ -50,7 +50,7 @@ def states_of(llm: LLM, tokens: list[int], layers: tuple[int, ...] = (2,)) -> to
 
 def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(InputError, match="a.txt: 'utf-8' codec.*valid: UTF-8 text"):
+    with pytest.raises(InputError, match="^--data .*a.txt is not UTF-8; valid: UTF-8 text"):
         list(read_texts(str(tmp_path)))
 
 

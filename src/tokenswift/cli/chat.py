@@ -200,7 +200,7 @@ class Chat:
 
     def do_help(self, _: str) -> None:
         """show this list"""
-        logger.info("%s\n%s", table(("command", "what it does"), self.commands().items()), KEYS)
+        logger.info(f"{table(('command', 'what it does'), self.commands().items())}\n{KEYS}")
 
     def do_save(self, name: str) -> None:
         """save the conversation in a new file, as JSON: /save FILE"""

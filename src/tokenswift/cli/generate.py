@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
 from tokenswift.cli.options import Parser, add_options, command, dashed, option
+from tokenswift.cli.places import Input, check_written_apart
 from tokenswift.cli.terminal import (
+    ENDINGS,
     STDOUT,
     Stages,
     TextSink,
     check_record,
     check_writable,
     keeping,
+    on_one_line,
     say,
     summary,
     table,
@@ -47,6 +49,7 @@ ASKED = (
     "ignore_eos",
     "on_loop",
 )  # options that are arguments of a request
+SHOWN = 80  # characters of a grammar in a message
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
 
@@ -76,7 +79,8 @@ class Text:
     Attributes:
         max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model
             ends it, a continued text after 200
-        json_schema: write JSON that the JSON schema in this file describes
+        json_schema: write JSON that the JSON schema in this file describes; or the schema itself,
+            such as {"type": "object"}
         regex: write text that this regular expression matches from its beginning to its end
         grammar: write text of the grammar in this file, in Lark's syntax
         stop: end before this text, which is left out; may be given several times; default: none
@@ -219,10 +223,11 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
         )
     for name in given:
         option, text = f"--{dashed(name)}", getattr(args, name)
+        is_itself = name == "regex" or (name == "json_schema" and text.lstrip().startswith("{"))
         try:
-            return GRAMMARS[name](text if name == "regex" else options.read_named(text, option))
+            return GRAMMARS[name](text if is_itself else options.read_named(text, option))
         except InputError as error:
-            raise InputError(f"{option} {text}: {error}") from error
+            raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
     return None
 
 
@@ -245,12 +250,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     file = args.output and check_writable("--output", args.output)
-    journal = args.run_dir and f"{args.run_dir}/journal"
-    for name, other in (("--prompt-file", args.prompt_file), ("--run-dir", journal)):
-        if file and other and os.path.realpath(file) == os.path.realpath(os.path.expanduser(other)):
-            raise InputError(
-                f"{name} and --output are both {args.output}; valid: two different files"
-            )
     check_record(args.json)
     before = None
     if args.run_dir is not None:
@@ -453,12 +452,13 @@ def resume(args: argparse.Namespace) -> int:
     check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
-    how = state.header.model
-    names = (
-        [how.model, how.heads, how.eagle, state.session.options.get("draft_model")] if how else []
-    )
-    named = ", ".join(str(name) for name in names if name not in (None, "auto", "none"))
-    logger.info("loading %s", named or state.header.name)
+    if is_finished(state, args.max_new_tokens, args.on_loop):
+        if args.json is None and folders.has_text(folder, state.text + state.tail):
+            logger.info("%s", finished(folder, state))
+            return 0
+    names = models_of(state)
+    check_written_apart(args, [Input("the run's model", Path(name)) for name in names])
+    logger.info("loading %s", ", ".join(names) or state.header.name)
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.llm import reload, request_of
 
@@ -467,6 +467,42 @@ def resume(args: argparse.Namespace) -> int:
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     write(args, llm, request, state)
     return 0
+
+
+def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> bool:
+    """Whether nothing is left to write of a run.
+
+    Args:
+        max_new_tokens, on_loop: of `resume`; None: as before.
+    Raises:
+        InputError: the run has more tokens than it is to have.
+    """
+    has = len(state.tokens)
+    most = state.session.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if most < has:
+        line = f"max_new_tokens is {most}; the run has {counted(has, 'token')} already"
+        raise InputError(f"{line}; valid: at least as many", "max_new_tokens")
+    if state.end is None:
+        return False
+    ended_for_good = state.end.reason in ("eos", "stop")
+    stays_at_loop = state.end.reason == "loop" and on_loop != "report"
+    return ended_for_good or stays_at_loop or most == has
+
+
+def finished(folder: Path, state: RunState) -> str:
+    """What is said of a finished run: its tokens, why it ended, and how to see its text."""
+    reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
+    has = counted(len(state.tokens), "token")
+    return f"{folder} is finished ({has}{reason}); tokenswift runs {folder} --text prints it"
+
+
+def models_of(state: RunState) -> list[str]:
+    """The names of the model of a run and of what drafts for it, as far as it says them."""
+    how = state.header.model
+    if how is None:
+        return []
+    names = (how.model, how.heads, how.eagle, state.session.options.get("draft_model"))
+    return [str(name) for name in names if name not in (None, "auto", "none")]
 
 
 # ---- what needs no model -------------------------------------------------------------------------
@@ -498,7 +534,7 @@ def list_runs(args: argparse.Namespace) -> int:
             (
                 table(tuple(COLUMNS), lines, right=range(2, 8))
                 if rows
-                else f"no runs in {args.folder}"
+                else f"no runs in {on_one_line(args.folder)}"
             )
             + "\n"
         )

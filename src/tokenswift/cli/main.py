@@ -19,8 +19,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from tokenswift.cli.options import Parser
-from tokenswift.cli.terminal import LogHandler, flush, reason, shown_on, usable_streams
-from tokenswift.types import InputError, RunError
+from tokenswift.cli.places import check_apart
+from tokenswift.cli.terminal import LogHandler, flush, reason, usable_streams, visible
+from tokenswift.types import InputError, RunError, meant, shown
 from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()
@@ -90,7 +91,28 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         InputError: naming what is wrong with it.
         SystemExit: it asks for help or the version, which was shown.
     """
-    return build_parser(argv).parse_args(list(argv) or ["--help"])
+    for word in argv:
+        check_utf8(word)
+    parser = build_parser(argv)
+    first = argv[0] if argv else "--help"
+    if first not in COMMANDS and first not in parser._option_string_actions:
+        what = "argument before a command" if first.startswith("-") else "command"
+        line = f"unknown {what}: {first}; valid: {', '.join(COMMANDS)}"
+        raise InputError(line + meant(first, (*COMMANDS, *parser._option_string_actions)))
+    return parser.parse_args(list(argv) or ["--help"])
+
+
+def check_utf8(word: str) -> None:
+    """Refuse an argument that is not UTF-8, whose bytes Python keeps as lone surrogates.
+
+    Raises:
+        InputError: showing what can be shown of it.
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        text = word.encode("utf-8", "replace").decode()
+        raise InputError(f"the argument {shown(text)} is not UTF-8; valid: UTF-8 text") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         if not is_open:
             raise RunError("standard output is closed; nothing was begun")
+        check_apart(args)
         return args.run(args)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
@@ -127,5 +150,5 @@ def tell(error: BaseException, parser: Parser | None) -> int:
         code, line = 1, reason(error)
     line = " ".join(f"error: {parser.in_words(line) if parser else line}".split())
     with suppress(OSError):  # the terminal may be gone
-        print(shown_on(sys.stderr, line), file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
     return code

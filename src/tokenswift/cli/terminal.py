@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import RLock
@@ -39,21 +40,32 @@ def visible(text: str) -> str:
     return COMMANDING.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
+def on_one_line(text: str) -> str:
+    """:func:`visible`, with line ends and tabs written so too: names in messages and lists."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def shown_on(stream: IO[str], text: str) -> str:
     """The text as a stream is to get it: visible on a terminal, elsewhere as it is."""
     return visible(text) if stream.isatty() else text
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Log lines on standard error as it is now (above a line of progress, say); they command no
-    terminal."""
+    """Log lines on standard error as it is now (above a line of progress, say). They command no
+    terminal, also where a file of them is read on one later, and a name that is told cannot look
+    like another line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        return shown_on(sys.stderr, super().format(record))
+        told = copy(record)
+        if isinstance(told.args, tuple):
+            told.args = tuple(
+                arg if isinstance(arg, int | float) else on_one_line(str(arg)) for arg in told.args
+            )
+        return visible(super().format(told))
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
     for place, name in enumerate(head):
         made.add_column(name, justify="right" if place in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*map(visible, row))
+        made.add_row(*map(on_one_line, row))
     console = Console(width=10_000, color_system=None, markup=False, emoji=False)
     with console.capture() as shown:
         console.print(made)

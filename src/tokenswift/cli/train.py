@@ -14,11 +14,12 @@ from tokenswift.cli.terminal import Stages, check_writable, keeping
 from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
 from tokenswift.loader.find import DEFAULT, HEADS, cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import check_choice
+from tokenswift.types import InputError, check_choice
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own
 ASIDE = ("data", "targets", "seed", "bf16")
+WIDTH = 64  # of eagle, that a head of its attention takes
 CUDA = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
 
 
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     processes it, from hidden states that the model makes of the data once. The same command resumes
     an interrupted training."""
     check_choice("kind", args.kind, tuple(RECIPES))
+    if args.hidden % WIDTH:
+        raise InputError(f"hidden is {args.hidden}; valid: a multiple of {WIDTH}", "hidden")
     if args.out is None:
         args.out = place_for(args.model, args.kind)
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,15 @@ from tokenswift.runs.journal import RunState
 from tokenswift.spec.eagle import EagleWeights
 from tokenswift.spec.heads import Heads
 from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
-from tokenswift.types import Generation, InputError, OnProgress, Step, check_callback
+from tokenswift.types import (
+    Generation,
+    InputError,
+    OnProgress,
+    Step,
+    check_callback,
+    meant,
+    shown,
+)
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -92,6 +100,11 @@ class LLM(AbstractContextManager["LLM"]):
         on_progress: OnProgress | None = None,
         **loading: Any,
     ) -> None:
+        known = [one.name for one in fields(LoadConfig)]
+        for option in loading:
+            if option not in known:
+                valid = ", ".join(("heads", "eagle", "on_progress", *known)) + meant(option, known)
+                raise InputError(f"{option!r} is not an argument of LLM; valid: {valid}", option)
         how = LoadConfig(dtype, device, **loading)  # type: ignore[arg-type]  # torch's own become names
         source, self.name = open_model(model, how, on_progress), str(model)
         self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
@@ -203,6 +216,7 @@ class LLM(AbstractContextManager["LLM"]):
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special
         tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
         and ``template_options`` are given to it."""
+        check_not_prefilled(prompt)
         codec, size = self.source.codec, self.target.vocab_size
         return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
@@ -260,6 +274,7 @@ class LLM(AbstractContextManager["LLM"]):
         """The steps of `generate`, with its arguments, as they happen; their ``text`` holds
         complete characters only. After the last one ``stream.result`` is what `generate` would have
         returned (see `Stream`)."""
+        check_not_prefilled(prompt)
         return self.start(Request.of(prompt, self.default_sampling, *args, **options))
 
     def chat(
@@ -315,6 +330,7 @@ class LLM(AbstractContextManager["LLM"]):
         Raises:
             InputError: naming what is wrong.
         """
+        check_not_prefilled(messages, name)
         if not is_chat(messages):
             valid = "[{'role': 'user', 'content': 'Hello'}]"
             raise InputError(f"messages is not a list of messages; valid: {valid}")
@@ -382,6 +398,9 @@ class LLM(AbstractContextManager["LLM"]):
                 "run_dir is not an argument of generate_many; valid: generate, one run a folder"
             )
         check_callback("on_result", on_result)
+        check_not_prefilled(prompts, "prompts")
+        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+            check_not_prefilled(prompt, f"prompts[{i}]")
         ids = several_ids(
             prompts, self.source.codec, self.target.vocab_size, options.get("template_options")
         )
@@ -412,6 +431,19 @@ class LLM(AbstractContextManager["LLM"]):
         return Prefilled(self, prompt)
 
 
+def check_not_prefilled(prompt: object, name: str = "prompt") -> None:
+    """Refuse what `LLM.prefill` made where a prompt is wanted.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        InputError: saying what to call.
+    """
+    if isinstance(prompt, Prefilled):
+        valid = "prefilled.generate(max_new_tokens, …) of the result itself, or its prompt here"
+        raise InputError(f"{name} is a result of LLM.prefill; valid: {valid}", name)
+
+
 def resume(
     run_dir: str | Path,
     max_new_tokens: int | None = None,
@@ -431,6 +463,10 @@ def resume(
         InputError: no run, a damaged one, another process writes it, or something that decides the
             tokens is not what it was; the line names it.
     """
+    if not isinstance(run_dir, str | os.PathLike):
+        raise InputError(
+            f"run_dir is {shown(run_dir)}; valid: the path of a run's folder", "run_dir"
+        )
     _, state = load(Path(run_dir).expanduser())
     request = request_of(state, run_dir, max_new_tokens, on_loop)
     if llm is not None:

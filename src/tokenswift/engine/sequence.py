@@ -46,6 +46,7 @@ from tokenswift.types import (
     check_callback,
     check_tokens,
     counted,
+    shown,
 )
 
 logger = logging.getLogger("tokenswift")
@@ -549,7 +550,20 @@ class Prefilled(PrefixCache):
         return self.stream(*args, **options).finish(on_step)
 
     def stream(self, *args: Any, **options: Any) -> Stream:
-        """``LLM.stream`` for this prompt, from a copy."""
+        """``LLM.stream`` for this prompt, from a copy.
+
+        Raises:
+            InputError: a prompt is given; as ``LLM.stream``.
+        """
+        first = args[0] if args else None
+        if "prompt" in options or isinstance(first, str | list | tuple | Prefilled):
+            value = shown(options.get("prompt", first))
+            valid = (
+                "generate(max_new_tokens, …) here, or LLM.generate(prompt, …) for another prompt"
+            )
+            raise InputError(
+                f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt"
+            )
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
 
 

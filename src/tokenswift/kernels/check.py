@@ -23,6 +23,7 @@ from tokenswift.kv import FullCache, Segment
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
+OUTLIER = 3  # channel of a key that is larger than the others
 
 
 class Case:
@@ -31,6 +32,8 @@ class Case:
     Args:
         backend: what packs the weights, and whose device all is on.
         width: of heads.
+        keys: type of keys and values, if it is another; in int8, the second layer's keys have 16
+            bits.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class Case:
         form: Format | None = None,
         active: torch.dtype | None = None,
         width: int = WIDTH,
+        keys: torch.dtype | None = None,
     ) -> None:
-        self.name = f"{form.name if form else ''} {active or dtype}, heads of {width}".strip()
+        name = f"{form.name if form else ''} {active or dtype}, heads of {width}"
+        self.name = f"{name}, keys of {keys or dtype}".strip()
         self._bodies: dict[Backend, Any] = {}
         made = torch.Generator().manual_seed(1)
 
@@ -56,8 +61,21 @@ class Case:
                 return backend.pack(values.to(dtype))
             return backend.pack(Stored(form, form.encode(values)), dtype)
 
-        types = (dtype, dtype, active or active_type(dtype))
-        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, width, *types, 1e-5, width**-0.5)
+        self.shape = Shape(
+            layers=LAYERS,
+            hidden=HIDDEN,
+            inner=INNER,
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            width=width,
+            weights=dtype,
+            keys=keys or dtype,
+            active=active or active_type(dtype),
+            eps=1e-5,
+            scale=width**-0.5,
+        )
+        bias = random((HEADS + 2 * KV_HEADS) * width)
+        bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
         self.weights = [
             LayerWeights(
                 qkv=weight((HEADS + 2 * KV_HEADS) * width, HIDDEN),
@@ -66,13 +84,16 @@ class Case:
                 down=weight(HIDDEN, INNER),
                 norm=1 + random(HIDDEN, size=0.1),
                 mlp_norm=1 + random(HIDDEN, size=0.1),
-                qkv_bias=random((HEADS + 2 * KV_HEADS) * width),
+                qkv_bias=bias,
                 window=layer * WINDOW,
+                wide_keys=layer > 0,
             )
             for layer in range(LAYERS)
         ]
-        self.keys = backend.new_cache(LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL, dtype)
-        self.keys.data.copy_(random(*self.keys.data.shape))
+        wide = [layer.wide_keys for layer in self.weights]
+        sizes = (LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL)
+        self.keys = backend.new_cache(*sizes, keys or dtype, wide)
+        self.keys.entries.put_random(made)
         self.keys.commit(tuple(range(BEFORE)))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
         angles = random(TAIL, width // 2)

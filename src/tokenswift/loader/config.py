@@ -12,6 +12,7 @@ transformers. A :class:`Layout` says which weights there must be.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +22,22 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.loader.bounds import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, check_bounds
+from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.types import InputError, shown
 
+logger = logging.getLogger("tokenswift")
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-#: what is valid where there is an adapter
-MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
-#: greatest number of tokens of a vocabulary; the largest of known models are 262,144
-MOST_TOKENS = 1 << 20
-MOST_LAYERS = 1024
+#: what runs
+SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
+#: ends of the names of causal language models' classes
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+#: formats of quantized checkpoints that are not read
+QUANTIZED = ("gptq", "awq", "compressed-tensors")
 #: greatest width of a head: the angles of the first positions are computed at once
-MOST_WIDTH = 1024
+MOST_HEAD = 1024
 
 
 def _whole(least: int, most: int) -> Any:
@@ -44,7 +50,7 @@ POSITIVE, NOT_NEGATIVE = (
 )
 SHARE = Annotated[float, Meta(gt=0, le=1)]
 #: numbers of a row: what the kernels take
-WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
+WIDTH, LENGTH = _whole(1, MOST_WIDTH), _whole(1, 1 << 40)
 #: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be
 #: null
 ROPE: dict[str, Any] = {
@@ -78,7 +84,7 @@ SIZES: dict[str, Any] = {
 #: and those that may be
 OTHERS: dict[str, Any] = {
     "num_key_value_heads": _whole(1, 1 << 14),
-    "head_dim": _whole(2, MOST_WIDTH),
+    "head_dim": _whole(2, MOST_HEAD),
     "sliding_window": _whole(0, 1 << 40),
     "num_labels": _whole(0, 1 << 16),
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), bool),
@@ -123,14 +129,20 @@ def check_numbers(
             if isinstance(part, Mapping):
                 check_numbers({name: part}, where, called)
     found = converted(said, _Numbers, where, called)
+    for name in ROPES:
+        low = getattr(getattr(found, name), "low_freq_factor", None)
+        high = getattr(getattr(found, name), "high_freq_factor", None)
+        if low and high and low >= high:
+            valid = f"less than high_freq_factor, which is {high}"
+            raise refusal(where, f"{name}.low_freq_factor", low, valid)
     heads, kv = found.num_attention_heads or 0, found.num_key_value_heads or 1
     split = found.head_dim is None and heads and found.hidden_size
     share = found.hidden_size / heads if split else found.head_dim or 2
     if heads % kv:
         name, valid = "num_key_value_heads", f"a divisor of {heads}, the number of heads"
-    elif share % 2 or share > MOST_WIDTH:
+    elif share % 2 or share > MOST_HEAD:
         name = "hidden_size" if split else "head_dim"
-        valid = f"an even width of each of {heads} heads, up to {MOST_WIDTH:,}"
+        valid = f"an even width of each of {heads} heads, up to {MOST_HEAD:,}"
     else:
         return
     raise refusal(where, (called or {}).get(name, name), said[name], valid)
@@ -387,7 +399,10 @@ def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
     if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
     dtype = said.get("dtype") or said.get("torch_dtype")
-    return SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    own = SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    if counts_factor(said):
+        own.counts_factor = True
+    return own
 
 
 def activation_of(config: Any) -> Any:
@@ -460,6 +475,16 @@ def positions_said(
     if kind in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", limit)
     return rope
+
+
+def counts_factor(said: Mapping[str, object]) -> bool:
+    """Whether ``max_position_embeddings`` of a file counts the factor of YaRN already: where the
+    file does not say which length the factor extends."""
+    rope = said.get("rope_scaling") or said.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return False
+    length = "original_max_position_embeddings"
+    return rope.get(length) is None and said.get(length) is None
 
 
 #: fields of a :class:`Layout` that configs have by the same names
@@ -606,18 +631,63 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
         InputError: naming the value, and what is valid.
     """
     where = f"config.json of model {name}"
-    if path.with_name("adapter_config.json").exists():
+    if path.with_name(ADAPTER).exists():
         raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
     said = object_in(path, MOST_CONFIG, f"model {name}")
-    first, more = map(said.get, ROPES)
-    if first and more and first != more:
-        raise refusal(where, "rope_scaling", more, "rope_parameters alone, with all of it")
+    check_bounds(said, where)
+    _check_causal(name, said.get("architectures"))
+    _check_plain(name, said.get("quantization_config") or said.get("compression_config"))
+    _check_stated_once(said, where)
     if (kind := said.get("model_type")) in FAMILIES:
         usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
         check_numbers({"head_dim": None} | usual | said, where)
     else:  # other families have lists and names of their own
-        check_numbers({key: value for key, value in said.items() if type(value) is int}, where)
+        check_numbers({key: value for key, value in said.items() if _is_checked(key, value)}, where)
     return said
+
+
+def _is_checked(name: str, value: object) -> bool:
+    """Whether a field of a family that is not known here means what the schema says."""
+    return type(value) is int or (name in ROPES and isinstance(value, Mapping))
+
+
+def _check_causal(name: str, architectures: object) -> None:
+    """Refuse classes that are no causal language models: of others the same weights are read."""
+    named = architectures or [CAUSAL[0]]
+    if isinstance(named, list) and all(str(each).endswith(CAUSAL) for each in named):
+        return
+    raise InputError(
+        f"model {name} is not a causal language model (its architectures are {shown(named)}); "
+        f"valid: {SUPPORTED}"
+    )
+
+
+def _check_plain(name: str, quantization: object) -> None:
+    """Refuse weights in formats that nothing here takes apart."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method in QUANTIZED:
+        raise InputError(
+            f"model {name} is quantized by {method}; valid: the checkpoint that it was made from "
+            "(weights q4_0 or q8_0 quantizes it here), or a GGUF file"
+        )
+
+
+def _check_stated_once(said: Mapping[str, object], where: str) -> None:
+    """Refuse positions that are stated in two ways which differ: one would be dropped."""
+    newer, older = map(said.get, ROPES)
+    if newer and older and newer != older:
+        raise refusal(where, "rope_scaling", older, "rope_parameters alone, with all of it")
+    field, rope = ("rope_scaling", older) if older else ("rope_parameters", newer)
+    if not isinstance(rope, Mapping):
+        return
+    outer = {"": "rope_theta", FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
+    for kind, name in outer.items():
+        part = rope.get(kind) if kind else rope
+        theta = part.get("rope_theta") if isinstance(part, Mapping) else None
+        if theta is not None and said.get(name) is not None and theta != said[name]:
+            place = ".".join(filter(None, (field, kind, "rope_theta")))
+            valid = f"{shown(said[name])}, which {name} is, or a config with one of the two"
+            raise refusal(where, place, theta, valid)
 
 
 # ---- the sampling that a model itself names ------------------------------------------------------
@@ -631,3 +701,25 @@ def named_sampling(config: Any) -> dict[str, Any]:
     None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
+
+
+def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams | None:
+    """The sampling of the settings that a model names, without those out of their range: a WARNING
+    of the logger ``tokenswift`` names each of these. None: there are no others.
+
+    Args:
+        named: fields of `config.SamplingParams`.
+        model: its name, for messages.
+    """
+    usable: SamplingParams | None = None
+    settings = NEUTRAL
+    for name, value in named.items():
+        more = dict(settings)
+        more[name] = value
+        try:
+            usable = SamplingParams(**more)
+        except InputError as error:
+            logger.warning("a sampling setting of model %s is ignored: %s", model, error)
+        else:
+            settings = more
+    return usable

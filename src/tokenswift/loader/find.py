@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock
 
 from tokenswift.files import line_of
+from tokenswift.loader.parts import GGUF_END, first_parts, part_names
 from tokenswift.types import InputError, RunError
 
 DEFAULT, DRAFT = "smollm2-135m", "smollm2-135m-draft"
@@ -32,6 +33,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 #: a repository's file, in a folder of it perhaps, or what its name says of its format, such as
 #: Q4_K_M
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
+#: the file that makes a folder an adapter of PEFT, and what is valid in its place
+ADAPTER = "adapter_config.json"
+MERGED = "the model that it was merged into (PEFT's merge_and_unload, then save_pretrained)"
+#: folders of the hub's local cache: of a repository, and in it; those named by digests
+CACHED = "models--"
+HASHED = re.compile(r"[0-9a-f]{32,}|snapshots|blobs")
 #: names the EAGLE-3 drafter that comes with the package, for the default model
 SHIPPED = "shipped"
 HEADS = ".heads.safetensors"  # how files of draft heads end
@@ -50,23 +57,37 @@ def cache_dir() -> Path:
 
 def gguf_in(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the one in a folder that has no other weights;
-    light.
+    light. Of a model in several parts it is the first one.
 
     Raises:
-        InputError: a folder holds several.
+        InputError: a folder holds several models.
     """
     if path.is_file():
-        return path if path.name.lower().endswith(".gguf") else None
+        return path if path.name.lower().endswith(GGUF_END) else None
     files = sorted(file.name for file in path.iterdir() if file.is_file()) if path.is_dir() else []
-    found = [file for file in files if file.lower().endswith(".gguf")]
-    if not found or any(file.endswith((".safetensors", ".bin", ".index.json")) for file in files):
+    models = first_parts([file for file in files if file.lower().endswith(GGUF_END)])
+    if not models or any(file.endswith((".safetensors", ".bin", ".index.json")) for file in files):
         return None
-    if len(found) > 1:
-        names = ", ".join(found[:3])
+    if len(models) > 1:
+        names = ", ".join(models[:3])
         raise InputError(
-            f"model folder {path} holds {len(found)} GGUF files ({names}); valid: one of them"
+            f"model folder {path} holds {len(models)} GGUF models ({names}); valid: one of them"
         )
-    return path / found[0]
+    return path / models[0]
+
+
+def short_name(model: str) -> str:
+    """What a model is called for others than the one who loaded it: the name of its folder or file,
+    ``owner/name`` of a snapshot in the hub's local cache, and never a digest.
+
+    Args:
+        model: what it was loaded by.
+    """
+    parts = [part for part in Path(model).absolute().parts if not HASHED.fullmatch(part)]
+    name = parts[-1]
+    if name.startswith(CACHED):
+        return name.removeprefix(CACHED).replace("--", "/", 1)
+    return name
 
 
 def check_name(name: str, option: str = "model") -> None:
@@ -135,6 +156,8 @@ READABLE = "a public model, one that your token may read, a local folder, or a G
 TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
+#: ends of the names of files of weights
+WEIGHTS = (".safetensors", ".bin")
 #: files that are weights a second time
 TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
 
@@ -202,24 +225,49 @@ def _files_of(name: str, file: str, there: Sequence[str]) -> list[str]:
     Raises:
         InputError: there is none, or several models.
     """
-    ggufs = sorted(one for one in there if one.lower().endswith(".gguf"))
-    wanted = wanted_files(there)
     if file:
-        named = re.compile(rf"(?:^|.*[-./]){re.escape(file)}(?:[-./].*)?\.gguf", re.IGNORECASE)
-        wanted = [
-            one for one in ggufs if one == file or (named.fullmatch(one) and "mmproj" not in one)
-        ]
-        if len(wanted) != 1:
-            what = "several files" if wanted else "no file"
-            valid = ", ".join((wanted or ggufs)[:12]) or "a model with GGUF files"
-            raise InputError(f"model {name} on the hub has {what} {file}; valid: {valid}")
-    elif not (
-        "config.json" in wanted and any(one.endswith((".safetensors", ".bin")) for one in wanted)
-    ):
-        listed = ", ".join(ggufs[:12])
-        ways = f"{name}:FILE with one of {listed}" if ggufs else "one with config.json and weights"
+        return _ggufs_of(name, file, there)
+    wanted = wanted_files(there)
+    if ADAPTER in there and "config.json" not in there:
+        raise InputError(f"model {name} on the hub holds an adapter; valid: {MERGED}")
+    if "config.json" not in wanted or not any(one.endswith(WEIGHTS) for one in wanted):
+        listed = ", ".join(_gguf_models(there)[:12])
+        ways = f"{name}:FILE with one of {listed}" if listed else "one with config.json and weights"
         raise InputError(f"model {name} on the hub is no checkpoint of transformers; valid: {ways}")
     return wanted
+
+
+def _gguf_models(there: Sequence[str]) -> list[str]:
+    """The GGUF models of a repository, each by its file, or by the first of its parts."""
+    return first_parts([one for one in there if one.lower().endswith(GGUF_END)])
+
+
+def _ggufs_of(name: str, file: str, there: Sequence[str]) -> list[str]:
+    """The files of a repository's GGUF model, all of its parts in order.
+
+    Args:
+        name: the repository.
+        file: a path in it, of any part, or a format in the file's name.
+        there: the repository's files.
+    Raises:
+        InputError: there is none, or several models, or a part is missing.
+    """
+    models = _gguf_models(there)
+    named = re.compile(rf"(?:^|.*[-./]){re.escape(file)}(?:[-./].*)?\.gguf", re.IGNORECASE)
+    wanted = [one for one in models if named.fullmatch(one) and "mmproj" not in one]
+    if file in there and file.lower().endswith(GGUF_END):
+        wanted = [file]
+    if len(wanted) != 1:
+        what = "several files" if wanted else "no file"
+        valid = ", ".join((wanted or models)[:12]) or "a model with GGUF files"
+        raise InputError(f"model {name} on the hub has {what} {file}; valid: {valid}")
+    parts = part_names(wanted[0])
+    if missing := [one for one in parts if one not in there]:
+        raise InputError(
+            f"model {name} on the hub lacks {missing[0]}, one of the {len(parts)} parts of "
+            f"{wanted[0]}; valid: a model with all of its parts"
+        )
+    return parts
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
@@ -369,8 +417,8 @@ def left_out(file: Path) -> Iterator[None]:
     of the logger ``tokenswift`` says why."""
     try:
         yield
-    except InputError as error:
-        logger.warning("%s is left out: %s", file.name, error)
+    except (InputError, RunError, MemoryError) as error:
+        logger.warning("%s is left out: %s", file.name, str(error) or "out of memory")
 
 
 def draft_file() -> Path:

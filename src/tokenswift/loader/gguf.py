@@ -42,6 +42,8 @@ from tokenswift.loader.config import (
     completed,
     refusal,
 )
+from tokenswift.loader.find import MERGED
+from tokenswift.loader.parts import part_paths
 from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
 from tokenswift.types import InputError, shown
@@ -66,58 +68,91 @@ KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
 KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
 WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
 MOST_DIMS = 4
+#: what is valid where a part of a model is not named as one
+PART_NAME = "a file named …-00001-of-00003.gguf, as llama.cpp names parts"
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists
 #: together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
 
 
 class Place(NamedTuple):
-    """A tensor of a file: its shape, rows first, the name of its type, and where it is in the
+    """A tensor of a file: its shape, rows first, the name of its type, and where it is in which
     file."""
 
     shape: tuple[int, ...]
     kind: str
     start: int
     nbytes: int
+    path: Path
 
 
 class GgufFile:
-    """A GGUF file.
+    """A GGUF file, or the files of a model that is split into several (`loader.parts`).
 
+    Args:
+        path: of the file; of any part of a split one.
     Raises:
-        InputError: it cannot be read, or is not a complete GGUF file of a known version.
+        InputError: it cannot be read, or is not a complete GGUF file of a known version; or a part
+            is missing, or is none of this model's.
 
     Attributes:
+        path: the file, the first one of several.
         where: the file, for messages.
-        metadata: its values by key; numbers and texts, and lists of them.
-        tensors: its tensors by name.
+        metadata: its values by key; numbers and texts, and lists of them. The first of several
+            files has them.
+        tensors: its tensors by name, those of all files.
         architecture: the file's own name of its model's kind.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.where = path, f"model file {path}"
-        try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            ):
-                read = _Reader(data)
-        except OSError as error:
-            raise InputError(f"{self.where} cannot be read ({error.strerror or error})") from error
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
-        except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
-            raise InputError(
-                f"{self.where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
-                "little-endian"
-            ) from error
-        self.metadata, self.tensors = read.metadata, read.tensors
+        header = read_header(path)
+        self.metadata, self.tensors = header.metadata, header.tensors
+        count = self.metadata.get("split.count", 1)
+        if count not in (0, 1):
+            path = self._join_parts(path, count)
+        self.path = path
+        self.where = f"model file {path}"
         self.architecture = str(self.metadata.get("general.architecture"))
+
+    def _join_parts(self, path: Path, count: object) -> Path:
+        """Read the header of each part; returns the path of the first one.
+
+        Args:
+            count: parts, as the part at ``path`` says.
+        """
+        where, paths = f"model file {path}", part_paths(path)
+        if count != len(paths):
+            number = self.metadata.get("split.no")
+            valid = f"{shown(len(paths))}, as its name says" if len(paths) > 1 else PART_NAME
+            what = f"split.count is {shown(count)}, split.no is {shown(number)}"
+            raise InputError(f"{where}: {what}; valid: {valid}")
+        for part in paths:
+            if not part.is_file():
+                raise InputError(
+                    f"{where} is one of {count} parts of a model, and {part.name} is not in its "
+                    "folder; valid: all parts in one folder"
+                )
+        headers = [read_header(part) for part in paths]
+        self.metadata = headers[0].metadata
+        self.tensors = {}
+        for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
+            for key, valid in {"split.no": number, "split.count": count}.items():
+                if (value := header.metadata.get(key)) != valid:
+                    raise refusal(f"model file {part}", key, value, str(valid))
+            if twice := sorted(self.tensors.keys() & header.tensors.keys()):
+                valid = "parts that share none"
+                raise refusal(f"model file {part}", "a tensor of another part", twice[0], valid)
+            self.tensors |= header.tensors
+        total, expected = len(self.tensors), self.metadata.get("split.tensors.count")
+        if expected != total or total > MOST_TENSORS:
+            valid = f"{total}, the tensors of all parts, up to {MOST_TENSORS}"
+            raise refusal(f"model file {paths[0]}", "split.tensors.count", expected, valid)
+        return paths[0]
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor, as it lies in the file (:func:`mapped`)."""
         place = self.tensors[name]
-        data = mapped(self.path, place.start, place.nbytes)
+        data = mapped(place.path, place.start, place.nbytes)
         if (kind := DENSE.get(place.kind)) is not None:
             return data.view(kind).view(place.shape)
         stored = Stored(FORMATS[place.kind.lower()], data.view(math.prod(place.shape[:-1]), -1))
@@ -162,10 +197,37 @@ def short(value: float) -> float:
         return float(str(np.float32(value)))
 
 
-class _Reader:
-    """Reads what stands before the tensors."""
+def read_header(path: Path) -> Header:
+    """The values and the tensors of one file, a whole model's or a part of one.
 
-    def __init__(self, data: mmap.mmap) -> None:
+    Raises:
+        InputError: it cannot be read, or is not a complete GGUF file of a known version.
+    """
+    where = f"model file {path}"
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = Header(data, path)
+    except OSError as error:
+        raise InputError(f"{where} cannot be read ({error.strerror or error})") from error
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
+        raise InputError(
+            f"{where} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
+            "little-endian"
+        ) from error
+    return header
+
+
+class Header:
+    """What stands before the tensors of a file.
+
+    Attributes:
+        metadata: values by key.
+        tensors: by name.
+    """
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data, self._at, self._values = data, 4, 0
         self._end = min(len(data), MOST_HEADER)
         if data[:4] != MAGIC:
@@ -200,7 +262,7 @@ class _Reader:
                 )
             if (end := offset + nbytes) > len(data) - start:
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
-            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes)
+            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes, path)
 
     def _number(self, kind: str) -> Any:
         (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
@@ -326,8 +388,8 @@ NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
 
 
-def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
-    """``rope_parameters`` as transformers' configs have them.
+def positions(file: GgufFile, width: int) -> dict[str, Any]:
+    """``rope_parameters`` as transformers' configs have them; of YaRN what the file says.
 
     Raises:
         InputError: the file scales positions in a way that is not known here.
@@ -342,7 +404,7 @@ def positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
         made["factor"] = file.number("rope.scaling.factor")
     if rule == "yarn":
         given = {name: file.number(CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
-        made |= {"original_max_position_embeddings": limit} | {k: v for k, v in given.items() if v}
+        made |= {name: value for name, value in given.items() if value}
     if (scale := file.number("rope.scaling.attn_factor", 1)) not in (0, 1):
         if rule != "yarn" or file.architecture != "olmo2":  # elsewhere it means something else
             raise refusal(file.where, f"{key}.attn_factor", scale, "1, or a file without it")
@@ -383,9 +445,14 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     """The config of a native family's model.
 
     Raises:
-        InputError: the file is of another architecture, lacks a number, or scales positions in a
-            way that is not known here.
+        InputError: the file holds an adapter, is of another architecture, lacks a number, or scales
+            positions in a way that is not known here.
     """
+    kind = file.metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise InputError(f"{file.where} holds an adapter; valid: {MERGED}")
+    if kind != "model":
+        raise refusal(file.where, "general.type", kind, "model")
     if file.architecture not in ARCHITECTURES:
         valid = f"{', '.join(ARCHITECTURES)}, or the model in transformers' format"
         raise InputError(
@@ -418,7 +485,7 @@ def config_of(file: GgufFile) -> SimpleNamespace:
         for name, value in (usual | numbers).items()
         if name in {*family.usual, "head_dim"}
     }
-    rope = positions(file, width, numbers["max_position_embeddings"])
+    rope = positions(file, width)
     if len(family.bases) > 1:  # a file says at most the base of layers with windows
         base = rope["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
         local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", base)}

@@ -30,13 +30,16 @@ from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
+    SUPPORTED,
     completed,
+    counts_factor,
     layout_of,
     named_sampling,
     read_config,
 )
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, locate, refused_as
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
+from tokenswift.loader.parts import part_paths
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.tokenizer import gguf_tokenizer, read, wrapped
@@ -54,7 +57,6 @@ from tokenswift.types import InputError, RunError, check_choice
 _one_at_a_time = threading.RLock()
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
-SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 #: ends of the names of files that parsers read whole
 SMALL = (".json", ".jinja", ".txt", ".model")
 #: without one of them transformers makes a tokenizer that knows no words
@@ -137,12 +139,14 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(model_of(found).to(place), wrapped(found.tokenizer()), name)
     from transformers import AutoConfig
 
-    read_config(name, source / "config.json")
+    said = read_config(name, source / "config.json")
     with quiet_transformers():
         with refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
             config = AutoConfig.from_pretrained(
                 source, local_files_only=True, trust_remote_code=False
             )
+        if counts_factor(said):
+            config.counts_factor = True
         tokenizer = load_tokenizer(name, source)
         check_size(name, source, config, how, place)
         return Loaded(_model(name, source, config, how, place), tokenizer, name)
@@ -327,7 +331,7 @@ class Opened:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else part_paths(folder)
     found = [(path.name, path.stat()) for path in paths if path.exists()]
     return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
 

@@ -153,13 +153,18 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
 
 def context_limit(config: Any) -> int | None:
     """The number of positions that a transformers config allows, its own scaling included; None: no
-    limit."""
+    limit.
+
+    ``max_position_embeddings`` counts the factor of Llama 3's rule. That of YaRN it counts in some
+    files and not in others, and it surely does where they do not say which length the factor
+    extends (`loader.config.counts_factor`).
+    """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    if limit is not None and rope.get("rope_type") in ("yarn", "llama3"):
-        original = rope.get("original_max_position_embeddings") or limit
-        limit = max(limit, int(original * rope.get("factor", 1)))
-    return limit
+    if limit is None or rope.get("rope_type") != "yarn" or getattr(config, "counts_factor", False):
+        return limit
+    original = rope.get("original_max_position_embeddings") or limit
+    return max(limit, int(original * rope.get("factor", 1)))
 
 
 def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
@@ -189,6 +194,9 @@ def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
         )
     original = parameters.get("original_max_position_embeddings") or limit
     total = float(factor) * parameters.get("factor", 1.0)
+    extended = original * total
+    if getattr(config, "counts_factor", False):
+        extended = limit * float(factor)
     parameters |= {
         "rope_type": "yarn",
         "factor": total,
@@ -198,7 +206,7 @@ def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
         "attention_factor", None
     )  # it belongs to the old factor; without it YaRN computes its own
     scaled = copy.deepcopy(config)
-    scaled.rope_parameters, scaled.max_position_embeddings = parameters, int(original * total)
+    scaled.rope_parameters, scaled.max_position_embeddings = parameters, int(extended)
     return scaled
 
 

@@ -40,12 +40,11 @@ from tokenswift.loader.config import (
     EMBEDDING,
     FAMILIES,
     HEAD,
-    MERGED,
     Layout,
     activation_of,
     layout_of,
 )
-from tokenswift.loader.find import refused_as
+from tokenswift.loader.find import MERGED, refused_as
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -598,6 +599,21 @@ class NativeTarget(BaseTarget):
         for layer, is_wide in zip(self.body.weights, wide, strict=True):
             layer.wide_keys = is_wide
         self.wide_keys = tuple(wide)
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Within it, passes compute in float32, over caches that are made within it: what int8 is
+        held against. Nothing else may use the model meanwhile."""
+        before = (self.int8, self.kv_dtype, self.body)
+        active = active_type(self.body.shape.weights)
+        shape = replace(self.body.shape, keys=torch.float32, active=active)
+        self.int8 = False
+        self.kv_dtype = torch.float32
+        self.body = self.backend.body(shape, self.body.weights)
+        try:
+            yield
+        finally:
+            self.int8, self.kv_dtype, self.body = before
 
     def _score_errors(self) -> list[float]:
         """What keys in int8 would add to attention scores, by layer (`models.key_types`)."""

@@ -2,8 +2,8 @@
 
 A key in int8 has one scale for all dimensions of a head. Where single channels stick out, as by the
 biases of keys in Qwen2 (358 beside a median of 3), nothing is left of the others. What counts is
-how far the rounding moves attention scores: by σ = step · |q| · s / √12 in standard deviations, with
-the step between two numbers of a key, the length of a query and the scale s of scores. The
+how far the rounding moves attention scores: by σ = step · |q| · s / √12 in standard deviations,
+with the step between two numbers of a key, the length of a query and the scale s of scores. The
 divergence of the attention weights is about σ² / 2. So a layer's σ is measured once, when the model
 is loaded, over tokens spread over the vocabulary: 32 of them give the figures that texts give,
 within a third, and the same on every processor.
@@ -65,9 +65,7 @@ def score_errors(model: FloatPasses, cache: FullCache, scale: float) -> list[flo
     tokens = torch.arange(TOKENS) * model.vocab_size // TOKENS
     queries = model.forward(tokens, torch.arange(TOKENS), cache).queries
     cache.commit(tuple(range(TOKENS)))
-    return [
-        score_error(cache.keys(layer), queries[layer], scale) for layer in range(model.layers)
-    ]
+    return [score_error(cache.keys(layer), queries[layer], scale) for layer in range(model.layers)]
 
 
 def needs_wide_keys(error: float) -> bool:

@@ -203,6 +203,7 @@ class RunWriter:
     def __init__(self, folder: Path, header: Header, session: Session) -> None:
         self.folder = folder.expanduser()
         self.state: RunState | None = None
+        journal.check_readable(str(self.folder), (header, session))
         with ExitStack() as held:
             try:
                 check_new(self.folder)

@@ -272,13 +272,8 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: as the system says.
     """
     check_regular(path)
-    with replacing(path) as part, FileIO(part, "wb") as file:
-        write_all(file, data)
-    handle = os.open(path.parent, os.O_RDONLY)  # the name has to last as well
-    try:
-        sync(handle)
-    finally:
-        os.close(handle)
+    with replacing(path) as part:
+        part.write_bytes(data)
 
 
 # ---- records -------------------------------------------------------------------------------------
@@ -479,6 +474,26 @@ def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
                 f"{name} holds what no run writes ({wrong}); valid: a run's journal"
             ) from None
     return state
+
+
+def check_readable(folder: str, records: Sequence[Header | Session]) -> None:
+    """See that a journal that begins with these records could be read again.
+
+    Args:
+        folder: the run's, for the message.
+    Raises:
+        InputError: a name in them, such as a model's path, is none that a journal takes.
+    """
+    for record in records:
+        try:
+            msgspec.json.decode(msgspec.json.encode(record, enc_hook=str), type=Record)
+        except msgspec.MsgspecError as error:
+            place = re.search(r"`\$\.([\w.]+)", str(error))
+            field = place[1] if place else str(error)
+            raise InputError(
+                f"run_dir {folder} cannot keep this run: its journal takes no such {field}; valid: "
+                f"names without control characters"
+            ) from error
 
 
 def check_same(folder: str, kept: Header, now: Header) -> None:

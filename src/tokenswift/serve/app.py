@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from tokenswift.config import OPTIONS
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import QueueFull, Scheduler
+from tokenswift.loader.find import short_name
 from tokenswift.serve import openai as wire
 from tokenswift.serve.answers import Answer, Answers, owner_of
 from tokenswift.serve.bodies import read_body
@@ -91,7 +91,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         answers: of the server.
         settings: the limits.
     """
-    model = settings.served_model_name or Path(answers.llm.name).absolute().name
+    model = settings.served_model_name or short_name(answers.llm.name)
     about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
     page = page_of(settings)
 

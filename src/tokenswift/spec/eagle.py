@@ -52,6 +52,10 @@ from tokenswift.types import InputError, integer_of
 FEATURES = 3
 #: the window of a drafter whose checkpoint names none
 WINDOW = 2048
+#: greatest window of a drafter: its keys and values stand beside those of each text
+MOST_WINDOW = 1 << 18
+#: a drafter that nobody named may take so large a part of the free memory for a text
+SHARE = 4
 #: what the target gives where a checkpoint lacks it
 SHARED = ("embed", "lm_head")
 #: tensors by canonical names: what safetensors files call them (``midlayer.`` may be ``layers.0.``)
@@ -252,7 +256,7 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
     check_numbers(said, where)
     heads = said["num_attention_heads"]
     width = said["head_dim"] or said["hidden_size"] // heads
-    said["rope_parameters"] = positions(file, width, said["max_position_embeddings"])
+    said["rope_parameters"] = positions(file, width)
     said["eagle_aux_hidden_state_layer_ids"] = file.metadata.get("eagle3.target_layers")
     said |= {
         name: file.metadata.get(f"eagle3.{name}")
@@ -288,6 +292,9 @@ def _config(
         raise refusal(
             where, "rope_scaling", said.get("rope_scaling") or said.get("rope_parameters"), kinds
         )
+    window = said.get("sliding_window") or None
+    if window is not None and min(window, said["max_position_embeddings"]) > MOST_WINDOW:
+        raise refusal(where, "sliding_window", window, f"up to {MOST_WINDOW:,}")
     heads, hidden = said["num_attention_heads"], said["hidden_size"]
     parts = {part for name, (*_, part) in NAMES.items() if part and name in found}
     return EagleConfig(
@@ -305,7 +312,7 @@ def _config(
         trained=said["max_position_embeddings"],
         norm_before_residual=said.get("norm_before_residual") is True,
         norm_output=said.get("norm_output") is True,
-        window=said.get("sliding_window") or None,
+        window=window,
         parts=frozenset(
             parts | {part for part in ("norm_before_fc", "fc_norm") if said.get(part) is True}
         ),
@@ -625,5 +632,21 @@ def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
             ):
                 made = replace(base, sample=torch.tensor(said, dtype=torch.float32))
                 if made.distance(base) <= TOLERANCE:
-                    return eagle_of(file, target)
+                    return _modest(load_eagle(file, target.config), target)
     return None
+
+
+def _modest(weights: EagleWeights, target: Target) -> EagleModel:
+    """A drafter that nobody named, for a target whose texts have room beside it.
+
+    Raises:
+        InputError: it would take too much of the free memory for each text.
+    """
+    model, memory = EagleModel(weights, target), target.backend.memory()
+    if memory is not None and model.nbytes > memory.free // SHARE:
+        raise InputError(
+            f"it takes {model.nbytes:,} bytes for each text, {memory.free:,} bytes are available; "
+            f"valid: up to a quarter of these"
+        )
+    target.set_feature_layers(weights.config.feature_layers)
+    return model

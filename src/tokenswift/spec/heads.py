@@ -449,6 +449,15 @@ def kind_for(path: Path, host: HeadsHost) -> str | None:
     return config.kind if distance <= ROUNDED else None
 
 
+def is_default(host: HeadsHost) -> bool:
+    """Whether shipped heads were made for this model. Files that cannot be used are left out."""
+    for path in shipped_files(HEADS):
+        with left_out(path):
+            if kind_for(path, host) is not None:
+                return True
+    return False
+
+
 def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
     """The heads of a kind that were trained for this model, by the user or as they are shipped, or
     the first ones of any kind; None without. Files that cannot be used are left out."""
@@ -508,6 +517,10 @@ def holds_heads(folder: str | Path) -> bool:
 
 def _heads_beside(host: HeadsHost) -> Heads | None:
     """The heads inside a checkpoint of the published layout that the model was loaded from, a
-    folder's or a hub id's."""
+    folder's or a hub id's; None where there are none, or none that can be used."""
     place = Path(host.place) if Path(host.place).exists() else cached(host.place)
-    return load_heads(place, host) if host.place and place and holds_heads(place) else None
+    if not (host.place and place and holds_heads(place)):
+        return None
+    with left_out(place):
+        return load_heads(place, host)
+    return None

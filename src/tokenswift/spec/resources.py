@@ -20,7 +20,6 @@ import torch
 
 from tokenswift.config import (
     ANSWERS,
-    NEUTRAL,
     LoadConfig,
     RopeScaling,
     SamplingParams,
@@ -29,8 +28,8 @@ from tokenswift.config import (
 )
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
-from tokenswift.loader.config import named_sampling
-from tokenswift.loader.find import HEADS, locate, shipped_files
+from tokenswift.loader.config import named_sampling, usable_sampling
+from tokenswift.loader.find import locate, short_name
 from tokenswift.loader.load import (
     Opened,
     check_memory,
@@ -59,7 +58,7 @@ from tokenswift.spec.heads import (
     HeadsHost,
     holds_heads,
     host_of,
-    kind_for,
+    is_default,
     resolve_heads,
     shipped_heads,
 )
@@ -126,13 +125,9 @@ class Source:
 
     @cached_property
     def answers(self) -> SamplingParams:
-        """Default sampling for chat: the model's own settings if they are valid, else
+        """Default sampling for chat: the model's own settings that are valid, else
         `config.ANSWERS`."""
-        try:
-            return SamplingParams(**{**NEUTRAL, **self.named}) if self.named else ANSWERS
-        except InputError as error:
-            logger.warning("the sampling settings of %s are ignored: %s", self.name, error)
-            return ANSWERS
+        return usable_sampling(self.named, self.name) or ANSWERS
 
     def weight(self, name: str) -> Any:
         """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
@@ -165,7 +160,7 @@ class FromFiles(Source):
         self.named = dict(files.sampling)
         prepare()  # the first text asks its template where turns end
         layers = files.weights.layout.num_hidden_layers
-        base = base_of_weights(files.weights.raw, layers, files.folder.name)
+        base = base_of_weights(files.weights.raw, layers, short_name(str(files.folder)))
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
         if how.weights in FORMATS:
@@ -343,8 +338,8 @@ class Resources:
             self.eagle = eagle_trained(source.host.base, self.target)
         else:
             self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
-        is_default = any(kind_for(path, source.host) for path in shipped_files(HEADS))
-        self.draft_models = DraftModels(self.target, source.codec, is_default=is_default)
+        default = is_default(source.host)
+        self.draft_models = DraftModels(self.target, source.codec, is_default=default)
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:

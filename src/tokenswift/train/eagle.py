@@ -13,6 +13,7 @@ tokens that it can name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from tokenswift.loader.gguf import straight
 from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
+from tokenswift.train.work import working_in
 from tokenswift.types import InputError, OnProgress, RunError
 
 HEAD = 64  # width of an attention head
@@ -90,20 +92,28 @@ def train_eagle(
         depths: tokens of a chain that are trained.
         hidden: see :func:`eagle_config`.
     Raises:
-        InputError: an option out of range, too little data, a work folder of another training, or a
-            model whose layers are of another kind.
+        InputError: an option out of range, too little data or disk, a work folder of another
+            training or one in use, or a model whose layers are of another kind.
         RunError: the loss is not finite.
     """
-    config = eagle_config(llm, 1, hidden)
-    recipe = Recipe(
-        llm, job, report, on_progress, config.feature_layers[:-1], eagle=[depths, hidden]
-    )
-    config = replace(config, draft_vocab=recipe.frozen.size)
-    made = recipe.started(lambda: started(config, job.training.seed))
-    student = EagleStudent(config, made, depths)
-    notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
-    notes |= recipe.distil(student)
-    save_eagle(student, recipe, job)
+    plain = eagle_config(llm, 1, hidden)
+    weights = sum(math.prod(shape) for shape in plain.shapes().values())
+    with working_in(job.work):
+        recipe = Recipe(
+            llm,
+            job,
+            report,
+            on_progress,
+            weights,
+            plain.feature_layers[:-1],
+            eagle=[depths, hidden],
+        )
+        config = replace(plain, draft_vocab=recipe.frozen.size)
+        tensors = recipe.started(lambda: started(config, job.training.seed))
+        student = EagleStudent(config, tensors, depths)
+        notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
+        notes |= recipe.distil(student)
+        save_eagle(student, recipe, job)
     return notes
 
 

@@ -19,6 +19,7 @@ from tokenswift.spec.heads import Heads, HeadsConfig, save_heads
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.train.states import HiddenStore, Windows, covering
+from tokenswift.train.work import working_in
 from tokenswift.types import InputError, OnProgress
 
 COVERAGE = 0.92  # of the training text, that the tokens worth drafting make up
@@ -70,26 +71,35 @@ def train_heads(
         count: number of heads.
         inner: width of the hidden layer (conditioned), 0 for none.
     Raises:
-        InputError: an option out of range, too little data, a work folder of another training.
+        InputError: an option out of range, too little data or disk, a work folder of another
+            training or one in use.
         RunError: the loss is not finite, the disk is full.
     """
     target, inner = llm.target, inner if kind == "conditioned" else 0
     eps = float(getattr(target.config, "rms_norm_eps", 1e-5))
     config = HeadsConfig(kind, count, target.hidden_size, target.vocab_size, inner, eps)
-    recipe = Recipe(llm, job, report, on_progress, heads=asdict(config))
-    heads = Heads(config).to(recipe.frozen.device)
-
-    def make() -> dict[str, Tensor]:
-        torch.manual_seed(job.training.seed)
-        start(made := Heads(config).to(recipe.frozen.device), recipe.store, recipe.frozen)
-        return made.state_dict()
-
-    heads.load_state_dict(recipe.started(make))
-    notes = {"kind": kind, **recipe.distil(HeadsStudent(heads))}
-    heads.frequent = covering(recipe.counts, COVERAGE)
-    notes["drafted"] = len(heads.frequent)
-    save_heads(heads.eval(), job.out, recipe.base, notes=notes)
+    with torch.device("meta"):
+        weights = sum(part.numel() for part in Heads(config).parameters())
+    with working_in(job.work):
+        recipe = Recipe(llm, job, report, on_progress, weights, heads=asdict(config))
+        heads = Heads(config).to(recipe.frozen.device)
+        heads.load_state_dict(recipe.started(lambda: initial_weights(config, recipe)))
+        notes = {"kind": kind, **recipe.distil(HeadsStudent(heads))}
+        heads.frequent = covering(recipe.counts, COVERAGE)
+        notes["drafted"] = len(heads.frequent)
+        save_heads(heads.eval(), job.out, recipe.base, notes=notes)
     return notes
+
+
+def initial_weights(config: HeadsConfig, recipe: Recipe) -> dict[str, Tensor]:
+    """The weights that the training of heads starts from.
+
+    Raises: as :func:`start`.
+    """
+    torch.manual_seed(recipe.job.training.seed)
+    heads = Heads(config).to(recipe.frozen.device)
+    start(heads, recipe.store, recipe.frozen)
+    return heads.state_dict()
 
 
 @torch.no_grad()

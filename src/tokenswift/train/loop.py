@@ -8,23 +8,24 @@ refused, so that a resumed training equals an unbroken one. Paths, how often che
 and the like are not in it.
 
 Which items a step takes follows from the seed and the step alone. What is trained is a
-`loss.Student`: of `heads` or `eagle`.
+`Student`: of `heads` or `eagle`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import mean
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import get_cosine_schedule_with_warmup
@@ -41,13 +42,13 @@ from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import (
     HiddenStore,
     Windows,
-    claim,
     collect,
     counts,
     fingerprint,
     frequent,
     held_out,
 )
+from tokenswift.train.work import BadData, check_claim, check_disk, claim
 from tokenswift.types import InputError, OnProgress, RunError
 
 MANY = 4096  # tokens in a loss, above which the model's distribution is told of some
@@ -198,6 +199,8 @@ class Distillation(nn.Module):
 
 Report = Callable[[str], None]
 VERSION = 6  # raised whenever the same options make other states
+TRAINING, START, CHECKPOINT = "training", "start.safetensors", "checkpoint.pt"
+OF_TRAINING = (TRAINING, START, CHECKPOINT)  # files of a training beside its states
 HELD_OUT = 64  # items that the held-out loss looks at
 NEWEST = 100  # steps whose loss is told
 
@@ -213,6 +216,7 @@ class Recipe:
         job: what to learn from, how, and where.
         report: takes lines of what is done and found.
         on_progress: told how many tokens have states, and how many steps are done.
+        weights: of the student, for the reckoning of disk.
         layers: whose entering states are learnt from, beside those before the final norm.
         about: what else the outcome depends on; a work folder of other values is refused.
 
@@ -223,7 +227,7 @@ class Recipe:
         frozen: the parts of the model that the loss needs.
 
     Raises:
-        InputError: too little data, a work folder of another training.
+        InputError: too little data, too little disk, a work folder of another training.
     """
 
     def __init__(
@@ -232,6 +236,7 @@ class Recipe:
         job: Job,
         report: Report,
         on_progress: OnProgress,
+        weights: int,
         layers: Sequence[int] = (),
         **about: Any,
     ) -> None:
@@ -244,35 +249,51 @@ class Recipe:
         self.base = replace(llm.source.host.base, name=job.name)
         self.layers = (*layers, llm.target.layers)
         report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
-        self.store = self._gathered(llm, job.data)
+        self.store = self._gathered(llm, job.data, weights)
         report(f"hidden states: {self.store.tokens:,} tokens")
         self.counts = counts(self.store, self.base.vocab_size)
         subset = frequent(self.counts, job.training.loss_vocabulary)
         options = {k: v for k, v in asdict(job.training).items() if k != "save_every"}
         how = [options, settings_of(job.sampling), self.store.made_from, about, subset.tolist()]
-        claim(job.work / "training", digest_of(how))
+        self._key = digest_of(how)
+        parts = ", ".join(OF_TRAINING)
+        check_claim(
+            job.work / TRAINING,
+            self._key,
+            f", or remove {parts} there to train anew from its states",
+        )
         self.frozen = FrozenBase(
             llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32
         )
 
-    def _gathered(self, llm: Any, data: DataOptions) -> HiddenStore:
-        """The work folder's store, filled."""
+    def _gathered(self, llm: Any, data: DataOptions, weights: int) -> HiddenStore:
+        """The work folder's store, filled. Data that cannot be learnt from leave none."""
         job = self.job
         options = {**asdict(data), "data": fingerprint(data.data)}
         writing = [job.training.seed, settings_of(job.sampling)]
         key = digest_of([VERSION, self.layers, options, writing, llm.resources.identity()])
         store = HiddenStore(job.work / "states", key)
-        if not store.complete:
+        if store.complete:
+            return store
+        try:
+            ahead = max(0, data.tokens - store.tokens) + data.write_batch * data.sequence_length
+            check_disk(job.work, ahead, llm.target.hidden_size * len(self.layers), weights)
             collect(llm, data, job, self.layers, store, self.on_progress)
+        except InputError as error:
+            if isinstance(error, BadData) or not store.texts:
+                store.discard()
+            raise
         return store
 
     def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Weights at their start, on the base's device: made once, then read from the work
         folder."""
-        path = self.job.work / "start.safetensors"
-        if not path.exists():
+        path = self.job.work / START
+        if tensors_in(path) is None:  # nothing is there, or it is damaged
+            weights = {name: value.cpu().contiguous() for name, value in make().items()}
+            claim(self.job.work / TRAINING, self._key)
             with replacing(path) as part:
-                save_file({name: value.cpu().contiguous() for name, value in make().items()}, part)
+                part.write_bytes(save(weights))  # a full disk is an OSError
         return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
 
     def distil(self, student: Student) -> dict[str, Any]:
@@ -288,6 +309,11 @@ class Recipe:
             Windows(self.store, blocks, student.levels, job.training.window)
             for blocks in held_out(self.store, job.training.held_out)
         )
+        if len(learnt) == 0:
+            for name in OF_TRAINING:
+                (job.work / name).unlink(missing_ok=True)
+            self.store.discard()
+            raise BadData("the training data has no text long enough to learn from")
         return {
             "data": Path(job.data.data).name,
             "tokens": self.store.tokens,
@@ -295,6 +321,14 @@ class Recipe:
             **Training(self, objective, learnt, kept).run(),
             "minutes": round((time.monotonic() - self._begun) / 60, 1),
         }
+
+
+def tensors_in(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a file; None where there is none, or a damaged one."""
+    try:
+        return load_file(path)
+    except (SafetensorError, FileNotFoundError):
+        return None
 
 
 # ---- the loop ------------------------------------------------------------------------------------
@@ -319,20 +353,19 @@ class Training:
         recipe: says how to train, where, and who is told.
         objective: a module that turns a batch into losses to be summed; its parameters are trained,
             in place.
-        data: a dataset of that module's arguments (without the batch dimension), with a length.
+        data: a dataset of that module's arguments (without the batch dimension), with a length
+            above 0.
         held_out: one whose loss is logged beside.
     Raises:
-        InputError: there is nothing to learn from.
+        RunError: the checkpoint is damaged.
     """
 
     def __init__(self, recipe: Recipe, objective: nn.Module, data: Any, held_out: Any) -> None:
-        if len(data) == 0:
-            raise InputError("the training data has no text long enough to learn from")
         options = recipe.job.training
         self.recipe, self.options = recipe, options
         self.data, self.held_out = data, held_out
         self.device, self.kind = recipe.frozen.device, Backend(recipe.frozen.device).kind
-        self.checkpoint = recipe.job.work / "checkpoint.pt"
+        self.checkpoint = recipe.job.work / CHECKPOINT
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in self.parameters if p.ndim > 1]},
@@ -422,11 +455,20 @@ class Training:
         state |= {"step": self.step, "losses": self.losses}
         with replacing(self.checkpoint) as part, part.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
 
     def _load(self) -> None:
-        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-        self.step, self.losses = state["step"], state["losses"]
+        """Go on from the checkpoint.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        try:
+            state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
+            self.step, self.losses = state["step"], state["losses"]
+        except (RuntimeError, ValueError, KeyError, EOFError, TypeError, UnpicklingError) as error:
+            raise RunError(
+                f"{self.checkpoint} is damaged ({type(error).__name__}); without it the same "
+                f"command trains from the start, with the hidden states that were kept"
+            ) from error

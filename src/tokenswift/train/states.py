@@ -10,9 +10,11 @@ are there whole or not at all, so a killed run leaves a store that is whole up t
 
 from __future__ import annotations
 
+import logging
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from itertools import chain, product, repeat
@@ -21,8 +23,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -30,12 +32,16 @@ from torch.utils.data import Dataset
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, Ticket
-from tokenswift.files import replacing
+from tokenswift.files import line_of, replacing
 from tokenswift.loader.weights import digest_of, file_digest
 from tokenswift.spec.eagle import Features
 from tokenswift.train.options import DataOptions, Job
+from tokenswift.train.work import BadData, claim
 from tokenswift.types import InputError, OnProgress, RunError
 
+logger = logging.getLogger("tokenswift")
+MADE_FROM, COMPLETE = "made_from", "complete"  # files of a store
+DIGITS = 7  # of a text's number, in the name of its file
 SHORTEST = 64  # tokens; shorter remainders of a document teach little
 PIECE = 1 << 25  # characters of a file in memory at once
 MOST_CHARACTERS = 8  # that a token is thought to have
@@ -70,8 +76,11 @@ def read_texts(source: str) -> Iterator[str]:
             with file.open(encoding="utf-8", newline="") as opened:
                 while piece := opened.read(PIECE):
                     yield piece
-        except (UnicodeDecodeError, OSError) as error:
-            raise InputError(f"--data {file}: {error}; valid: UTF-8 text") from error
+        except UnicodeDecodeError as error:
+            raise BadData(f"--data {file} is not UTF-8; valid: UTF-8 text") from error
+        except OSError as error:
+            line = f"--data {file} cannot be read ({line_of(error)})"
+            raise BadData(f"{line}; valid: UTF-8 text") from error
 
 
 def questions(seed: int) -> Iterator[tuple[str, float]]:
@@ -131,13 +140,24 @@ class Recorder(Features):
 # ---- the store -----------------------------------------------------------------------------------
 
 
+def tokens_of(path: Path) -> Int[Tensor, " n"] | None:
+    """The tokens of a text's file; None where the file is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            tokens = file.get_tensor("tokens")
+            rows = file.get_slice("states").get_shape()[:1]
+    except (SafetensorError, OSError):
+        return None
+    return tokens if tokens.dtype == torch.int32 and [*tokens.shape] == rows else None
+
+
 class HiddenStore:
     """Texts with hidden states of the base model, a file each.
 
     Args:
         folder: where the store lies; made when missing.
-        made_from: a digest of what the states depend on; a store made from anything else is
-            refused.
+        made_from: a digest of what the states depend on; a store with texts made from anything
+            else is refused. A text whose file is damaged is left out, and is to be written anew.
 
     Attributes:
         texts: by number, tokens (n,), int32; those that the model writes together end in any order.
@@ -145,20 +165,38 @@ class HiddenStore:
 
     def __init__(self, folder: str | Path, made_from: str) -> None:
         self.folder, self.made_from = Path(folder), made_from
-        claim(self.folder / "made_from", made_from)
+        paths = sorted(self.folder.glob(f"{'[0-9]' * DIGITS}.safetensors"))
+        if not paths and not self.complete:  # nobody's: whoever began it has written no text
+            (self.folder / MADE_FROM).unlink(missing_ok=True)
+        claim(self.folder / MADE_FROM, made_from)
         self.texts: dict[int, Int[Tensor, " n"]] = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                self.texts[int(path.stem)] = file.get_tensor("tokens")
+        for path in paths:
+            tokens = tokens_of(path)
+            if tokens is None:
+                logger.warning("%s is damaged; its text is written anew", path)
+                (self.folder / COMPLETE).unlink(missing_ok=True)
+                path.unlink()
+            else:
+                self.texts[int(path.stem)] = tokens
 
     def path(self, number: int) -> Path:
         """The file of a text."""
-        return self.folder / f"{number:07}.safetensors"
+        return self.folder / f"{number:0{DIGITS}}.safetensors"
+
+    def discard(self) -> None:
+        """Remove all texts, and the folder where nothing else is in it."""
+        for number in self.texts:
+            self.path(number).unlink()
+        self.texts = {}
+        for name in (COMPLETE, MADE_FROM):
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # there is more in it
+            self.folder.rmdir()
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
-        return (self.folder / "complete").exists()
+        return (self.folder / COMPLETE).exists()
 
     @property
     def tokens(self) -> int:
@@ -172,10 +210,9 @@ class HiddenStore:
             OSError: the disk takes no more; the texts before are kept.
         """
         made = torch.tensor(tokens, dtype=torch.int32)
+        text = {"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}
         with replacing(self.path(number)) as part:
-            save_file(
-                {"tokens": made, "states": states.to("cpu", torch.bfloat16).contiguous()}, part
-            )
+            part.write_bytes(save(text))  # a full disk is an OSError
         self.texts[number] = made
 
     def finish(self, tokens: int = 1 << 60) -> None:
@@ -187,26 +224,12 @@ class HiddenStore:
                 self.texts[number] = text
             else:
                 self.path(number).unlink()
-        (self.folder / "complete").touch()
+        (self.folder / COMPLETE).touch()
 
     def states(self, number: int, start: int = 0, most: int = 1 << 60) -> Float[Tensor, "n W"]:
         """Hidden states of a text, bfloat16, of ``most`` tokens from ``start`` on."""
         with safe_open(self.path(number), "pt") as file:
             return file.get_slice("states")[start : min(start + most, len(self.texts[number]))]
-
-
-def claim(path: Path, key: str) -> None:
-    """Take a work folder for a training by a file that holds its key.
-
-    Raises:
-        InputError: it is another's.
-    """
-    there = path.read_text(encoding="utf-8") if path.exists() else key
-    if there != key or (path.parent / "index.json").exists():  # which earlier versions wrote
-        other = f"{path.parent} belongs to a training of other data or options"
-        raise InputError(f"work folder {other}; name another --work folder")
-    with replacing(path) as part:
-        part.write_text(key, encoding="utf-8")
 
 
 def held_out(store: HiddenStore, share: float) -> tuple[list[int], list[int]]:
@@ -316,7 +339,7 @@ def collect(
             on_progress("write", min(store.tokens, data.tokens - 1), data.tokens)
     if store.tokens < LEAST:
         given = f"{store.tokens} tokens to learn from, after passages of {SHORTEST} tokens and more"
-        raise InputError(f"--data {data.data} gives {given}; at least {LEAST} are needed")
+        raise BadData(f"--data {data.data} gives {given}; at least {LEAST} are needed")
     store.finish(data.tokens)
 
 

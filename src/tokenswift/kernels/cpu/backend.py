@@ -332,7 +332,8 @@ def fault_of(library: ctypes.CDLL) -> str | None:
         (torch.bfloat16, q8),
         (torch.float32, q8, torch.int8),
     ]
-    cases = (Case(kernels[0], *kind) for kind in kinds)
+    cases = [Case(kernels[0], *kind) for kind in kinds]
+    cases.append(Case(kernels[0], torch.float32, q8, torch.int8, keys=torch.int8))
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 
 
