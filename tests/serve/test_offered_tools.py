@@ -96,9 +96,7 @@ def test_parameters_that_are_no_objects_are_refused(tools: Running, schema: obje
     assert tools.post("/v1/chat/completions", body).json()["error"]["param"] == "tools"
 
 
-def test_they_are_offered_after_a_restart_too(
-    start: Start, calling: LLM, tmp_path: Path
-) -> None:
+def test_they_are_offered_after_a_restart_too(start: Start, calling: LLM, tmp_path: Path) -> None:
     folder = str(tmp_path / "answers")
     flat: Any = {"type": "function", "name": "odd", "parameters": AHEAD}
     body = {"input": "Hi", "tools": [flat], "max_output_tokens": 60, "background": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import socket
@@ -17,15 +18,18 @@ import pytest
 from transformers import GenerationConfig
 
 from tests.chats import chat_tokenizer, thinking_model, thinking_tokenizer
+from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.serve.conftest import Running, Slow, Start, until
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
+from tokenswift.cli.options import add_options
 from tokenswift.config import ANSWERS
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.memory import Memory
 from tokenswift.serve import openai as openai_forms
 from tokenswift.serve.answers import Answer, Answers
+from tokenswift.serve.settings import Settings
 
 NEW = 24
 HELLO: list[dict[str, object]] = [{"role": "user", "content": "Hello!"}]
@@ -221,6 +225,23 @@ def test_an_answer_that_waits_for_the_next_server_is_queued(
     assert until(lambda: again.get(f"/v1/responses/{name}").json()["status"] in ended)
 
 
+def test_a_strategy_that_was_allowed_is_resumed(
+    start: Start, slowed: tuple[LLM, Slow], tmp_path: Path
+) -> None:
+    llm, slow = slowed
+    slow.pause = 0.01
+    folder = str(tmp_path / "answers")
+    server = start(llm, run_dir=folder, allow_strategies=True)
+    own = {"tokenswift": {"ignore_eos": True, "strategy": "magicdec"}}
+    name = server.post("/v1/responses", {**LONG, **own}).json()["id"]
+    server.close()
+    slow.pause = 0.0
+    again = start(llm, run_dir=folder)
+    path = f"/v1/responses/{name}"
+    assert until(lambda: again.get(path).json()["status"] in ("incomplete", "failed"))
+    assert again.get(path).json()["status"] == "incomplete"
+
+
 def test_an_answer_of_another_model_says_that_it_failed(
     start: Start, slowed: tuple[LLM, Slow], tmp_path: Path
 ) -> None:
@@ -321,3 +342,45 @@ def test_connections_that_do_not_end_hold_no_server_up(start: Start) -> None:
         begun = time.monotonic()
         server.close()
         assert time.monotonic() - begun < 10
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--allowed-host", "a:80"), "--allowed-host is 'a:80'; valid: a name or address "),
+        (("--cors", "*"), "--cors is '*'; valid: a site such as https://a.example"),
+        (("--max-connections", "0"), "--max-connections is 0; valid: "),
+        (("--max-connections-per-address", "0"), "--max-connections-per-address is 0; valid: "),
+        (("--max-body", "x"), "--max-body is 'x'; valid: an integer"),
+        (("--api-key", "short"), "a key has 5 characters; valid: at least 16"),
+        (("--host", "0.0.0.0"), "--host is '0.0.0.0', for other machines; valid: with --api-key"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_model_is_loaded(
+    cli: Call,
+    chatty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, str],
+    line: str,
+) -> None:
+    def load_model(*args: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("tokenswift.cli.options.load_model", load_model)
+    done = cli("serve", "--model", chatty, "--port", "0", *arguments)
+    assert done.code == 2
+    assert done.error.startswith(line)
+
+
+def test_options_that_are_given_several_times() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Settings)
+    words = "--allowed-host a --allowed-host b --allow-strategies --cors https://c.example"
+    given = vars(parser.parse_args(words.split()))
+    assert given["allowed_host"] == ["a", "b"]
+    assert given["allow_strategies"] is True
+    settings = Settings(**given)
+    assert settings.allowed_hosts == ("a", "b", "c.example")

@@ -374,6 +374,8 @@ class Answers:
         """
         record, body = answer.record, answer.body
         is_new = not record.prompt_tokens
+        if is_new:  # what an earlier server has begun is resumed as it was
+            self.settings.check_strategy(body.own.get("strategy"))
         request = body.request(self.llm, self.settings, record.seed, record.before)
         prompt: Any = request.prompt
         record.thought = thought_of(self._codec, prompt) if body.kind != "completion" else ""

@@ -213,7 +213,6 @@ class Body(BaseModel):
         """
         if self.given("n") not in (None, 1):
             raise InputError(f"n is {self.given('n')}; valid: 1, in a request for each text", "n")
-        settings.check_strategy(self.own.get("strategy"))
         self._check_stops(llm.target.vocab_size)
         prompt = self.whole_prompt(llm.has_chat_template, before)
         how = self._arguments(seed)

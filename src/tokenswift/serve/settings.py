@@ -19,7 +19,17 @@ from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.types import InputError, shown
 
 KEY = 16  # characters of a key at least
-HOST_NAME = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+HOST_NAME = re.compile(r"[a-z0-9._-]+")
+
+
+def is_host(name: str) -> bool:
+    """Whether something is the name or the address of a machine, without a port."""
+    if HOST_NAME.fullmatch(name):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def host_of(site: str) -> str:
@@ -91,7 +101,7 @@ class Settings:
                 valid = "a site such as https://a.example"
                 raise InputError(f"cors is {shown(site)}; valid: {valid}", "cors")
         object.__setattr__(self, "allowed_host", tuple(name.lower() for name in self.allowed_host))
-        if wrong := [name for name in self.allowed_host if not HOST_NAME.fullmatch(name)]:
+        if wrong := [name for name in self.allowed_host if not is_host(name)]:
             valid = "a name or address without a port, such as host.docker.internal"
             raise InputError(f"allowed_host is {shown(wrong[0])}; valid: {valid}", "allowed_host")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
