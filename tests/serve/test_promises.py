@@ -344,7 +344,7 @@ def test_connections_that_do_not_end_hold_no_server_up(start: Start) -> None:
         assert time.monotonic() - begun < 10
 
 
-# ---- options ------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
