@@ -3,9 +3,7 @@ allocated."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +11,10 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from tokenswift.cgroups import MOUNTS, OWN_GROUPS, memory_limits
 from tokenswift.config import CONTINUED_LENGTH, shown
 from tokenswift.types import InputError, counted
 
-CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ANSWER = 1024  # least default of an answer's new tokens
 SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much
 
@@ -128,33 +126,19 @@ def memory_of(device: torch.device) -> Memory | None:
     return host_memory() if device.type == "cpu" else None
 
 
-def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:
-    """Memory of the host, or of its control group if that allows less.
+def host_memory(cgroups: Path = MOUNTS, own: Path = OWN_GROUPS) -> Memory:
+    """Memory of the host, or of this process's control groups where one allows less.
 
     Args:
         cgroups: the folder in which Linux mounts control groups.
         own: the file that names this process's control groups.
     """
     host = psutil.virtual_memory()
-    found = [Memory(host.available, host.total)]
-    with suppress(OSError):
-        path = re.search(r"^0::/(.*)", own.read_text(), re.MULTILINE)
-        inside = Path(path[1] if path else "")
-        for folder in (
-            cgroups / part for part in (inside, *inside.parents)
-        ):  # parents' limits hold too
-            with suppress(OSError, ValueError):  # "max" where there is no limit
-                most = int((folder / "memory.max").read_text())
-                cached = re.search(
-                    r"^inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
-                )
-                held = int((folder / "memory.current").read_text()) - int(
-                    cached[1] if cached else 0
-                )
-                found.append(
-                    Memory(max(0, most - held), most)
-                )  # cached files are dropped when needed
-    return Memory(min(m.free for m in found), min(m.total for m in found))
+    free, total = host.available, host.total
+    for limit, used in memory_limits(cgroups, own):
+        free = min(free, max(0, limit - used))
+        total = min(total, limit)
+    return Memory(free, total)
 
 
 def resident() -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, Generation, InputError, SamplingParams
 from tokenswift.config import ANSWERS
 
+Options: TypeAlias = dict[str, Any]
 HELLO = [{"role": "user", "content": "Hello"}]
 TREE = {"tree": (2, 1), "ngrams": 2}
 DRAFTED: Any = {"ignore_eos": True, "strategy": "tokenswift", "strategy_options": TREE}
@@ -46,6 +48,8 @@ def llm() -> Iterator[LLM]:
         ({"stop": None}, "stop is None; valid: up to 1,024 texts"),
         ({"stop": ["x", ""]}, "stop is ['x', '']; valid: up to 1,024 texts"),
         ({"ignore_eos": "no"}, "ignore_eos is 'no'; valid: True, False"),
+        ({"max_tokens": 3}, "'max_tokens' is not an argument; valid: prompt, "),
+        ({"strategy": "magicdek"}, "strategy is 'magicdek'; valid: auto, "),
         ({"on_step": "print"}, "on_step is 'print'; valid: None, or a function"),
         ({"on_loop": None}, "on_loop is None; valid: report, stop"),
         ({"temp": 0.5}, "'temp' is not an argument; valid: prompt, max_new_tokens"),
@@ -57,10 +61,58 @@ def llm() -> Iterator[LLM]:
     ],
     ids=repr,
 )
-def test_what_a_generation_refuses(llm: LLM, given: dict[str, Any], words: str) -> None:
+def test_what_a_generation_refuses(llm: LLM, given: Options, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        llm.generate(**dict[str, Any]({"prompt": "abc", "max_new_tokens": 2}, **given))
+        llm.generate(**Options({"prompt": "abc", "max_new_tokens": 2}, **given))
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        ({"max_tokens": 3}, "did you mean max_new_tokens?"),
+        ({"strategy": "magicdek"}, "did you mean magicdec?"),
+        ({"on_loop": "stpo"}, "did you mean stop?"),
+        ({"strategy_options": {"ngram": 3}}, "did you mean ngrams?"),
+    ],
+    ids=repr,
+)
+def test_a_refusal_says_what_was_probably_meant(llm: LLM, given: Options, ends: str) -> None:
+    with pytest.raises(InputError) as caught:
+        llm.generate("abc", **given)
+    assert str(caught.value).endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "words"),
+    [
+        (["abc", [999]], {}, "prompts[1] token id is 999"),
+        ("abc", {}, "prompts is 'abc'; valid: a list of prompts"),
+        (HELLO, {}, "prompts is [{"),
+        (["abc"], {"run_dir": "x"}, "run_dir is not an argument of generate_many"),
+        (["abc"], {"on_result": 3}, "on_result is 3; valid: None, or a function"),
+    ],
+    ids=repr,
+)
+def test_many_prompts_are_checked_before_the_first_is_run(
+    llm: LLM, prompts: Any, options: Options, words: str
+) -> None:
+    seen: list[int] = []
+    given: Options = {"on_result": lambda i, result: seen.append(i), **options}
+    with pytest.raises(InputError) as caught:
+        llm.generate_many(prompts, 6, **given)
+    assert str(caught.value).startswith(words)
+    assert seen == []
+
+
+def test_a_stream_left_early_has_no_result_and_no_lock(llm: LLM, tmp_path: Path) -> None:
+    how: Any = {"ignore_eos": True, "run_dir": tmp_path / "run"}
+    with llm.stream("abc", 50, "autoregressive", **how) as stream:
+        next(stream)
+    assert next(stream, None) is None
+    with pytest.raises(InputError, match="before the end"):
+        _ = stream.result
+    assert len(llm.generate("abc", 50, **how).token_ids) == 50
 
 
 @pytest.mark.parametrize(
@@ -187,8 +239,12 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
 
 
 def test_keywords_are_the_sampling(llm: LLM) -> None:
-    call: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
-    cases: list[dict[str, Any]] = [{"seed": 3}, {"temperature": 0}, {"temperature": 1.5, "seed": 3}]
+    call: Options = {"max_new_tokens": 12, "ignore_eos": True}
+    cases: list[Options] = [
+        {"seed": 3},
+        {"temperature": 0},
+        {"temperature": 1.5, "seed": 3},
+    ]
     for given in cases:
         usual = replace(llm.default_sampling("abc abc"), **given)
         wanted = llm.generate("abc abc", sampling=usual, **call).token_ids

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,7 +32,7 @@ from tokenswift.runs.folder import RunWriter
 from tokenswift.spec.heads import Heads, HeadsConfig
 from tokenswift.spec.methods import FixedTreeStrategy
 from tokenswift.spec.strategy import SequenceState
-from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
+from tokenswift.types import Cancelled, DraftTree, Generation, InputError, RunError, Step
 
 STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("autoregressive", {}),
@@ -271,6 +273,67 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
     assert ended == ["b1", "b2", "a2", "a3", "a1"]
 
 
+def test_past_events_are_told_too(llm: LLM) -> None:
+    seen: list[Event] = []
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([3, 4, 5], 4))
+        over(ticket)
+        ticket.on_event(seen.append)
+    assert [type(event) for event in seen] == [Step] * 4 + [type(None)]
+
+
+def test_there_is_no_result_before_the_end(llm: LLM) -> None:
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        with pytest.raises(InputError, match="ticket.result is not available before the end"):
+            _ = gate.ticket.result
+        assert not gate.ticket.wait(0.01)
+        gate.opened.set()
+        over(gate.ticket)
+    assert len(gate.ticket.result.token_ids) == 5
+
+
+def test_a_callback_may_close_the_scheduler(llm: LLM) -> None:
+    scheduler = Scheduler(llm)
+    gate = Gate(scheduler)
+    ticket = scheduler.submit(plain([4], 400))
+    ticket.on_event(lambda event: scheduler.close())
+    gate.opened.set()
+    assert ticket.wait(20)
+    scheduler.close()
+    assert ticket.result.finish_reason == "cancelled"
+
+
+def test_a_scheduler_that_makes_no_step_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is something to do; the clock is ours."""
+    now = [0.0]
+    monkeypatch.setattr(scheduling, "monotonic", lambda: now[0])
+    with Scheduler(llm) as scheduler:
+        now[0] = 1000.0
+        assert scheduler.stalled == 0.0
+        gate = Gate(scheduler)
+        now[0] = 1070.0
+        assert 0.0 < scheduler.stalled <= 70.0
+        gate.opened.set()
+        over(gate.ticket)
+        assert scheduler.stalled == 0.0
+
+
+@pytest.mark.parametrize("at_once", [0, -1, "all", 1.5, None])
+def test_wrong_numbers_of_texts_are_refused(llm: LLM, at_once: Any) -> None:
+    with pytest.raises(InputError, match="at_once is .*; valid: auto, or an integer"):
+        Scheduler(llm, at_once)
+    with pytest.raises(InputError, match="at_once is .*; valid: "):
+        llm.generate_many([[1]], at_once=at_once)
+
+
+def test_a_wrong_request_is_refused_at_once(llm: LLM) -> None:
+    with pytest.raises(InputError, match="queue is -1"):
+        Scheduler(llm, queue=-1)
+    with Scheduler(llm) as scheduler, pytest.raises(InputError, match="prompt is empty"):
+        scheduler.submit(plain([]))
+
+
 # ---- failures ------------------------------------------------------------------------------------
 
 
@@ -351,6 +414,145 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
         over(gate.ticket, *tickets)
         assert scheduler.figures().failed == 3
     assert [type(event) for event in told].count(ValueError) == len(told) == 3
+
+
+class Held:
+    """An object that a frame holds, as it would a tensor."""
+
+
+@pytest.mark.parametrize("kind", [RunError, ValueError, SystemExit])
+def test_a_failed_ticket_keeps_no_frames(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """What a step had in memory goes with the text; the error keeps its words."""
+    known: list[weakref.ref[Held]] = []
+
+    def draft(self: object, sequence: object) -> DraftTree:
+        held = Held()
+        known.append(weakref.ref(held))
+        try:
+            raise kind("planted")
+        except BaseException as error:
+            raise RunError(f"{error}, with a cause") from error
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", draft)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([2, 3], 9))
+        over(ticket)
+    gc.collect()
+    assert len(known) == 1
+    assert known[0]() is None
+    with pytest.raises(RunError, match="planted, with a cause"):
+        _ = ticket.result
+
+
+def test_an_unexpected_error_says_where_it_was_raised(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draft(self: object, sequence: object) -> DraftTree:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", draft)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([2, 3], 9))
+        with pytest.raises(KeyError) as caught:
+            list(ticket.steps())
+    assert "in draft" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("where", ["on_progress", "on_event", "draft"])
+def test_cancelled_that_a_callback_raises_cancels(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """And the others go on."""
+
+    def leave(*args: object) -> None:
+        if not (args and args[0] is None):
+            raise Cancelled
+
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        request = plain([2, 3, 4], 9, on_progress=leave if where == "on_progress" else None)
+        ticket = scheduler.submit(request)
+        other = scheduler.submit(plain([7, 8], 9))
+        if where == "on_event":
+            ticket.on_event(leave)
+        if where == "draft":
+            draft = FixedTreeStrategy.draft
+            taken = ticket.sequence.tokens
+
+            def left(self: FixedTreeStrategy, sequence: SequenceState) -> DraftTree:
+                if sequence.tokens is taken:
+                    raise Cancelled
+                return draft(self, sequence)
+
+            monkeypatch.setattr(FixedTreeStrategy, "draft", left)
+        gate.opened.set()
+        over(gate.ticket, ticket, other)
+        assert scheduler.figures().cancelled == 1
+    assert ticket.result.finish_reason == "cancelled"
+    assert other.result.finish_reason == "length"
+
+
+# ---- strategies that do not give way -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [1, 3])
+def test_drafts_that_do_not_give_way_take_half_of_the_time(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, several: int
+) -> None:
+    """Of all such texts together: the others' steps go on while these wait."""
+    draft = FixedTreeStrategy.draft
+
+    def slow(self: FixedTreeStrategy, sequence: SequenceState) -> DraftTree:
+        if self.max_nodes > 1:
+            time.sleep(0.02)
+        return draft(self, sequence)
+
+    monkeypatch.setattr(FixedTreeStrategy, "draft", slow)
+    options = {"tree": (3, 1)}
+    happened: list[str] = []
+
+    def on_event(name: str, event: Event) -> None:
+        happened.append(name)
+
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        fixed = [
+            scheduler.submit(
+                replace(plain([5, 6], 200, seed), strategy="tokenswift", strategy_options=options)
+            )
+            for seed in range(several)
+        ]
+        victim = scheduler.submit(plain([2, 3], 80))
+        for ticket in fixed:
+            ticket.on_event(partial(on_event, "fixed"))
+        victim.on_event(partial(on_event, "victim"))
+        gate.opened.set()
+        over(victim)
+        for ticket in fixed:
+            ticket.cancel()
+    steps = happened.count("fixed") / several
+    assert steps >= 2
+    assert happened.count("victim") > 3 * steps
+
+
+def test_drafts_that_do_not_give_way_need_not_alone(llm: LLM) -> None:
+    """A text beside one of its kind, or alone, takes every step."""
+    options = {"tree": (3, 1)}
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        tickets = [
+            scheduler.submit(
+                replace(plain([5, 6], 20, seed), strategy="tokenswift", strategy_options=options)
+            )
+            for seed in range(2)
+        ]
+        gate.ticket.cancel()
+        gate.opened.set()
+        over(gate.ticket, *tickets)
+        figures = scheduler.figures()
+    assert figures.steps > figures.passes
 
 
 # ---- memory and order ----------------------------------------------------------------------------
@@ -457,6 +659,21 @@ def test_a_beginning_is_read_once(llm: LLM) -> None:
         assert scheduler.figures().reused - figures.reused == len(SHARED) + 9 + 50
     for request, ticket in zip([*samples, turn, other], [*tickets, *more], strict=True):
         assert ticket.result.token_ids == alone(llm, request).token_ids
+
+
+def test_owners_share_no_beginnings(llm: LLM) -> None:
+    """Neither while a text is written nor when its cache is kept."""
+    each = len(SHARED) - 1 - 32
+    with Scheduler(llm) as scheduler:
+        for number, owner in enumerate(("", "one", "other"), start=1):
+            gate = Gate(scheduler)
+            tickets = [scheduler.submit(plain(SHARED, 10, seed), owner) for seed in range(2)]
+            gate.opened.set()
+            over(gate.ticket, *tickets)
+            assert scheduler.figures().reused == number * each
+        stranger = scheduler.submit(plain([*SHARED, *range(40)], 5), "third")
+        over(stranger)
+        assert scheduler.figures().reused == 3 * each
 
 
 # ---- several prompts -----------------------------------------------------------------------------

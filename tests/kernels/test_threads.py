@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +11,6 @@ import torch
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.library import quota
-
-
-def test_quotas_of_control_groups(tmp_path: Path) -> None:
-    assert quota(tmp_path) == math.inf
-    for said, count in (
-        ("max 100000\n", math.inf),
-        ("nonsense", math.inf),
-        ("150000 100000\n", 1.5),
-    ):
-        (tmp_path / "cpu.max").write_text(said)
-        assert quota(tmp_path) == count
 
 
 @pytest.mark.parametrize("count", [2, 7])

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chats import calling_tokenizer
 from tokenswift.config import ADJUSTING, SamplingParams, settings_of
+from tokenswift.sampling import penalties
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.penalties import TextRules, rules_of
+from tokenswift.sampling.penalties import RecentBreakers, TextRules, rules_of
 from tokenswift.types import InputError
 
 V = 200
@@ -131,3 +133,28 @@ BAD: list[tuple[str, Any]] = [
 def test_bad_values_are_named(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"^{name} (is|holds) .*valid: "):
         SamplingParams(**{name: value})
+
+
+def test_breakers_that_were_used_last_are_kept_and_counted() -> None:
+    recent = RecentBreakers(most=10)
+    for number in range(60):
+        recent.add((str(number),), (1, 2, 3))
+        assert recent.size <= 10
+    assert len(recent) == 2
+    assert recent.get(("58",)) == (1, 2, 3)
+    recent.add(("new",), (4,))
+    recent.add(("newer",), (5, 6))
+    assert recent.get(("59",)) is None
+    assert recent.get(("58",)) == (1, 2, 3)
+    recent.add(("too many",), tuple(range(11)))
+    assert recent.get(("too many",)) is None
+    assert recent.size <= 10
+
+
+def test_many_breakers_of_one_tokenizer_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penalties, "MOST_KEPT_BREAKERS", 500)
+    codec = calling_tokenizer()
+    for number in range(50):
+        params = SamplingParams(dry_multiplier=1.0, dry_breakers=["e", str(number)])
+        rules_of(params, codec, 500)
+    assert 0 < penalties.recent_breakers(codec).size <= 500

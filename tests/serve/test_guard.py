@@ -16,12 +16,17 @@ import openai
 import pytest
 
 from tests.serve.conftest import Running, Start, until
-from tokenswift.serve import app
+from tokenswift.serve import guard
 from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings, held, loading
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"
-HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+HELLO: dict[str, object] = {"prompt": "hello", "max_tokens": 4}
+
+
+LONG_BODY = (
+    "the body is longer than 300 bytes; valid: a shorter one, or tokenswift serve --max-body"
+)
 
 
 @pytest.fixture
@@ -55,10 +60,10 @@ def test_the_key(start: Start, keys: str) -> None:
 
 def test_limits(start: Start) -> None:
     server = start(max_tokens=8, max_prompt=5, max_body=300)
-    wrong: list[tuple[dict[str, Any], int, str]] = [
+    wrong: list[tuple[dict[str, object], int, str]] = [
         ({"prompt": "hey", "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
-        ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
+        ({"prompt": "h" * 300}, 413, LONG_BODY),
     ]
     for body, status, message in wrong:
         found = server.post("/v1/completions", body)
@@ -72,7 +77,7 @@ def test_limits(start: Start) -> None:
 
 def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends a byte now and then does not hold a place for ever."""
-    monkeypatch.setattr(app, "PATIENCE", 0.3)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.3)
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 30) as client:
         client.sendall(f"{head}content-length: 900\r\n\r\n".encode())
@@ -202,7 +207,7 @@ def test_the_server_ends_before_an_answer_has_begun(
 
 # ---- clients do not see each other: no answer, and no prompt by its time -------------------------
 
-CALL: dict[str, Any] = {
+CALL: dict[str, object] = {
     "input": "hello",
     "max_output_tokens": 5,
     "tokenswift": {"ignore_eos": True},
@@ -271,7 +276,7 @@ def test_health_while_the_model_is_loaded(start: Start) -> None:
     """At the address that the server will have: it takes over what nobody has answered."""
     with held(Settings(port=0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with loading(taken):
+        with loading(taken, Settings()):
             found = httpx.get(f"{url}/health")
             assert (found.status_code, found.json()["status"]) == (503, "loading")
             asked = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})

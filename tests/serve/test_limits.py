@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.conftest import Running, Start
+from tests.serve.conftest import Running, Start, until
 from tokenswift import LLM
 from tokenswift.serve.schemas import CHARACTERS, Chat, Completion, Responses
+from tokenswift.serve.settings import Settings
+from tokenswift.types import InputError
 
-HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+HELLO: dict[str, object] = {"prompt": "hello", "max_tokens": 4}
 MANY = 50_000
 SITE = "https://chat.example"
 
@@ -77,7 +81,7 @@ def test_a_long_prompt_is_not_encoded(
     assert ids["message"] == "the prompt is 21 tokens; valid: up to 20"
 
 
-LONG: list[tuple[str, dict[str, Any], str]] = [
+LONG: list[tuple[str, dict[str, object], str]] = [
     ("chat/completions", {"messages": [{}] * MANY}, "at most 4096 items"),
     ("responses", {"input": "x", "metadata": {str(i): 0 for i in range(99)}}, "at most 32 items"),
     ("completions", {"prompt": [*[0] * MANY, "x"]}, "prompt is [0, 0"),
@@ -87,7 +91,7 @@ KINDS = {"chat/completions": Chat, "completions": Completion, "responses": Respo
 
 
 @pytest.mark.parametrize(("path", "body", "message"), LONG, ids=lambda part: str(part)[:50])
-def test_long_lists(server: Running, path: str, body: dict[str, Any], message: str) -> None:
+def test_long_lists(server: Running, path: str, body: dict[str, object], message: str) -> None:
     """Their entries are not all looked at: each would be an error, and megabytes take minutes."""
     with pytest.raises(ValueError) as caught:
         KINDS[path].model_validate(body)
@@ -100,13 +104,13 @@ def test_long_lists(server: Running, path: str, body: dict[str, Any], message: s
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}
-LEAST: dict[str, dict[str, Any]] = {
+LEAST: dict[str, dict[str, object]] = {
     "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "completions": HELLO,
     "responses": {"input": "x"},
 }
 #: what is wrong in a request, and the beginning of its refusal
-WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
+WORDS: dict[str, list[tuple[dict[str, object], str]]] = {
     "completions": [
         ({"max_tokens": 1020}, "max_tokens is 1020; valid: an integer from 1 to 1,018"),
         ({"max_tokens": "x"}, "max_tokens is 'x'; valid: a valid integer"),
@@ -121,7 +125,7 @@ WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "chat/completions": [
         (
             {"messages": [{"content": "x"}]},
-            "prompt[0] is {'content': 'x'}; valid: a message such as ",
+            "messages[0].role is missing; valid: system, developer, user, ",
         ),
         (
             {"structured_outputs": {"regex": "a"}},
@@ -137,7 +141,7 @@ WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "responses": [
         ({"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
-        ({"input": [{"type": "image"}]}, "input[0].type is 'image'; valid: message, "),
+        ({"input": [{"type": "image"}]}, "input holds no message; valid: text, "),
         ({"prompt": {"id": "y"}}, "prompt is not supported; valid: leave it out"),
     ],
 }
@@ -168,7 +172,7 @@ BROKEN: dict[str, list[str]] = {
         '{"prompt": "\\ud800"}',
         '{"prompt": "x", "temperature": NaN}',
         '{"prompt": "x", "n": 0}',
-        '{"prompt": "x", "seed": 9223372036854775808}',
+        '{"prompt": "x", "seed": 18446744073709551616}',
         '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',
         '{"prompt": "x", "tokenswift": {"run_dir": "/tmp/kept"}}',
     ],
@@ -233,4 +237,78 @@ def test_paths(server: Running, method: str, path: str, status: int, message: st
 def test_the_description(server: Running) -> None:
     """In the form that generators and clients read."""
     described = server.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses"} <= set(described)
+    for path, field in (
+        ("/v1/chat/completions", "messages"),
+        ("/v1/completions", "prompt"),
+        ("/v1/responses", "input"),
+    ):
+        content = described[path]["post"]["requestBody"]["content"]
+        assert field in content["application/json"]["schema"]["properties"]
+
+
+# ---- names of this machine, and what the log says of strangers -----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("host.docker.internal", 200),
+        ("Host.Docker.Internal:8000", 200),
+        ("chat.example", 200),
+        ("[fd00::1]:8000", 200),
+        ("docker.internal", 403),
+        ("localhost", 200),
+    ],
+)
+def test_names_that_a_proxy_or_a_container_has(start: Start, host: str, status: int) -> None:
+    names = ("host.docker.internal", "fd00::1")
+    server = start(cors=(f"{SITE}:8443",), allowed_host=names)
+    assert server.get("/health", headers={"host": host}).status_code == status
+
+
+def test_an_unknown_name_is_told_the_option(server: Running) -> None:
+    reply = server.get("/health", headers={"host": "host.docker.internal"})
+    assert reply.json()["error"]["message"] == (
+        "the Host header names another machine; "
+        "valid: localhost, 127.0.0.1, or a name given by --allowed-host NAME"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_host", "host:80"),
+        ("allowed_host", "a b"),
+        ("allowed_host", ""),
+        ("cors", "http://["),
+        ("cors", "https://*.example"),
+        ("cors", "chat.example"),
+    ],
+)
+def test_names_and_sites_that_are_none(field: str, value: str) -> None:
+    names: Any = {field: (value,)}
+    with pytest.raises(InputError, match=f"^{field} is {re.escape(repr(value))}; valid: "):
+        Settings(**names)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/models", {"x-forwarded-for": "1.2.3.4\x1b[2J\x9b31m"}),
+        ("/v1/%1b[2J%0anew line", {}),
+        ("/v1/models/%1b]0;title%07", {}),
+        ("/v1/responses/%c2%9b31m", {}),
+    ],
+)
+def test_no_control_characters_in_the_log(
+    server: Running, caplog: pytest.LogCaptureFixture, path: str, headers: dict[str, str]
+) -> None:
+    caplog.set_level(logging.INFO, "tokenswift")
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    httpx.get(f"{server.url}{path}", headers=raw, timeout=60)
+
+    def lines() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "tokenswift"]
+
+    assert until(lambda: bool(lines()), 10)  # the line comes when the answer is out
+    assert all(line.isascii() and line.isprintable() for line in lines())

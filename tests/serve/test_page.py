@@ -11,8 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.serve.conftest import Running
+from tests.serve.conftest import Running, Start
 from tokenswift.serve.schemas import Responses
 
 PAGE = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
@@ -78,3 +79,11 @@ def test_what_it_reads_is_what_the_server_writes(server: Running) -> None:
     with httpx.stream("GET", again, timeout=60) as second:
         assert second.headers["x-answer-id"] == name
         assert "".join(event.get("delta", "") for event in events(second)) == text
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_it_offers_the_strategies_that_the_server_takes(start: Start, allow: bool) -> None:
+    page = start(allow_strategies=allow).get("/").text
+    assert "<option>auto<option>autoregressive" in page
+    assert ("<option>magicdec" in page) is allow
+    assert "<!--" not in page

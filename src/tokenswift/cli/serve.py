@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     options.check_model_options(args)
 
     with held(settings) as taken:  # what cannot be had is said before the model is loaded
-        with loading(taken):
+        with loading(taken, settings):
             llm = options.load_model(args)
             from tokenswift.serve.app import Server
 

@@ -32,6 +32,8 @@ OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
 INNER = ("asked", "new_turn")  # fields of a request that no caller sets
 NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
+#: strategies that draft less the more texts share a pass; the others draft what they are set to
+SHARED_STRATEGIES = ("auto", "autoregressive")
 FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 

@@ -3,9 +3,10 @@ verify pass.
 
 One thread does all the work. It alternates between a step of all running sequences (`step.step`)
 and a chunk of one waiting prompt's prefill, sized to take about one and a half steps, so that
-decoding never stalls for long. Each sequence gets the tokens that it would get alone; strategy,
-sampler, journal and errors are its own. The memory of their KV caches limits how many run at once;
-the others wait in a queue.
+decoding never stalls for long. A strategy that drafts what it is set to, however many share the
+pass, may take as much time as all others, and waits while it has had more. Each sequence gets the
+tokens that it would get alone; strategy, sampler, journal and errors are its own. The memory of
+their KV caches limits how many run at once; the others wait in a queue.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from tokenswift.engine.request import Request
+from tokenswift.engine.failures import without_frames
+from tokenswift.engine.request import SHARED_STRATEGIES, Request
 from tokenswift.engine.sequence import PrefixCache, Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv import FeatureStore
@@ -156,7 +158,10 @@ class Ticket:
             callback(event)
 
     def tell(self, event: Event, result: Generation | None = None) -> None:
-        """Deliver an event. The last one, no `Step`, sets `is_over` before it is passed on."""
+        """Deliver an event. The last one, no `Step`, sets `is_over` before it is passed on; an
+        error is kept without what its frames hold."""
+        if isinstance(event, BaseException):
+            without_frames(event)
         with self._lock:
             callback = self._callback
             if callback is None:
@@ -227,6 +232,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._masks: dict[int, Future[None]] = {}  # masks being made, by their tickets' ids
         self._prefills = 0  # prefill chunks so far
         self._step_seconds = self._prefill_speed = 0.0  # running means; speed in tokens per second
+        self._shared_seconds = 0.0  # running mean of a step without fixed strategies
+        self._owed_seconds = 0.0  # that those with fixed strategies have taken from the others
         self._last_progress = monotonic()  # time of the last step, prefill chunk or end
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
@@ -378,7 +385,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 if not self._fits(ticket.sequence):
                     return
             except BaseException as error:
-                self._end(ticket, "failed", error)
+                self._fail(ticket, error)
                 continue
             self._last_turns[ticket.sequence.owner] = max(self._last_turns.values(), default=0) + 1
             ticket.state = "reading"
@@ -424,7 +431,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             before, begun = ticket.sequence.prefill_left, perf_counter()
             left = ticket.sequence.prefill(max(MIN_PREFILL, min(rows, most)))
         except BaseException as error:
-            self._end(ticket, "failed", error)
+            self._fail(ticket, error)
             return
         self._count(read=before - left)
         if left:
@@ -436,19 +443,38 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             ticket.state = "running"
 
     def _step(self) -> None:
-        """One step of all running sequences, but for those whose masks are being made."""
-        tickets = [ticket for ticket in self._in_state("running") if self._has_mask(ticket)]
+        """One step of the running sequences whose turn it is, but for those whose masks are being
+        made."""
+        tickets = [ticket for ticket in self._turn() if self._has_mask(ticket)]
         if not tickets:
             idle = not self._in_state("reading")
             wait(self._masks.values(), MASK_SECONDS * idle, FIRST_COMPLETED)
             return
+        has_fixed = any(_is_fixed(ticket) for ticket in tickets)
+        has_others = not all(_is_fixed(ticket) for ticket in tickets)
         begun = perf_counter()
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, made in zip(tickets, step(sequences), strict=True):
             self._add_step(ticket, made)
         self._figures["rows"] = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
-        self._step_seconds += _NEW_WEIGHT * (perf_counter() - begun - self._step_seconds)
+        seconds = perf_counter() - begun
+        self._step_seconds += _NEW_WEIGHT * (seconds - self._step_seconds)
+        if has_fixed and has_others:
+            self._owed_seconds += max(0.0, seconds - self._shared_seconds)
+        elif has_others:
+            self._owed_seconds = max(0.0, self._owed_seconds - seconds)
+            usual = self._shared_seconds or seconds
+            self._shared_seconds = usual + _NEW_WEIGHT * (seconds - usual)
+
+    def _turn(self) -> list[Ticket]:
+        """The running sequences that take the next step: all, or those that draft less the more
+        share a pass, while the others have taken more time from them than they have had since."""
+        running = self._in_state("running")
+        others = [ticket for ticket in running if not _is_fixed(ticket)]
+        if len(others) in (0, len(running)):
+            self._owed_seconds = 0.0
+        return others if self._owed_seconds > 0 else running
 
     def _has_mask(self, ticket: Ticket) -> bool:
         """Whether a sequence can take a step at once. Where its grammar's masks take long, the next
@@ -478,16 +504,22 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             )
             ticket.tell(made)
         except BaseException as error:
-            self._end(ticket, "failed", error)
+            self._fail(ticket, error)
             return
         if sequence.finish_reason is not None:
             self._end(ticket)
 
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        """End a sequence after an error. `Cancelled`, which a callback may raise too, cancels it:
+        `_wait_for_work` ends it then."""
+        if isinstance(error, Cancelled):
+            ticket.cancel()
+        else:
+            self._end(ticket, "failed", error)
+
     def _end(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
         """End a sequence: free its memory, close its journal, deliver the last event. Never
         raises."""
-        if isinstance(error, Cancelled):  # `_wait_for_work` ends it
-            return
         result = None
         try:
             with closing(ticket.sequence) as sequence:
@@ -513,6 +545,11 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             self._last_progress = monotonic()
             for name, number in more.items():
                 self._figures[name] += number
+
+
+def _is_fixed(ticket: Ticket) -> bool:
+    """Whether a sequence drafts what its strategy is set to, however many share the pass."""
+    return ticket.sequence.request.strategy not in SHARED_STRATEGIES
 
 
 def run_all(

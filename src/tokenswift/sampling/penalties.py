@@ -16,8 +16,10 @@ v. If n is at least the allowed length A, the logit of v loses multiplier · bas
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -34,7 +36,57 @@ from tokenswift.types import InputError, check_tokens, shown
 Places: TypeAlias = tuple[list[int], list[list[int]], list[int] | None]
 _MOST = 512  # repeated tokens beyond the allowed length that still add to the penalty
 _LARGEST = 3e38  # largest penalty: float32 can hold it
-_WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = WeakKeyDictionary()
+MOST_KEPT_BREAKERS = 1 << 19  # token ids of DRY's breakers that are kept, about 2 MB
+
+
+class RecentBreakers:
+    """The breakers of the texts that were used last, as token ids, for one tokenizer: finding them
+    takes a while. May be used by several threads.
+
+    Args:
+        most: token ids that are kept at most; of more, those of the texts that were used longest
+            ago go.
+
+    Attributes:
+        size: token ids that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = Lock()
+        self._tokens: OrderedDict[tuple[str, ...], NDArray[np.int32]] = OrderedDict()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def get(self, texts: tuple[str, ...]) -> tuple[int, ...] | None:
+        """The breakers of some texts; None where they are not known."""
+        with self._lock:
+            tokens = self._tokens.get(texts)
+            if tokens is None:
+                return None
+            self._tokens.move_to_end(texts)
+        return tuple(tokens.tolist())
+
+    def add(self, texts: tuple[str, ...], tokens: tuple[int, ...]) -> None:
+        """Keep the breakers of some texts, unless they alone are too many."""
+        with self._lock:
+            if texts in self._tokens or len(tokens) >= self._most:
+                return
+            self._tokens[texts] = np.array(tokens, np.int32)
+            self.size += 1 + len(tokens)
+            while self.size > self._most:
+                _, oldest = self._tokens.popitem(last=False)
+                self.size -= 1 + len(oldest)
+
+
+_BREAKERS: WeakKeyDictionary[object, RecentBreakers] = WeakKeyDictionary()
+
+
+def recent_breakers(codec: object) -> RecentBreakers:
+    """The breakers that are kept for a tokenizer."""
+    return _BREAKERS.setdefault(codec, RecentBreakers(MOST_KEPT_BREAKERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +167,15 @@ def _containing(texts: Texts, codec: Any, vocab_size: int) -> tuple[int, ...]:
     wanted = tuple(text for text in texts if isinstance(text, str))
     if codec is None or not wanted:
         return tuple(sorted(given))
-    kept = _WITH.setdefault(codec, {})
-    if wanted not in kept:
+    recent = recent_breakers(codec)
+    breakers = recent.get(wanted)
+    if breakers is None:
         known = sorted(token for token in set(codec.get_vocab().values()) if token < vocab_size)
         how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         said = ((token, codec.decode([token], **how)) for token in known)
-        kept[wanted] = tuple(token for token, text in said if any(one in text for one in wanted))
-    return tuple(sorted({*kept[wanted], *given}))
+        breakers = tuple(token for token, text in said if any(one in text for one in wanted))
+        recent.add(wanted, breakers)
+    return tuple(sorted({*breakers, *given}))
 
 
 class Adjustments:

@@ -25,7 +25,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ from tokenswift.runs.folder import has_run, load_whole
 from tokenswift.runs.journal import read_regular, write_whole
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
-from tokenswift.serve.schemas import Body, Refused, Responses
+from tokenswift.serve.refusals import Refused
+from tokenswift.serve.schemas import Body, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, RunError, Step, counted, shown
 
@@ -111,11 +111,17 @@ class Answer:
         self.pieces: list[str] = []
         self.tail, self.reason, self.steps = "", "", 0
         self._news = asyncio.Event()
+        self._calls: Calls | None = None
 
-    @cached_property
+    @property
     def calls(self) -> Calls:
         """The tools that it may call, and how its text is read."""
-        return Calls.of(self.body.tools_asked(), self._codec, self.record.thought)
+        return self.read_calls() if self._calls is None else self._calls
+
+    def read_calls(self) -> Calls:
+        """`calls` anew; takes a while where there are many tools, so in a thread."""
+        self._calls = Calls.of(self.body.tools_asked(), self._codec, self.record.thought)
+        return self._calls
 
     def recall(self) -> None:
         """Take what its journal holds.
@@ -281,6 +287,7 @@ class Answers:
                 return None
             answer = Answer(record, body, self._codec, self._root)
             answer.recall()
+            answer.read_calls()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # msgspec's, pydantic's and ours
@@ -321,17 +328,7 @@ class Answers:
         Raises:
             InputError, RunError, Refused: it cannot, and nothing of it is left.
         """
-        values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
-        try:
-            msgspec.json.encode(values)
-        except (
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ) as error:  # lone surrogates, numbers of any size
-            raise InputError(
-                f"the body cannot be stored ({error}); valid: whole characters"
-            ) from error
+        values = await asyncio.to_thread(stored_values, body)
         name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
         record = Record(name, time.time(), values, seed, client=owner_of(client))
         record.before = await self._before(body, record.client)
@@ -356,21 +353,43 @@ class Answers:
         Raises:
             InputError, RunError, Refused: it is not taken.
         """
+        body = answer.body
+        try:
+            try:
+                self._submit(answer)
+            except InputError as error:
+                compiler = self.llm.resources.grammars
+                if error.field != "grammar" or not body.unbind_tools(compiler):
+                    raise
+                self._submit(answer)
+        except InputError as error:
+            raise body.in_field_names(error, answer.record.before) from error
+        answer.running = True
+
+    def _submit(self, answer: Answer) -> None:
+        """Make the request of an answer, and queue it.
+
+        Raises:
+            InputError, RunError, Refused: it is not taken.
+        """
         record, body = answer.record, answer.body
         is_new = not record.prompt_tokens
+        if is_new:  # what an earlier server has begun is resumed as it was
+            self.settings.check_strategy(body.own.get("strategy"))
         request = body.request(self.llm, self.settings, record.seed, record.before)
         prompt: Any = request.prompt
-        record.prompt_tokens = len(prompt)
         record.thought = thought_of(self._codec, prompt) if body.kind != "completion" else ""
+        answer.read_calls()
         if self.closing or self.scheduler.is_closed:
             text = "the server is shutting down, or can no longer generate (its log says why)"
             raise Refused(503, f"{text}; valid: another try once it is back")
+        record.prompt_tokens = len(prompt)
         if answer.folder is not None:
             if is_new:
                 answer.save()
             request = replace(request, run_dir=answer.folder / RUN)
         owner = "" if self.settings.share_prefixes else record.client
-        answer.ticket, answer.running = self.scheduler.submit(request, owner), True
+        answer.ticket = self.scheduler.submit(request, owner)
 
     async def _resume(self, left: list[Answer]) -> None:
         """Go on with one after the other, as the queue has room."""
@@ -460,6 +479,21 @@ class Answers:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def stored_values(body: Body) -> dict[str, object]:
+    """What makes a body again, as JSON values; in a thread, as it may take a while.
+
+    Raises:
+        InputError: it cannot be written as JSON.
+    """
+    values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
+    try:
+        msgspec.json.encode(values)
+    except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, large numbers
+        reason = f"the body cannot be stored ({error})"
+        raise InputError(f"{reason}; valid: whole characters") from error
+    return values
 
 
 def owner_of(key: str) -> str:

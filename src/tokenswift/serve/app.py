@@ -3,13 +3,9 @@ for a signal and ends steps."""
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import logging
 import os
-import re
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -23,121 +19,27 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
 
+from tokenswift.config import OPTIONS
+from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.loader.find import short_name
 from tokenswift.serve import openai as wire
 from tokenswift.serve.answers import Answer, Answers, owner_of
-from tokenswift.serve.schemas import Body, Chat, Completion, Refused, Responses, wrong_fields
+from tokenswift.serve.bodies import read_body
+from tokenswift.serve.connections import protocol_of
+from tokenswift.serve.guard import Guard
+from tokenswift.serve.refusals import Refused, log_text, wrong_fields
+from tokenswift.serve.schemas import Body, Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, shown
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
-OPEN = ("/", "/health")  # what needs no key
 LOOK = 0.1  # seconds until it is looked again whether a client is still there
 GONE = 499  # the client closed the connection: nobody reads this
-PATIENCE = 60.0  # seconds that a client may take to send a body
-#: a Host header: a name or address, and perhaps a port
-HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
-
-
-# ---- in front of everything ----------------------------------------------------------------------
-
-
-class Guard:
-    """ASGI middleware: who may ask, and how much; a line about each request.
-
-    Args:
-        app: what is guarded.
-        settings: the limits, and the keys of clients.
-    """
-
-    def __init__(self, app: Any, settings: Settings) -> None:
-        self._app, self._settings = app, settings
-        self._keys = [key.encode() for key in settings.keys()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun, status, size, most = time.perf_counter(), 0, 0, self._settings.max_body
-        until: float | None = asyncio.get_running_loop().time() + PATIENCE
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        async def limited() -> Message:
-            nonlocal size, until
-            try:
-                async with asyncio.timeout_at(until):
-                    message = await receive()
-            except TimeoutError:
-                text = (
-                    f"the body took more than {PATIENCE:g} seconds; valid: one that is sent at once"
-                )
-                raise Refused(408, text, connection="close") from None
-            until = (
-                until if message.get("more_body") else None
-            )  # what is received behind it is the end
-            size += len(message.get("body", b""))
-            if size > most:
-                raise Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
-            return message
-
-        try:
-            headers = {
-                name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-            }
-            self._check_sender(scope["scheme"], headers)
-            scope["state"]["client"] = self._check_key(scope["path"], headers)
-            await self._app(scope, limited, answer)
-        except Refused as refused:
-            await JSONResponse(refused.body, refused.status_code)(scope, receive, answer)
-        finally:
-            client, path = (scope.get("client") or ("-",))[0], ascii(scope["path"][:200])[1:-1]
-            seconds = time.perf_counter() - begun
-            logger.info(
-                "%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds
-            )
-
-    def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
-        """Refuse pages of other sites: a browser sends their requests to this machine too."""
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
-        found = HOST.fullmatch(host)
-        name = found and (found[1] or found[2])
-        if self._settings.is_local and name not in (
-            "localhost",
-            "127.0.0.1",
-            "::1",
-            self._settings.host,
-        ):
-            raise Refused(
-                403, "the Host header names another machine; valid: localhost or 127.0.0.1"
-            )
-        if origin is not None and origin.lower() not in (
-            f"{scheme}://{host}",
-            *self._settings.cors,
-        ):
-            valid = "this server's own page, or one of --cors"
-            raise Refused(403, f"the Origin header names another site; valid: {valid}")
-
-    def _check_key(self, path: str, headers: dict[str, str]) -> str:
-        """The key that the client shows; "" where none is asked for."""
-        if not self._keys or path in OPEN:
-            return ""
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        known = [
-            hmac.compare_digest(key.encode(), own) for own in self._keys
-        ]  # the time tells no letter
-        if kind.lower() != "bearer" or not any(known):
-            text = "the API key is missing or wrong; valid: Authorization: Bearer KEY"
-            raise Refused(401, text, code="invalid_api_key")
-        return key
 
 
 async def refusal(request: Request, error: Exception) -> Response:
@@ -146,7 +48,8 @@ async def refusal(request: Request, error: Exception) -> Response:
         case Refused():
             refused = error
         case RequestValidationError():
-            refused = wrong_fields(error.errors())
+            places = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+            refused = wrong_fields(places)  # of the query: bodies are read by `read_body`
         case QueueFull():
             text = "as many requests wait as may wait; valid: another try in a moment"
             refused = Refused(429, text, **{"retry-after": "1"})
@@ -164,6 +67,20 @@ async def refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body, refused.status_code, refused.headers)
 
 
+def page_of(settings: Settings) -> str:
+    """The page at ``/``, with the strategies that clients may choose."""
+    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+    names = [name for name in OPTIONS if name not in SHARED_STRATEGIES]
+    options = "".join(f"<option>{name}" for name in names) if settings.allow_strategies else ""
+    return page.replace("<!-- other strategies -->", options)
+
+
+def described(kind: type[Body]) -> dict[str, object]:
+    """A body, as OpenAPI describes it."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"content": content, "required": True}}
+
+
 # ---- the routes ----------------------------------------------------------------------------------
 
 
@@ -176,7 +93,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     """
     model = settings.served_model_name or short_name(answers.llm.name)
     about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
-    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+    page = page_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -197,10 +114,17 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         ended = None if then is None else BackgroundTask(then)
         return StreamingResponse(made, 200, headers, "text/event-stream", ended)
 
-    async def serve(body: Body, request: Request) -> Response:
+    async def serve(kind: type[Body], request: Request) -> Response:
+        content_type = request.headers.get("content-type", "")
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        body = await read_body(kind, raw, content_type)
         if missing := body.left_out():
-            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20])
-            logger.info("left out of a request to %s: %s", request.url.path, named)
+            named = ", ".join(log_text(name, 80) for name in missing[:20])
+            path = log_text(request.scope["path"])
+            logger.info("left out of a request to %s: %s", path, named)
         answer = await answers.make(body, request.state.client)
         if body.stream:
             return events(answer, then=None if answer.background else answer.stop)
@@ -223,17 +147,25 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
             )
         return answer
 
-    @app.post("/v1/chat/completions", summary="Answer a conversation")
-    async def chat(body: Chat, request: Request) -> Response:
-        return await serve(body, request)
+    @app.post(
+        "/v1/chat/completions",
+        summary="Answer a conversation",
+        openapi_extra=described(Chat),
+    )
+    async def chat(request: Request) -> Response:
+        return await serve(Chat, request)
 
-    @app.post("/v1/completions", summary="Go on with a text")
-    async def completion(body: Completion, request: Request) -> Response:
-        return await serve(body, request)
+    @app.post("/v1/completions", summary="Go on with a text", openapi_extra=described(Completion))
+    async def completion(request: Request) -> Response:
+        return await serve(Completion, request)
 
-    @app.post("/v1/responses", summary="Answer, in the background too")
-    async def responses(body: Responses, request: Request) -> Response:
-        return await serve(body, request)
+    @app.post(
+        "/v1/responses",
+        summary="Answer, in the background too",
+        openapi_extra=described(Responses),
+    )
+    async def responses(request: Request) -> Response:
+        return await serve(Responses, request)
 
     @app.get(
         "/v1/responses/{name}", summary="An answer as it stands, or its events from a place on"
@@ -321,13 +253,12 @@ class Server(uvicorn.Server):
         self.answers, self._taken, self.number = Answers(llm, scheduler, settings), taken, 0
         config = uvicorn.Config(
             make_app(self.answers, settings),
-            http="h11",
+            http=protocol_of(settings),
             ws="none",
             loop="asyncio",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=settings.max_connections,
             timeout_graceful_shutdown=3,  # seconds for connections to take what is left
         )
         super().__init__(config)

@@ -15,7 +15,7 @@ import msgspec
 
 from tokenswift.chat import CHOICES, Delta, call_id
 from tokenswift.serve.answers import Answer
-from tokenswift.serve.schemas import Refused
+from tokenswift.serve.refusals import Refused
 
 PING = b": ping\n\n"  # a comment
 QUIET = 15.0  # seconds without text after which a stream gets one, which keeps the connection open
@@ -41,7 +41,8 @@ def data(value: Any) -> bytes:
 
 def own(answer: Answer) -> dict[str, Any]:
     """What OpenAI's interface has no word for."""
-    seed = answer.record.seed if answer.body.seed in (None, -1) else answer.body.seed
+    asked_seed = answer.body.sampler_seed
+    seed = answer.record.seed if asked_seed is None else asked_seed
     return {"seed": seed, "ended_by": answer.reason, "steps": answer.steps}
 
 
@@ -148,7 +149,8 @@ def status(answer: Answer) -> str:
         return answer.record.state
     if not answer.running:  # the server ends, or an earlier one has
         return "queued" if answer.background and answer.folder else "incomplete"
-    return "in_progress" if answer.pieces else "queued"
+    has_begun = answer.ticket is not None and bool(answer.pieces)  # here, not on an earlier server
+    return "in_progress" if has_begun else "queued"
 
 
 def asked(answer: Answer) -> dict[str, Any]:

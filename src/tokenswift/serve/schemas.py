@@ -13,21 +13,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PrivateAttr
 
-from tokenswift.chat import Tools, tools_of
 from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import QueueFull
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.serve.messages import (
+    PlacedMessage,
+    field_of,
+    foreign_items,
+    plain_items,
+    plain_message,
+    renamed,
+)
 from tokenswift.serve.settings import Settings
-from tokenswift.types import LARGEST, InputError, check_choice, shown
+from tokenswift.serve.tools import GrammarCompiler, OfferedTools, offered_tools, unbound_tools
+from tokenswift.types import LARGEST, InputError, check_choice, counted
 
 LIST = 4096  # messages of a conversation
 ITEMS = 32  # of an object of settings
 CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
 TOKENS = 1024  # new tokens of a continued text at most, where no number is given
+NOT_SET = -1  # as other servers have it: of a length, as many tokens as fit
+SEEDS = LARGEST + 1  # seeds of the sampler
 #: fields that are not served, and without which an answer would mean something else
 WITHOUT = frozenset(
     "functions function_call conversation prompt suffix audio documents chat_template "
@@ -40,10 +50,10 @@ WITHOUT = frozenset(
 #: keys of ``tokenswift`` besides settings of the sampling
 OWN = ("strategy", "ignore_eos", "on_loop")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "greedy"]
-#: types of a message's parts → the key of their text
-PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-CALL, RESULT, SKIPPED = "function_call", "function_call_output", "reasoning"
-_UNION = re.compile(r"str|\w+\[.*\]")  # what pydantic calls the members of a union
+#: an error of memory, and what it names as too large
+NEEDED_MEMORY = re.compile(r"(\w+) is [^;]+; (the run needs [^;]+); valid: .*")
+#: names of the engine's arguments that clients know by others
+ENGINE_NAMES = {"template_options": "chat_template_kwargs"}
 
 
 class Quick(FailFast):
@@ -55,125 +65,8 @@ class Quick(FailFast):
 Several = Annotated[list[Any] | None, Field(max_length=MOST_TEXTS)]
 Object = Annotated[dict[str, Any] | None, Field(max_length=ITEMS)]
 Turns = Annotated[list[dict[str, Any]], Quick(), Field(min_length=1, max_length=LIST)]
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-class Refused(HTTPException):
-    """A request that is not served.
-
-    Args:
-        status: of HTTP.
-        message: in one line.
-        param: the field that is wrong.
-        code: OpenAI's word for it.
-        headers: of the reply.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        **headers: str,
-    ) -> None:
-        super().__init__(status, message, headers)
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        text = message.encode(errors="backslashreplace").decode()  # names may hold lone surrogates
-        #: as OpenAI's clients read it
-        self.body = {"error": {"message": text, "type": kind, "param": param, "code": code}}
-
-
-def wrong_fields(errors: Sequence[Any]) -> Refused:
-    """What pydantic found first."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return Refused(400, f"the body is not JSON ({first['ctx']['error']}); valid: a JSON object")
-    place = [str(part) for part in first["loc"][1:] if not _UNION.fullmatch(str(part))]
-    given = "missing" if first["type"] == "missing" else shown(first["input"])
-    valid = first["msg"].removeprefix("Input should be ")
-    return Refused(
-        400, f"{'.'.join(place) or 'the body'} is {given}; valid: {valid}", next(iter(place), None)
-    )
-
-
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message of OpenAI's interface as `LLM.chat` takes it.
-
-    Args:
-        where: its name, such as ``messages[0]``.
-    Raises:
-        InputError: it holds something else than text.
-    """
-    kept = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
-    made = {name: message[name] for name in kept if message.get(name) is not None}
-    made["content"] = plain_text(message.get("content"), f"{where}.content")
-    if made.get("role") == "developer":
-        made["role"] = "system"
-    if made.get("role") == "assistant":
-        made["content"] = made["content"] or message.get("refusal") or ""
-        thought = message.get("reasoning_content") or message.get(
-            "reasoning"
-        )  # the same, of other servers
-        made |= {"reasoning_content": thought} if thought else {}
-    return made
-
-
-def plain_text(content: Any, where: str) -> Any:
-    """The text of a content, or of its parts.
-
-    Raises:
-        InputError: a part is no text.
-    """
-    if not isinstance(content, list):
-        return content
-    found: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(PARTS.get(kind)) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            given = shown(part if kind is None else kind)
-            raise InputError(
-                f"{where} holds a part of type {given}; valid: text", where.partition("[")[0]
-            )
-        found.append(text)
-    return "".join(found)
-
-
-def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items of a response's input as messages: calls in a row, and a text of the assistant's before
-    them, are one message.
-
-    Raises:
-        InputError: naming what is wrong.
-    """
-    made: list[dict[str, Any]] = []
-    for i, item in enumerate(items):
-        where, kind = f"input[{i}]", item.get("type")
-        if kind == CALL:
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            if not (made and made[-1].get("role") == "assistant"):
-                made.append({"role": "assistant", "content": ""})
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            made[-1]["tool_calls"] = [*made[-1].get("tool_calls", ()), call]
-        elif kind == RESULT:
-            text = plain_text(item.get("output"), f"{where}.output")
-            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-        elif kind in (None, "message"):
-            made.append(plain_message(item, where))
-        elif kind != SKIPPED:
-            raise InputError(
-                f"{where}.type is {shown(kind)}; valid: message, {CALL}, {RESULT}", "input"
-            )
-    return made
-
-
-# ---- bodies --------------------------------------------------------------------------------------
+#: any number of 64 bits, with a sign or without
+Seed = Annotated[int | None, Field(ge=-(2**63), lt=2**64)]
 
 
 class Body(BaseModel):
@@ -207,11 +100,12 @@ class Body(BaseModel):
     stop: str | Several = None
     stop_token_ids: Annotated[list[int] | None, Quick(), Field(max_length=MOST_TEXTS)] = None
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: Seed = None
     response_format: Any = None
     tokenswift: Object = Field(
         default=None, description="settings of this server alone, see its docs"
     )
+    _unbound: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def own(self) -> dict[str, Any]:
@@ -234,23 +128,44 @@ class Body(BaseModel):
         """
         raise NotImplementedError
 
-    def tools_asked(self) -> Tools | None:
+    def tools_asked(self) -> OfferedTools | None:
         """The tools that may be called, without those that OpenAI's servers run; None: none.
 
         Raises:
             InputError: naming what is wrong with them.
         """
-        own = (None, "function")  # others are run by a host
-        tools = self.given("tools") or ()
-        functions = [
-            tool for tool in tools if not isinstance(tool, Mapping) or tool.get("type") in own
-        ]
-        return tools_of(functions, self.given("tool_choice"), self.given("parallel_tool_calls"))
+        options = (self.given("tool_choice"), self.given("parallel_tool_calls"))
+        return offered_tools(self.given("tools"), *options, self._unbound)
+
+    def unbind_tools(self, compiler: GrammarCompiler) -> bool:
+        """Let tools be called with any JSON object whose schemas no grammar can hold; whether there
+        are such tools."""
+        tools = self.tools_asked()
+        if tools is None or self._unbound:
+            return False
+        self._unbound = unbound_tools(tools, compiler)
+        return bool(self._unbound)
 
     def length(self) -> tuple[str, int | None]:
-        """The field that says how many tokens there may be, and its value."""
-        given = ((name, getattr(self, name)) for name in self.lengths)
-        return next((one for one in given if one[1] is not None), (self.lengths[-1], None))
+        """The field that says how many tokens there may be, and its value; the best known field,
+        and None, where none says so.
+
+        Raises:
+            InputError: two fields differ.
+        """
+        values = {name: getattr(self, name) for name in self.lengths}
+        given = {name: value for name, value in values.items() if value is not None}
+        numbers = {name: value for name, value in given.items() if value != NOT_SET}
+        if len({*numbers.values()}) > 1:
+            text = ", ".join(f"{name} is {value}" for name, value in numbers.items())
+            raise InputError(f"{text}; valid: one of them, or both alike", self.lengths[-1])
+        return next(iter((numbers or given).items()), (self.lengths[-1], None))
+
+    @property
+    def sampler_seed(self) -> int | None:
+        """The seed as the sampler takes it: negative numbers, and those beyond 63 bits, stand for
+        their low 63 bits. None: none is given."""
+        return None if self.seed in (None, NOT_SET) else self.seed % SEEDS
 
     @property
     def is_bound(self) -> bool:
@@ -298,8 +213,11 @@ class Body(BaseModel):
         """
         if self.given("n") not in (None, 1):
             raise InputError(f"n is {self.given('n')}; valid: 1, in a request for each text", "n")
-        prompt, how = self.whole_prompt(llm.has_chat_template, before), self._arguments(seed)
-        limit, tools = llm.target.rotary.limit or LARGEST, self.tools_asked()
+        self._check_stops(llm.target.vocab_size)
+        prompt = self.whole_prompt(llm.has_chat_template, before)
+        how = self._arguments(seed)
+        tools = self.tools_asked()
+        limit = llm.target.rotary.limit or LARGEST
         most = min(settings.max_prompt or LARGEST, limit - 1)
         size = len(str(prompt)) + len(str(tools.forms if tools else ""))
         if size > CHARACTERS * most:  # it is not encoded
@@ -314,12 +232,38 @@ class Body(BaseModel):
         if size > most:
             raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", self.asked)
         rest = min(settings.max_tokens, limit - size)
+        return replace(request, max_new_tokens=self._new_tokens(request.max_new_tokens, rest))
+
+    def _check_stops(self, vocab_size: int) -> None:
+        """Check the token ids that end the text."""
+        for token in self.stop_token_ids or ():
+            if not 0 <= token < vocab_size:
+                valid = f"0 to {vocab_size - 1:,}, the model's vocabulary"
+                raise InputError(f"stop_token_ids holds {token}; valid: {valid}", "stop_token_ids")
+        texts = 0 if self.stop is None or isinstance(self.stop, str) else len(self.stop)
+        several = texts + len(self.stop_token_ids or ())
+        if several > MOST_TEXTS:
+            text = f"stop and stop_token_ids hold {several:,} entries"
+            raise InputError(f"{text}; valid: up to {MOST_TEXTS:,} in all", "stop_token_ids")
+
+    def _new_tokens(self, default: int, rest: int) -> int:
+        """How many tokens there may be, of which ``rest`` at most.
+
+        Raises:
+            InputError: the length, or the least length, is out of range.
+        """
         field, wanted = self.length()
+        if wanted == NOT_SET:
+            wanted = rest
         if wanted is not None and not 1 <= wanted <= rest:
             raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {rest:,}", field)
-        return replace(
-            request, max_new_tokens=min(request.max_new_tokens, rest) if wanted is None else wanted
-        )
+        new_tokens = min(default, rest) if wanted is None else wanted
+        least = self.min_tokens or 0
+        if least > new_tokens:
+            text = f"min_tokens is {least}, {field} {new_tokens:,}"
+            valid = f"up to {new_tokens:,}, or a larger {field}"
+            raise InputError(f"{text}; valid: {valid}", "min_tokens")
+        return new_tokens
 
     def _arguments(self, seed: int) -> dict[str, Any]:
         """Arguments of a generation, but for its prompt and length."""
@@ -327,15 +271,58 @@ class Body(BaseModel):
             name: self.own.get(name, self.given(name))
             for name in (*SAMPLING, "strategy", "on_loop")
         }
-        given["seed"] = seed if given["seed"] in (None, -1) else given["seed"]
-        if self.top_k == -1:
+        given["seed"] = seed if self.sampler_seed is None else self.sampler_seed
+        if self.top_k == NOT_SET:
             given["top_k"] = 0  # as vLLM has it: all tokens
+        if given["top_p"] == 0:  # the likeliest token alone
+            given |= {"top_p": None, "temperature": 0}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         given["stop"] = [*filter(None, stop), *([token] for token in self.stop_token_ids or ())]
         given["ignore_eos"] = self.own.get("ignore_eos") or bool(self.ignore_eos)
         form = Grammar.of_format((self.given("text") or {}).get("format"), "text.format")
         given["response_format"] = form or self.response_format
         return {name: value for name, value in given.items() if value is not None}
+
+    def places(self, before: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What the client calls each message of the prompt, "" for those it has not sent."""
+        return []
+
+    def in_field_names(
+        self, error: InputError, before: Sequence[Mapping[str, Any]] = ()
+    ) -> InputError:
+        """An error of the engine, in the names of fields that the client knows.
+
+        Args:
+            before: messages of earlier responses.
+        """
+        if isinstance(error, QueueFull):
+            return error
+        names = {
+            **ENGINE_NAMES,
+            "prompt": self.asked,
+            "max_new_tokens": self.length()[0],
+        }
+        text = str(error)
+        needed = NEEDED_MEMORY.fullmatch(text)
+        if needed is not None and needed[1] not in names:  # of drafts, which no client sizes
+            text = f"max_new_tokens is too large; {needed[2]}; valid: a smaller max_new_tokens"
+        first = re.match(r"\w*", text)
+        word = first[0] if first else ""
+        text = names.get(word, word) + text.removeprefix(word)
+        text = text.replace("max_new_tokens", names["max_new_tokens"])
+        text = renamed(text, self.asked, self.places(before))
+        field = error.field or (word if word in names else None)
+        if field == "grammar":
+            field = self._grammar_field()
+        named = names.get(field, field) if field else None
+        return InputError(text, field_of(named) if named else None)
+
+    def _grammar_field(self) -> str:
+        """The field that asks for the text's grammar."""
+        fields_with_grammars = ("response_format", "text", "tools")
+        if "grammar" in self.own:
+            return "tokenswift"
+        return next((name for name in fields_with_grammars if self.given(name)), "tokenswift")
 
 
 class Calling(BaseModel):
@@ -364,7 +351,13 @@ class Chat(Body, Calling):
     max_completion_tokens: int | None = None
 
     def whole_prompt(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> Prompt:
-        return [plain_message(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
+        return [
+            plain_message(message, place)
+            for message, place in zip(self.messages, self.places(before), strict=True)
+        ]
+
+    def places(self, before: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [f"messages[{i}]" for i in range(len(self.messages))]
 
 
 def _only(prompt: Any) -> Any:
@@ -408,12 +401,20 @@ class Responses(Body, Calling):
     previous_response_id: str | None = None
 
     def whole_prompt(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> Prompt:
-        told = (
-            [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        )
+        told: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            told.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str) and not (told or before or self.tools or has_template):
             return self.input  # as the command line has it: gone on from
-        return [*told, *before, *self.conversation()]
+        conversation = [*told, *before, *self.conversation()]
+        if len(conversation) > LIST:
+            text = f"the conversation has {counted(len(conversation), 'message')}"
+            raise InputError(f"{text}; valid: up to {LIST:,}", "previous_response_id")
+        return conversation
+
+    def places(self, before: Sequence[Mapping[str, Any]]) -> list[str]:
+        told = [] if self.instructions is None else ["instructions"]
+        return [*told, *("" for _ in before), *(turn.place for turn in self._turns())]
 
     def conversation(self) -> list[dict[str, Any]]:
         """The input as messages.
@@ -421,7 +422,13 @@ class Responses(Body, Calling):
         Raises:
             InputError: naming what is wrong.
         """
-        given = self.input
-        return (
-            [{"role": "user", "content": given}] if isinstance(given, str) else plain_items(given)
-        )
+        return [turn.message for turn in self._turns()]
+
+    def _turns(self) -> list[PlacedMessage]:
+        if isinstance(self.input, str):
+            return [PlacedMessage("input", {"role": "user", "content": self.input})]
+        return plain_items(self.input)
+
+    def left_out(self) -> list[str]:
+        items = [] if isinstance(self.input, str) else foreign_items(self.input)
+        return [*super().left_out(), *items]

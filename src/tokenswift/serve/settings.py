@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,11 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from tokenswift.config import API_KEY, check_fields, environment_key
+from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.types import InputError, shown
 
 KEY = 16  # characters of a key at least
+HOST_NAME = re.compile(r"[a-z0-9._-]+")
+
+
+def is_host(name: str) -> bool:
+    """Whether something is the name or the address of a machine, without a port."""
+    if HOST_NAME.fullmatch(name):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def host_of(site: str) -> str:
+    """The name of a site's machine; "" where there is none."""
+    try:
+        return urlsplit(site).hostname or ""
+    except ValueError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,8 @@ class Settings:
             environment variable TOKENSWIFT_API_KEY is safer
         cors: another site whose pages may send requests, such as https://example.org; may be given
             several times
+        allowed_host: another name that clients reach this machine by, as a proxy or a container has
+            it (host.docker.internal); may be given several times; those of cors count too
         served_model_name: the model's name for clients; default: that of its folder or file
         run_dir: keep a journal of every answer there; a server that is started again on the same
             folder resumes what was under way
@@ -38,10 +62,15 @@ class Settings:
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
+        allow_strategies: let clients choose any strategy; without it they may choose auto and
+            autoregressive, as the others may cost the texts beside them most of their speed
         share_prefixes: share cached prompt prefixes among all keys; the time to the first token
             then tells a client what others have asked
         max_body: bytes of a request at most
-        max_connections: connections at once; the next one is refused with status 503
+        max_connections: requests at once; the next one is refused with status 503. As many more
+            connections may wait until they have sent one
+        max_connections_per_address: connections at once from one address; default: half of
+            max_connections
     """
 
     host: str = "127.0.0.1"
@@ -49,26 +78,59 @@ class Settings:
     api_key_file: str | None = field(default=None, metadata={"metavar": "FILE"})
     api_key: str | None = field(default=None, metadata={"metavar": "KEY"})
     cors: tuple[str, ...] = field(default=(), metadata={"metavar": "ORIGIN", "action": "append"})
+    allowed_host: tuple[str, ...] = field(
+        default=(), metadata={"metavar": "NAME", "action": "append"}
+    )
     served_model_name: str | None = None
     run_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
     max_concurrent: int | None = field(default=None, metadata={"names": ("--max-num-seqs",)})
     queue: int = 64
     max_tokens: int = 32_768
     max_prompt: int | None = None
+    allow_strategies: bool = False
     share_prefixes: bool = False
-    max_body: int = 8 << 20
+    max_body: int = 2 << 20
     max_connections: int = 256
+    max_connections_per_address: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
-        if wrong := [origin for origin in self.cors if "://" not in origin or "*" in origin]:
-            raise InputError(
-                f"cors is {shown(wrong[0])}; valid: a site such as https://a.example", "cors"
-            )
+        for site in self.cors:
+            if "*" in site or not host_of(site):
+                valid = "a site such as https://a.example"
+                raise InputError(f"cors is {shown(site)}; valid: {valid}", "cors")
+        object.__setattr__(self, "allowed_host", tuple(name.lower() for name in self.allowed_host))
+        if wrong := [name for name in self.allowed_host if not is_host(name)]:
+            valid = "a name or address without a port, such as host.docker.internal"
+            raise InputError(f"allowed_host is {shown(wrong[0])}; valid: {valid}", "allowed_host")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
             raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """Names of this machine that are given, those of ``cors`` among them."""
+        return (*self.allowed_host, *map(host_of, self.cors))
+
+    @property
+    def most_per_address(self) -> int:
+        """Connections that one address may have."""
+        half = max(1, self.max_connections // 2)
+        return (
+            half if self.max_connections_per_address is None else self.max_connections_per_address
+        )
+
+    def check_strategy(self, strategy: object) -> None:
+        """Check that a client may ask for a strategy; None: it does not.
+
+        Raises:
+            InputError: it may not.
+        """
+        if strategy is None or self.allow_strategies or strategy in SHARED_STRATEGIES:
+            return
+        valid = f"{', '.join(SHARED_STRATEGIES)} (others with tokenswift serve --allow-strategies)"
+        raise InputError(f"strategy is {shown(strategy)}; valid: {valid}", "strategy")
 
     @property
     def folder(self) -> Path | None:
@@ -157,17 +219,19 @@ async def _loading(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def loading(taken: socket.socket) -> Iterator[None]:
+def loading(taken: socket.socket, settings: Settings) -> Iterator[None]:
     """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards
     finds those that nobody has answered."""
     import uvicorn
+
+    from tokenswift.serve.connections import protocol_of
 
     how: Any = {
         "log_config": None,
         "access_log": False,
         "lifespan": "off",
         "ws": "none",
-        "http": "h11",
+        "http": protocol_of(settings),
     }
     server = uvicorn.Server(uvicorn.Config(_loading, **how))
     thread = Thread(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import math
 import os
 import platform
 import re
@@ -23,6 +22,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from tokenswift.cgroups import cpu_quota
 
 HERE = Path(__file__).resolve().parent
 BUILT = HERE / "built"
@@ -124,25 +125,16 @@ def _mac_says(name: str) -> int:
 
 
 def usable() -> int:
-    """Processors that this process may use: its affinity and its control group's quota, at least 1;
-    on a Mac those of its fast kind, as a stage of a pass takes as long as its slowest thread."""
+    """Processors that this process may use: by its affinity, and by its control groups' quota,
+    rounded down, but at least 1. On a Mac those of its fast kind, as a stage of a pass takes as
+    long as its slowest thread."""
     if sys.platform == "darwin":
         return max(0, _mac_says("hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # no such call on this system
         count = os.cpu_count() or 1
-    return max(1, math.ceil(min(count, quota())))
-
-
-def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors' worth of time that a container's control group (version 2) allows; infinity where
-    nothing is set. ``root``: where the system tells it."""
-    try:
-        allowed, period = map(int, (root / "cpu.max").read_text(encoding="ascii").split())
-        return allowed / period
-    except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
-        return math.inf
+    return max(1, int(min(count, cpu_quota())))
 
 
 # ---- which kernels -------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""The tools of a request, each held to its schema where a grammar can hold it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenswift.chat import Tools, tools_of
+from tokenswift.grammar import Grammar
+from tokenswift.serve.refusals import log_text
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+#: tools of a request whose schemas may fail to compile: each failure may take a core for seconds
+MOST_UNBOUND = 8
+ANY_OBJECT = {"type": "object"}
+#: types of tools that a client runs; the others are run by a server, and are left out
+CLIENT_TYPES = (None, "function")
+
+
+class GrammarCompiler(Protocol):
+    """What compiles grammars for a model: `sampling.masks.Grammars`."""
+
+    def masks(self, grammar: Grammar, start: int, /) -> object:
+        """Compile a grammar.
+
+        Raises:
+            InputError: it cannot be compiled.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools(Tools):
+    """Tools of which some may be called with any JSON object.
+
+    Attributes:
+        unbound: names of those whose schema no grammar can hold.
+    """
+
+    unbound: frozenset[str] = frozenset()
+
+    def bound(self, name: str) -> dict[str, object]:
+        """The schema that the arguments of a call are held to."""
+        return dict(ANY_OBJECT) if name in self.unbound else Tools.bound(self, name)
+
+
+def offered_tools(
+    tools: Sequence[object] | None, choice: object, parallel: object, unbound: frozenset[str]
+) -> OfferedTools | None:
+    """The functions among a request's tools; None where nothing can be called.
+
+    Args:
+        tools, choice, parallel: as for `chat.tools_of`.
+        unbound: names of tools that any JSON object is an argument of.
+    Raises:
+        InputError: naming what is wrong with them.
+    """
+    functions = [
+        _with_object(tool)
+        for tool in tools or ()
+        if not isinstance(tool, Mapping) or tool.get("type") in CLIENT_TYPES
+    ]
+    known = tools_of(functions, choice, parallel)
+    if known is None:
+        return None
+    return OfferedTools(known.known, known.choice, known.parallel, unbound)
+
+
+def _with_object(tool: object) -> object:
+    """A tool whose parameters are an object, where its schema is ``true``: anything at all."""
+    if not isinstance(tool, Mapping):
+        return tool
+    inner = tool.get("function")
+    if isinstance(inner, Mapping):
+        return {**tool, "function": _with_object(inner)} if "parameters" in inner else tool
+    return {**tool, "parameters": ANY_OBJECT} if tool.get("parameters") is True else tool
+
+
+def unbound_tools(tools: OfferedTools, compiler: GrammarCompiler) -> frozenset[str]:
+    """The tools whose schemas cannot be compiled, each tried alone; none where they are too many
+    to be tried.
+
+    Args:
+        tools: whose common grammar cannot be compiled.
+        compiler: of the model.
+    """
+    unbound: set[str] = set()
+    for name in tools.callable:
+        try:
+            schema = json.dumps(tools.bound(name), ensure_ascii=False)
+            compiler.masks(Grammar.json_schema(schema), 0)
+        except InputError as error:
+            unbound.add(name)
+            reason = log_text(str(error), 300)
+            logger.warning("calls of the tool %s may hold any JSON object: %s", name, reason)
+        if len(unbound) > MOST_UNBOUND:
+            return frozenset()
+    return frozenset(unbound)
