@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.cli.measure import expected
+from tokenswift.cli.measure import expected, text_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
@@ -92,3 +92,10 @@ def test_as_a_command(cli: Call, tiny: Path) -> None:
     assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
     refused = cli(*argv, "--max-new-tokens", "1000")
     assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error
+
+
+def test_the_layers_with_keys_of_16_bits_are_named(llm: LLM) -> None:
+    plan = expected(run_of(llm, 5), measured=False)
+    assert plan["int16_keys"] == []
+    assert "keys are of 16 bits" not in text_of(plan)
+    assert "keys are of 16 bits in layers 0, 3\n" in text_of(plan | {"int16_keys": [0, 3]})

@@ -333,6 +333,7 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
         if n.sure
     }
     made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
+    made["int16_keys"] = target.wide_layers
     made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
     if memory is not None:
         most = largest(target, run.strategy, prompt, memory.free)
@@ -353,6 +354,8 @@ def text_of(made: dict[str, Any]) -> str:
     sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
     head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
     lines = [head, "", table(("memory", "GB"), sizes, right=(1,)), ""]
+    if made["int16_keys"]:
+        lines.append(f"keys are of 16 bits in layers {', '.join(map(str, made['int16_keys']))}")
     if made["free"] is not None:
         fits = counted(made["most"], "new token fits", "new tokens fit")
         lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")

@@ -443,6 +443,9 @@ def load_model(args: argparse.Namespace) -> Any:
         )
     strategy = f", {args.strategy}" if hasattr(args, "strategy") else ""
     logger.info("%s, %s on %s%s", llm.name, llm.dtype, llm.device, strategy)
+    wide = llm.target.wide_layers
+    if getattr(args, "verbose", False) and wide:
+        logger.info("keys are of 16 bits in layers %s", ", ".join(map(str, wide)))
     return llm
 
 
