@@ -117,7 +117,7 @@ def test_keys_of_16_bits_take_half_as_much_memory_again(plain: Path) -> None:
     assert sizes["int16"] - sizes["int8"] == numbers
 
 
-@pytest.mark.parametrize("error, wide", [(0.0, False), (0.05, False), (0.07, True)])
+@pytest.mark.parametrize("error, wide", [(0.0, False), (0.04, False), (0.06, True)])
 def test_the_error_of_scores_decides(error: float, wide: bool) -> None:
     assert needs_wide_keys(error) == wide
 

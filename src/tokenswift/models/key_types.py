@@ -23,7 +23,7 @@ from tokenswift.kv import FullCache, Pass
 #: tokens that are looked at
 TOKENS = 32
 #: the standard deviation of scores from which on a layer's keys are of 16 bits
-MOST_ERROR = 0.06
+MOST_ERROR = 0.05
 LEVELS = 127  # of a number in int8
 
 
