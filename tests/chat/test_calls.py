@@ -20,23 +20,14 @@ from tests.chats import (
     thinking_tokenizer,
 )
 from tokenswift import LLM, Grammar
-from tokenswift.chat import (
-    HERMES,
-    LLAMA3,
-    LONGEST,
-    PLAIN,
-    Calls,
-    Delta,
-    Family,
-    Parser,
-    gathered,
-    thought_of,
-    tools_of,
-)
+from tokenswift.chat import Calls, Delta, Parser, gathered, thought_of, tools_of
+from tokenswift.chat.answer_grammar import answer_grammar
+from tokenswift.chat.answers import special_ids
+from tokenswift.chat.values import LONGEST
+from tokenswift.loader.call_forms import FAMILIES, HERMES, LLAMA3, PLAIN, Family
 from tokenswift.sampling.choice import allowed_tokens
-from tokenswift.sampling.masks import Grammars, special_tokens
+from tokenswift.sampling.masks import Grammars
 
-FAMILIES = (HERMES, LLAMA3, PLAIN)
 NAMES = ["f", "fg"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -54,10 +45,7 @@ CALLS = st.lists(
 
 def written(family: Family, calls: list[tuple[str, Any]]) -> str:
     """Calls as an answer has them."""
-    return family.between.join(
-        f'{family.opening}{{"name": "{name}", "{family.key}": {json.dumps(given)}}}{family.closing}'
-        for name, given in calls
-    )
+    return family.spelled(calls)
 
 
 class Said(NamedTuple):
@@ -133,7 +121,7 @@ def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
         (
             HERMES,
             'Sure.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\nBye.',
-            Said("Sure.Bye.", (("f", "{}"),)),
+            Said("Sure.\nBye.", (("f", "{}"),)),
         ),
         (
             HERMES,
@@ -218,7 +206,9 @@ def first_refused(
     )
     assert tools is not None
     tokenizer = calling_tokenizer()
-    masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(family.grammar(tools)), 0)
+    masks = Grammars(tokenizer, 260, lambda: [257]).masks(
+        Grammar.lark(answer_grammar(family, tools, {})), 0
+    )
     ids = [*tokenizer(text)["input_ids"], 257]
     for at, token in enumerate(ids):
         if not masks.reach(ids[:at], [token]):
@@ -277,7 +267,7 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
     )
     assert tools is not None
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    grammar = family.grammar(tools, special_tokens(tokenizer))
+    grammar = answer_grammar(family, tools, special_ids(tokenizer))
     grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
     ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
@@ -336,7 +326,7 @@ def test_a_thought_is_told_apart(
 ) -> None:
     """However the text comes; a call within a thought is none."""
     for tools in (None, TOOLS) if not found[2] else (TOOLS,):
-        parser = Calls(tools, HERMES, (), thought).parser()
+        parser = Calls(tools, HERMES, {}, thought).parser()
         deltas: list[Delta] = []
         for at in range(0, len(text), size):
             deltas += parser.push(text[at : at + size])

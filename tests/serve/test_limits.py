@@ -121,7 +121,7 @@ WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "chat/completions": [
         (
             {"messages": [{"content": "x"}]},
-            "prompt[0] is {'content': 'x'}; valid: a message such as ",
+            "messages[0] is {'content': 'x'}; valid: a message such as ",
         ),
         (
             {"structured_outputs": {"regex": "a"}},
@@ -136,7 +136,7 @@ WORDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"logit_bias": {"-1": 1}}, "logit_bias is {'-1': 1}; valid: up to 16,384 token ids"),
     ],
     "responses": [
-        ({"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input[0]['role'] is 'judge'; valid: "),
         ({"input": [{"type": "image"}]}, "input[0].type is 'image'; valid: message, "),
         ({"prompt": {"id": "y"}}, "prompt is not supported; valid: leave it out"),
     ],

@@ -114,6 +114,8 @@ def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     kept = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
     made = {name: message[name] for name in kept if message.get(name) is not None}
+    if made.get("role") == "tool" and message.get("name") is not None:
+        made["name"] = message["name"]  # where its call is not in the conversation
     made["content"] = plain_text(message.get("content"), f"{where}.content")
     if made.get("role") == "developer":
         made["role"] = "system"
