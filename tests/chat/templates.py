@@ -88,13 +88,12 @@ GEMMA3 = """{% if messages[0]['role'] == 'system' %}{% if messages[0]['content']
 {%- else %}{% for part in m['content'] %}{{ part['text'] | trim }}{% endfor %}{% endif %}
 {{- '<end>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<turn>model\\n' }}{% endif %}"""
 
-#: tools and results have roles, calls are contents
+#: tools have a role of their own, as any role is written; calls are contents
 GRANITE = """{% if tools %}{% set note = 'To call a tool, begin with <|tool_call|>.' %}{% endif %}
 {%- if messages[0].role == 'system' %}{{ '<sys>' + messages[0].content }}
 {%- set turns = messages[1:] %}{% else %}{{ '<sys>' + (note or '') }}{% set turns = messages %}
 {%- endif %}{% if tools %}{{ '<available_tools>' + tools | tojson }}{% endif %}
-{%- for m in turns %}{% if m.role == 'tool' %}{{ '<tool_response>' + m.content + '<end>' }}
-{%- else %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endif %}{% endfor %}
+{%- for m in turns %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endfor %}
 {{- '<assistant>' }}"""
 
 #: calls between marks, without the text beside them; results by the place of their calls

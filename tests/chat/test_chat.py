@@ -106,6 +106,21 @@ def test_a_loop_of_tools(calling: LLM) -> None:
     )  # calls that were made need no tools
 
 
+def test_encode_takes_what_chat_takes(calling: LLM) -> None:
+    """No content beside calls, arguments as text, tools in either form."""
+    flat = {"type": "function", **TOOLS[1]["function"]}
+    called = ToolCall("call_0", "clock", "{}").form
+    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    messages.append({"role": "tool", "tool_call_id": "call_0", "content": "noon"})
+    reply = calling.chat(messages, 1, tools=TOOLS)
+    ids = calling.encode(messages, tools=TOOLS)
+    assert calling.prefill(messages).tokens == calling.encode(messages)
+    assert reply.generation.prompt_tokens == len(ids)
+    assert calling.encode(messages, tools=[TOOLS[0], flat]) == ids
+    with pytest.raises(InputError, match=r"tools\[0\] is \{\}.*; valid: a function"):
+        calling.encode(messages, tools=[{}])
+
+
 @pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "[" * 9999])
 def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     """A message of ours is never refused."""

@@ -13,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.chat.templates import GEMMA2, GEMMA3, MISTRAL, QWEN, SMOLLM3, TEMPLATES
+from tests.chat.templates import GRANITE as GRANITE_TEMPLATE
 from tests.chats import calling_tokenizer, marked_tokenizer
 from tokenswift import SamplingParams
 from tokenswift.chat import Calls, gathered, tools_of
@@ -184,6 +185,14 @@ def test_turns_alternate(template: str) -> None:
     )
 
 
+def test_results_have_the_role_that_the_family_knows() -> None:
+    text = written(GRANITE_TEMPLATE, CONVERSATIONS["a result"][0])
+    assert text.endswith(
+        '<assistant><|tool_call|>[{"name": "weather", "arguments": {"city": "Brest"}}]<end>'
+        "<tool_response>rain<end><assistant>"
+    )
+
+
 def test_a_result_needs_a_call_or_a_name() -> None:
     with pytest.raises(InputError, match="tool_call_id is 'x'; valid: the id of a call"):
         written(QWEN, [user("Hi"), {"role": "tool", "tool_call_id": "x", "content": "y"}])
@@ -220,14 +229,15 @@ def test_the_table_says_what_templates_do(name: str) -> None:
     abilities = abilities_of(TEMPLATES[name], tokenizer)
     tools = {"tools": "template", "xml_tools": "template", None: "words"}
     calls = "words" if abilities.calls is None else "template"
-    by_role = abilities.calls is not None or abilities.result_role
+    family = family_of(TEMPLATES[name])
+    by_role = abilities.calls or abilities.result_role or family.result_role
     several = "a message each" if abilities.calls and not abilities.parallel else "one message"
     assert table()[name] == [
         tools[abilities.tool_variable],
         calls,
         "template" if by_role else "words",
         several,
-        f"`{family_of(TEMPLATES[name]).title}`",
+        f"`{family.title}`",
     ]
 
 

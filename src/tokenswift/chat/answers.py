@@ -125,7 +125,7 @@ class Calls:
     def parser(self) -> Parser:
         """A parser of one answer."""
         if self.tools is None:
-            return Parser(self.family, thought=self.thought)
+            return Parser(None, thought=self.thought)
         return Parser(self.family, [*self.tools.known], self.tools.parallel, self.thought)
 
     def read(self, text: str, answer: str) -> tuple[str, tuple[ToolCall, ...], str]:

@@ -35,6 +35,10 @@ IDS = ("call_3141592600011", "call_3141592600012")
 NO_ROLE = "qzx"  # no template knows it
 
 
+class LimitReached(InputError):
+    """A template took too long, or too much memory: other messages are not tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallStyle:
     """How a template takes calls.
@@ -181,10 +185,7 @@ class Abilities:
         return unknown is None or unknown.replace(NO_ROLE, "tool") != known
 
     def _text(self, turns: Turns) -> str | None:
-        try:
-            return self.render(turns, {})
-        except InputError:
-            return None
+        return text_or_none(self.render, turns, {})
 
     @staticmethod
     def _comes_out(
@@ -193,11 +194,22 @@ class Abilities:
         marks: Sequence[str],
         variables: Mapping[str, object] | None = None,
     ) -> bool:
-        try:
-            text = render(turns, variables or {})
-        except InputError:
-            return False
-        return all(mark in text for mark in marks)
+        text = text_or_none(render, turns, variables or {})
+        return text is not None and all(mark in text for mark in marks)
+
+
+def text_or_none(render: Render, turns: Turns, variables: Mapping[str, object]) -> str | None:
+    """The text of messages; None: the template refuses them.
+
+    Raises:
+        LimitReached: it does not come to an end.
+    """
+    try:
+        return render(turns, variables)
+    except LimitReached:
+        raise
+    except InputError:
+        return None
 
 
 def _user(content: str) -> dict[str, object]:

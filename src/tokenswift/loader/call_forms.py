@@ -33,6 +33,8 @@ class Family:
         key: the key of the arguments where a call is a bare object.
         begins: a token that may stand before the first call of an answer, or "".
         id_opening, id_closing: what stands around an id.
+        result_role: the role of results, where templates write any role; "": they have one of
+            their own, or none.
         thinks, speaks: marks around a thought before an answer, and around an answer's text.
     """
 
@@ -48,6 +50,7 @@ class Family:
     begins: str = ""
     id_opening: str = ""
     id_closing: str = ""
+    result_role: str = ""
     thinks: tuple[str, str] | None = None
     speaks: tuple[str, str] | None = None
 
@@ -122,6 +125,7 @@ GRANITE = Family(
     closing="]",
     between=", ",
     shared=True,
+    result_role="tool_response",
 )
 #: Command R7B: a list between marks; thoughts and answers have marks, too
 COHERE = Family(

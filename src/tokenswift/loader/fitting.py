@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tokenswift.loader.abilities import PARAMETER, TOOL, Abilities, Render, probe_tool
+from tokenswift.loader.abilities import PARAMETER, TOOL, Abilities, Render, probe_tool, text_or_none
 from tokenswift.loader.call_forms import Family
 from tokenswift.loader.messages import Turns
-from tokenswift.types import InputError
 
 MARK, CALL_MARK, ARGUMENT_MARK = "31415{:05}92653", "mark31415{:05}{:03}26535", "31415{:05}{:03}897"
 #: what the model is told where its template has no place for tools
@@ -112,8 +111,10 @@ def _forms_of_calls(
         if any(turn["content"] and _has_calls(turn) for turn in said):
             yield style.applied(text_before(turns)), False
             yield style.applied(in_words(turns, family, only_with_text=True)), True
+    if family.result_role:
+        yield in_words(said, family, family.result_role), True
     if abilities.result_role:
-        yield in_words(said, family, keep_results=True), True
+        yield in_words(said, family, "tool"), True
     yield in_words(said, family), True
 
 
@@ -182,13 +183,13 @@ def text_before(turns: Turns) -> Turns:
 
 
 def in_words(
-    turns: Turns, family: Family, keep_results: bool = False, only_with_text: bool = False
+    turns: Turns, family: Family, result_role: str = "user", only_with_text: bool = False
 ) -> Turns:
-    """Calls as text of the assistant's, as the family spells them, and results as text of the
-    user's.
+    """Calls as text of the assistant's, as the family spells them, and results as messages of a
+    role.
 
     Args:
-        keep_results: results keep their role.
+        result_role: the role that results get; as the user's text they say whose they are.
         only_with_text: only those calls beside which there is text, and their results.
     """
     told: Turns = []
@@ -198,7 +199,7 @@ def in_words(
             ids |= {call["id"] for call in turn["tool_calls"]}
             told.append(_calls_in_words(turn, family))
         elif turn["role"] == "tool" and (turn.get("tool_call_id") in ids or not only_with_text):
-            told.append(turn if keep_results else _result_in_words(turn))
+            told.append(_result_in_words(turn, result_role))
         else:
             told.append(turn)
     return told
@@ -217,8 +218,10 @@ def _calls_in_words(turn: Mapping[str, object], family: Family) -> dict[str, obj
     return {**told, "content": f"{content}\n{spelled}" if content else spelled}
 
 
-def _result_in_words(turn: Mapping[str, object]) -> dict[str, object]:
-    """A result as the user's text; one whose call nobody knows begins with its name already."""
+def _result_in_words(turn: Mapping[str, object], role: str) -> dict[str, object]:
+    """A result as a role's text; one whose call nobody knows begins with its name already."""
+    if role != "user":
+        return {**turn, "role": role}
     name, content = turn.get("name"), str(turn["content"])
     named = content if content.startswith(f"{name}: ") else f"{name}: {content}"
     return {"role": "user", "content": f"Result of {named}"}
@@ -276,10 +279,7 @@ class Trial:
         turns: Turns = [
             {**turn, "role": role} if i in later else turn for i, turn in enumerate(probe)
         ]
-        try:
-            return self._render(turns, self._variables)
-        except InputError:
-            return None
+        return text_or_none(self._render, turns, self._variables)
 
     def _marked(self, index: int, turn: Mapping[str, object]) -> dict[str, object]:
         """A message with marks in the place of all that it says."""

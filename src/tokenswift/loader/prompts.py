@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from tokenswift.config import integer_of
-from tokenswift.loader.abilities import Abilities
+from tokenswift.loader.abilities import Abilities, LimitReached
 from tokenswift.loader.call_forms import family_of
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.fitting import fitted
@@ -307,7 +307,7 @@ def rendered(
         raise InputError(f"the model's chat template refuses the messages ({reason[:160]})")
     if "limit" in answer:
         valid = f"up to {SECONDS} seconds of processor time and {MEMORY // 10**6} MB of memory"
-        raise InputError(f"the model's chat template {answer['limit']}; valid: {valid}")
+        raise LimitReached(f"the model's chat template {answer['limit']}; valid: {valid}")
     return answer["made"]
 
 
