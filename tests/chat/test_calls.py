@@ -43,7 +43,7 @@ CALLS = st.lists(
 )
 
 
-def written(family: Family, calls: list[tuple[str, Any]]) -> str:
+def written(family: Family, calls: list[tuple[str, object]]) -> str:
     """Calls as an answer has them."""
     return family.spelled(calls)
 
@@ -71,7 +71,7 @@ def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> S
 
 
 @given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
-def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
+def test_calls_in_pieces(family: Family, calls: list[tuple[str, object]], cuts: list[int]) -> None:
     said = read(family, written(family, calls), cuts)
     assert said.text == ""
     assert [(name, json.loads(arguments)) for name, arguments in said.calls] == calls
@@ -183,6 +183,11 @@ def test_what_is_held_back_is_bounded() -> None:
             held += 1
             told += sum(len(delta.text) for delta in parser.push(" "))
             assert held - told <= 3 * LONGEST + len(HERMES.opening)
+        for opening in ('{"name": "', '{"', '{"id": "', '[{"id": "', '```json\n{"type": 5'):
+            parser = Parser(family, NAMES)
+            pieces = [opening, *("a" * 4 * LONGEST)]
+            deltas = [delta for piece in pieces for delta in parser.push(piece)]
+            assert len(deltas) > LONGEST
         begun, text = time.process_time(), "\n" * 30_000 + "x"
         assert read(family, text, []) == Said(text) and time.process_time() - begun < 2
 
@@ -194,7 +199,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def first_refused(
-    family: Family, text: str, choice: Any = None, parallel: bool = True
+    family: Family, text: str, choice: object = None, parallel: bool = True
 ) -> str | None:
     """The place in a text where the grammar of an answer refuses it, as the text before; None: it
     may be one, and end there."""
@@ -256,7 +261,7 @@ def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 @pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
-def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
+def test_marks_that_are_added_tokens(family: Family, choice: object, special: bool) -> None:
     """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may
     come, there is always more that may, although what has to come names special tokens; and the
     tokens of a call's marks."""
@@ -290,7 +295,7 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
 
 # ---- thoughts ----
 
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+ASKED: list[dict[str, object]] = [{"role": "user", "content": "Hi"}]
 SPOKEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOLS = tools_of([{"type": "function", "function": {"name": "f"}}])
 SCHEMA = {

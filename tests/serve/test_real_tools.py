@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jsonschema
 import pytest
+from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion import Choice
 
 from tests.serve.conftest import Running
 from tokenswift import LLM
 from tokenswift.loader.find import cache_dir
 
+Message: TypeAlias = dict[str, object] | ChatCompletionMessage
 pytestmark = pytest.mark.slow
 FOLDER = cache_dir() / "benchmarks"
 MODELS = ("qwen2.5-coder-0.5b-q4_k_m", "qwen2.5-coder-1.5b-q4_k_m")
-CITY = {"type": "string", "description": "The name of the city."}
-SCHEMAS: dict[str, dict[str, Any]] = {
+CITY: dict[str, object] = {"type": "string", "description": "The name of the city."}
+SCHEMAS: dict[str, dict[str, object]] = {
     "weather": {"type": "object", "properties": {"city": CITY}, "required": ["city"]},
     "time_in": {"type": "object", "properties": {"city": CITY}, "required": ["city"]},
 }
@@ -26,7 +29,7 @@ DESCRIBED = {
     "weather": "The present weather in a city.",
     "time_in": "The present time in a city.",
 }
-TOOLS: list[Any] = [
+TOOLS = [
     {
         "type": "function",
         "function": {"name": name, "description": DESCRIBED[name], "parameters": schema},
@@ -34,8 +37,11 @@ TOOLS: list[Any] = [
     for name, schema in SCHEMAS.items()
 ]
 ANSWERS = {"weather": "heavy rain, 12 degrees", "time_in": "14:35"}
-ASKED: Any = {"role": "user", "content": "What is the weather in Brest? Call a tool."}
-BOTH: Any = {"role": "user", "content": "Call weather for Brest, and weather for Bergen, at once."}
+ASKED: Message = {"role": "user", "content": "What is the weather in Brest? Call a tool."}
+BOTH: Message = {
+    "role": "user",
+    "content": "Call weather for Brest, and weather for Bergen, at once.",
+}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -50,49 +56,59 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
         running.close()
 
 
-def create(server: Running, messages: list[Any], **more: Any) -> Any:
-    how = {"model": "x", "tools": TOOLS, "temperature": 0, "max_tokens": 160, "seed": 7}
-    return server.client().chat.completions.create(messages=messages, **{**how, **more})
+def request(messages: list[Message], **more: object) -> Any:
+    """Arguments of the client."""
+    usual = {"model": "x", "tools": TOOLS, "temperature": 0, "max_tokens": 160, "seed": 7}
+    return {"messages": messages, **usual, **more}
 
 
-def check(calls: Any) -> list[str]:
+def answer(server: Running, messages: list[Message], **more: object) -> Choice:
+    """What the model answers."""
+    asked = request(messages, **more)
+    return server.client().chat.completions.create(**asked).choices[0]
+
+
+def calls_of(message: ChatCompletionMessage) -> list[ChatCompletionMessageFunctionToolCall]:
+    return [call for call in message.tool_calls or [] if call.type == "function"]
+
+
+def checked(choice: Choice) -> list[str]:
     """See that calls are valid; the cities that they name."""
     cities: list[str] = []
-    for call in calls:
+    for call in calls_of(choice.message):
         arguments = json.loads(call.function.arguments)
         jsonschema.validate(arguments, SCHEMAS[call.function.name])
         cities.append(arguments["city"])
     return cities
 
 
-def results(calls: Any) -> list[Any]:
+def results(choice: Choice) -> list[Message]:
     return [
         {"role": "tool", "tool_call_id": call.id, "content": ANSWERS[call.function.name]}
-        for call in calls
+        for call in calls_of(choice.message)
     ]
 
 
 def test_two_rounds(server: Running) -> None:
     """A call, its result, an answer from it; then a second question, with all that before it."""
-    messages: list[Any] = [ASKED]
+    messages: list[Message] = [ASKED]
     for city in ("Brest", "Bergen"):
-        choice = create(server, messages, parallel_tool_calls=False).choices[0]
+        choice = answer(server, messages, parallel_tool_calls=False)
         assert choice.finish_reason == "tool_calls"
-        assert check(choice.message.tool_calls) == [city]
-        messages += [choice.message, *results(choice.message.tool_calls)]
-        last = create(server, messages, tool_choice="none").choices[0]
+        assert checked(choice) == [city]
+        messages += [choice.message, *results(choice)]
+        last = answer(server, messages, tool_choice="none")
         assert last.finish_reason == "stop"
-        assert "rain" in last.message.content
+        assert "rain" in str(last.message.content)
         messages += [last.message, {"role": "user", "content": "And in Bergen? Call a tool."}]
 
 
 def test_several_calls(server: Running) -> None:
     """Answers with several calls are taken again, with their results."""
-    choice = create(server, [BOTH], tool_choice="required").choices[0]
+    choice = answer(server, [BOTH], tool_choice="required")
     assert choice.finish_reason == "tool_calls"
-    assert "Brest" in check(choice.message.tool_calls)
-    again = [BOTH, choice.message, *results(choice.message.tool_calls)]
-    last = create(server, again, tool_choice="none").choices[0]
+    assert "Brest" in checked(choice)
+    last = answer(server, [BOTH, choice.message, *results(choice)], tool_choice="none")
     assert last.finish_reason in ("stop", "length")
     assert last.message.content
 
@@ -100,19 +116,23 @@ def test_several_calls(server: Running) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_streams(server: Running, choice: str) -> None:
     """A stream brings the calls that come as a whole."""
-    whole = create(server, [ASKED], tool_choice=choice).choices[0].message
+    whole = calls_of(answer(server, [ASKED], tool_choice=choice).message)
     names: list[str] = []
     arguments: dict[int, str] = {}
-    for chunk in create(server, [ASKED], tool_choice=choice, stream=True):
+    asked = request([ASKED], tool_choice=choice)
+    for chunk in server.client().chat.completions.create(stream=True, **asked):
         for piece in chunk.choices[0].delta.tool_calls or ():
-            names += [piece.function.name] if piece.function.name else []
-            arguments[piece.index] = arguments.get(piece.index, "") + piece.function.arguments
-    assert names == [call.function.name for call in whole.tool_calls]
-    assert [*arguments.values()] == [call.function.arguments for call in whole.tool_calls]
+            assert piece.function is not None
+            names += filter(None, [piece.function.name])
+            told = arguments.get(piece.index, "")
+            arguments[piece.index] = told + str(piece.function.arguments)
+    assert names == [call.function.name for call in whole]
+    assert [*arguments.values()] == [call.function.arguments for call in whole]
+    assert names
 
 
 def test_a_named_tool(server: Running) -> None:
     named = {"type": "function", "function": {"name": "time_in"}}
-    choice = create(server, [ASKED], tool_choice=named, parallel_tool_calls=False).choices[0]
-    assert [call.function.name for call in choice.message.tool_calls] == ["time_in"]
-    assert check(choice.message.tool_calls)
+    choice = answer(server, [ASKED], tool_choice=named, parallel_tool_calls=False)
+    assert [call.function.name for call in calls_of(choice.message)] == ["time_in"]
+    assert checked(choice)

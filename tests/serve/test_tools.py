@@ -200,22 +200,22 @@ def test_answers_of_ours_are_taken_again(start: Start) -> None:
     a result whose call is not in the conversation is told by its tool's name."""
     tokenizer = calling_tokenizer(MISTRAL)
     llm = LLM.from_model(calling_model(4096, tokenizer), tokenizer, heads=None)
-    create = start(llm).client().chat.completions.create
-    how: dict[str, Any] = {"model": "x", "tools": [TOOL], "temperature": 0, "max_tokens": 200}
-    answer = create(messages=ASKED, tool_choice="required", parallel_tool_calls=False, **how)
-    message: Any = answer.choices[0].message
-    key = message.tool_calls[0].id
+    create: Any = start(llm).client().chat.completions.create
+    how = {"model": "x", "tools": [TOOL], "temperature": 0}
+    forced = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    message = create(messages=ASKED, **how, **forced).choices[0].message.to_dict()
+    key = message["tool_calls"][0]["id"]
     assert re.fullmatch("[a-z0-9]{9}", key)
     for name in (key, "call_" + 24 * "f"):
-        message.tool_calls[0].id = name
-        result: Any = {"role": "tool", "tool_call_id": name, "content": "rain"}
-        again = create(messages=[*ASKED, message, result], **{**how, "max_tokens": 1})
+        message["tool_calls"][0]["id"] = name
+        result = {"role": "tool", "tool_call_id": name, "content": "rain"}
+        again = create(messages=[*ASKED, message, result], max_tokens=1, **how)
         assert again.choices[0].finish_reason == "length"
-    named: Any = {"role": "tool", "tool_call_id": "gone", "name": "clock", "content": "noon"}
-    create(messages=[*ASKED, named], **{**how, "max_tokens": 1})
-    nobody: Any = {"role": "tool", "tool_call_id": "gone", "content": "noon"}
+    result = {"role": "tool", "tool_call_id": "gone", "name": "clock", "content": "noon"}
+    create(messages=[*ASKED, result], max_tokens=1, **how)
+    del result["name"]
     with pytest.raises(openai.BadRequestError, match="tool_call_id is 'gone'; valid: the id of a"):
-        create(messages=[*ASKED, nobody], **how)
+        create(messages=[*ASKED, result], **how)
 
 
 # ---- what a model thinks before it answers

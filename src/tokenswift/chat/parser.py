@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tokenswift.chat.values import LONGEST, SPACE, FoundCall, ValueReader, Waits
+from tokenswift.chat.values import LONGEST, SPACE, FoundCall, ValueReader, ValueScan, Waits
 from tokenswift.grammar import CLOSE, OPEN
 from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
 
@@ -224,19 +224,14 @@ class Parser(ValueReader):
     def _call(self, name: str, tail: str) -> Waits[None]:
         """The arguments of a call, up to the brace that closes them, and what stands behind."""
         self._begin_call(name)
-        told = 0
-        value = self._value_end(0)
-        while True:
-            try:
-                next(value)
-            except StopIteration as stopped:
-                end: int | None = stopped.value
-                break
-            self._say("arguments", self._held[told:])
-            told = len(self._held)
-            yield
-        self._say("arguments", self._held[told:end])
-        self._held = "" if end is None else self._held[end:]
+        scan = ValueScan()
+        end: int | None = None
+        while end is None and (self._held or not self._ended):
+            end = scan.end_in(self._held)
+            self._say("arguments", self._held[:end])
+            self._held = "" if end is None else self._held[end:]
+            if end is None:
+                yield
         if end is None:
             self._count += 1
             return

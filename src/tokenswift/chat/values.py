@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 SPACE = " \t\r\n"
-# characters of whitespace that may stand between two parts of a call: what is longer is text
+# characters that whitespace between two parts of a call may have, and its keys and names: what is
+# longer is text
 LONGEST = 99
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -103,7 +104,7 @@ class ValueReader:
             CutValue: the answer ends in it.
         """
         at = yield from self._behind_space(at)
-        end = yield from self._whole_value(at)
+        end = yield from self._whole_value(at, LONGEST)
         key = _text(self._held[at:end])
         at = yield from self._behind_space(end)
         colon = yield from self._letter(at)
@@ -117,7 +118,8 @@ class ValueReader:
         if key in ARGUMENT_KEYS and (yield from self._letter(start)) not in ("{", '"'):
             fields["?"] = ""
             return start
-        end = yield from self._value_end(start)
+        most = None if key in ARGUMENT_KEYS else LONGEST
+        end = yield from self._value_end(start, most)
         fields[key] = self._held[start:end]
         if end is None:
             raise CutValue
@@ -155,39 +157,60 @@ class ValueReader:
             at += 1
         return at
 
-    def _whole_value(self, at: int) -> Waits[int]:
-        end = yield from self._value_end(at)
+    def _whole_value(self, at: int, most: int) -> Waits[int]:
+        end = yield from self._value_end(at, most)
         if end is None:
             raise CutValue
         return end
 
-    def _value_end(self, at: int) -> Waits[int | None]:
-        """The place behind the JSON value at a place; None: the answer ends in it."""
-        start, depth, quoted, escaped = at, 0, False, False
+    def _value_end(self, at: int, most: int | None = None) -> Waits[int | None]:
+        """The place behind the JSON value at a place; None: the answer ends in it.
+
+        Args:
+            most: letters of a value; the place of a longer one is its beginning.
+        """
+        scan, start = ValueScan(), at
         while True:
-            while at >= len(self._held):
-                if self._ended:
-                    return None
-                yield
-            letter = self._held[at]
-            at += 1
-            if escaped:
-                escaped = False
-            elif quoted:
-                escaped = letter == "\\"
-                quoted = letter != '"'
-                if not quoted and not depth:
-                    return at
+            end = scan.end_in(self._held[at:])
+            if end is not None:
+                return at + end
+            at = max(at, len(self._held))
+            if most is not None and at - start > most:
+                return start
+            if self._ended:
+                return None
+            yield
+
+
+class ValueScan:
+    """Looks for the end of a JSON value in text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0  # of objects and lists
+        self._quoted = False  # whether a text is open
+        self._escaped = False  # whether a backslash stands before
+
+    def end_in(self, piece: str) -> int | None:
+        """The place behind the value in a piece; None: it goes on."""
+        for at, letter in enumerate(piece):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped = letter == "\\"
+                self._quoted = letter != '"'
+                if not self._quoted and not self._depth:
+                    return at + 1
             elif letter == '"':
-                quoted = True
+                self._quoted = True
             elif letter in "{[":
-                depth += 1
-            elif letter in "}]" and depth:
-                depth -= 1
-                if not depth:
-                    return at
-            elif not depth and (letter in "}],:" or letter in SPACE):
-                return max(at - 1, start)
+                self._depth += 1
+            elif letter in "}]" and self._depth:
+                self._depth -= 1
+                if not self._depth:
+                    return at + 1
+            elif not self._depth and (letter in "}],:" or letter in SPACE):
+                return at
+        return None
 
 
 def _text(written: str) -> str | None:
