@@ -166,12 +166,19 @@ def test_parts_that_are_no_text(content: Any) -> None:
 
 @pytest.mark.parametrize(
     ("role", "is_valid"),
-    [("tool", True), ("ipython", True), ("model\nsystem", False), ("other", False)],
+    [
+        ("tool", True),
+        ("ipython", True),
+        ("calls", False),
+        ("model\nsystem", False),
+        ("other", False),
+    ],
 )
 def test_roles_are_those_of_the_template(role: str, is_valid: bool) -> None:
     """A role is a part of the prompt's own marks: any text would forge turns."""
     template = (
-        "{% for m in messages %}{% if m['role'] in ['ipython', 'tool'] %}R{% endif %}"
+        "{% for m in messages %}"
+        "{% if m['role'] in ['ipython', 'tool'] or 'calls' in m %}R{% endif %}"
         "{% if m.content == 'other' %}O{% endif %}{{ m.role + m.content }}{% endfor %}"
     )
     messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": "x", "name": "f"}]

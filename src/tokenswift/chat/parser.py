@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tokenswift.chat.values import LONGEST, SPACE, FoundCall, ValueReader, ValueScan, Waits
+from tokenswift.chat.values import LONGEST, SPACE, ValueReader, ValueScan, Waits, WrittenCall
 from tokenswift.grammar import CLOSE, OPEN
 from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
 
@@ -109,7 +109,7 @@ class Parser(ValueReader):
         thought: str = "",
     ) -> None:
         super().__init__(names)
-        self._found: list[Delta] = []
+        self._deltas: list[Delta] = []
         self._parallel = parallel
         self._count = 0  # calls so far
         self._spoken = False  # whether there is text before the newest call
@@ -120,8 +120,9 @@ class Parser(ValueReader):
         """More of the answer; what is certain by now."""
         self._held += text
         next(self._reader, None)
-        found, self._found = self._found, []
-        return found
+        deltas = self._deltas
+        self._deltas = []
+        return deltas
 
     def finish(self) -> list[Delta]:
         """The end of the answer: what was held back is text, unless it stands in a call or behind
@@ -167,16 +168,16 @@ class Parser(ValueReader):
         if self._count or not patterns.mark:
             return
         while self._may_call and (yield from self._tell("text", patterns.mark)):
-            found = yield from self._take(patterns.first)
-            if found is None:  # the mark opens nothing
+            match = yield from self._take(patterns.first)
+            if match is None:  # the mark opens nothing
                 opened = yield from self._take(patterns.mark)
                 self._say("text", opened[0])
-            while found is not None:
-                yield from self._call(found["name"], patterns.tail)
-                found = None
+            while match is not None:
+                yield from self._call(match["name"], patterns.tail)
+                match = None
                 if patterns.more and self._may_call:
-                    found = yield from self._take(patterns.more)
-                if found is None:
+                    match = yield from self._take(patterns.more)
+                if match is None:
                     yield from self._take(patterns.closing)
                     yield from self._strip(SPACE)
 
@@ -187,14 +188,14 @@ class Parser(ValueReader):
     def _bare_calls(self, patterns: Patterns) -> Waits[None]:
         """Calls that an answer begins with."""
         exact = patterns.exact
-        while self._may_call and (found := (yield from self._take(exact))) is not None:
-            yield from self._call(found["name"], S + r"\}" + S)
+        while self._may_call and (match := (yield from self._take(exact))) is not None:
+            yield from self._call(match["name"], S + r"\}" + S)
             yield from self._take(FENCE)
             yield from self._strip(SPACE + ";")
             exact = S + patterns.exact
         while self._may_call:
-            found = yield from self._seen(patterns.before)
-            calls = None if found is None else (yield from self._value_of_calls(found.end()))
+            match = yield from self._seen(patterns.before)
+            calls = None if match is None else (yield from self._value_of_calls(match.end()))
             if calls is None:
                 return
             for call in calls[: None if self._parallel else 1]:
@@ -203,7 +204,7 @@ class Parser(ValueReader):
             yield from self._take(FENCE)
             yield from self._strip(SPACE + ";,")
 
-    def _tell_call(self, call: FoundCall) -> None:
+    def _tell_call(self, call: WrittenCall) -> None:
         self._begin_call(call.name)
         self._say("arguments", call.arguments)
         if call.complete:
@@ -215,10 +216,10 @@ class Parser(ValueReader):
 
     def _begin_call(self, name: str) -> None:
         self._apart = self._spoken
-        self._found.append(Delta("call", name, self._count))
+        self._deltas.append(Delta("call", name, self._count))
 
     def _end_call(self) -> None:
-        self._found.append(Delta("end", "", self._count))
+        self._deltas.append(Delta("end", "", self._count))
         self._count += 1
 
     def _call(self, name: str, tail: str) -> Waits[None]:
@@ -246,7 +247,7 @@ class Parser(ValueReader):
             if self._apart:
                 text = f"\n{text}"
             self._spoken, self._apart = True, False
-        self._found.append(Delta(kind, text, self._count if kind == "arguments" else 0))
+        self._deltas.append(Delta(kind, text, self._count if kind == "arguments" else 0))
 
     # ---- patterns in what comes ------------------------------------------------------------------
 
@@ -258,15 +259,15 @@ class Parser(ValueReader):
 
     def _seen(self, pattern: str) -> Generator[None, None, Any]:
         """What stands here of a pattern; None where something else does."""
-        while (found := self._look("match", pattern)) and found.partial:
+        while (match := self._look("match", pattern)) and match.partial:
             yield
-        return found
+        return match
 
     def _take(self, pattern: str) -> Generator[None, None, Any]:
         """What stands here of a pattern, which goes; None where something else does."""
-        found = yield from self._seen(pattern)
-        self._held = self._held[found.end() if found else 0 :]
-        return found
+        match = yield from self._seen(pattern)
+        self._held = self._held[match.end() if match else 0 :]
+        return match
 
     def _tell(
         self, kind: Literal["thought", "text"], mark: str | None = None

@@ -25,7 +25,7 @@ class CutValue(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCall:
+class WrittenCall:
     """A call in an answer.
 
     Attributes:
@@ -54,14 +54,14 @@ class ValueReader:
         self._ended = False
         self._cut = False  # whether the answer ends in a value
 
-    def _value_of_calls(self, at: int) -> Waits[list[FoundCall] | None]:
+    def _value_of_calls(self, at: int) -> Waits[list[WrittenCall] | None]:
         """The calls that the value at a place consists of, or begins with where the answer ends
         in it; None: it is something else."""
         letter = yield from self._letter(at)
         if letter == "{":
             call = yield from self._object(at)
             return None if call is None else [call]
-        calls: list[FoundCall] = []
+        calls: list[WrittenCall] = []
         while letter == "[" or letter == ",":
             at = yield from self._behind_space(at + 1)
             call = yield from self._object(at)
@@ -76,7 +76,7 @@ class ValueReader:
         calls[-1] = replace(calls[-1], end=at + len(letter))
         return calls
 
-    def _object(self, at: int) -> Waits[FoundCall | None]:
+    def _object(self, at: int) -> Waits[WrittenCall | None]:
         """The call at a place; None: there is something else."""
         if (yield from self._letter(at)) != "{":
             return None
@@ -129,18 +129,18 @@ class ValueReader:
         names = [_text(fields[key]) for key in NAME_KEYS if key in fields]
         return "?" not in fields and all(name in self._names for name in names)
 
-    def _of_fields(self, fields: dict[str, str], end: int, complete: bool) -> FoundCall | None:
+    def _of_fields(self, fields: dict[str, str], end: int, complete: bool) -> WrittenCall | None:
         """The call of an object's members."""
         names = [_text(fields[key]) for key in NAME_KEYS if key in fields]
-        given = [fields[key] for key in ARGUMENT_KEYS if key in fields]
-        if len(names) != 1 or len(given) != 1 or not self._may_be_call(fields):
+        values = [fields[key] for key in ARGUMENT_KEYS if key in fields]
+        if len(names) != 1 or len(values) != 1 or not self._may_be_call(fields):
             return None
-        arguments = given[0]
+        arguments = values[0]
         if arguments.startswith('"'):  # an object in a text
             arguments = _text(arguments) or ""
         if not arguments.startswith("{") or names[0] is None:
             return None
-        return FoundCall(names[0], arguments, end, complete)
+        return WrittenCall(names[0], arguments, end, complete)
 
     # ---- letters ---------------------------------------------------------------------------------
 

@@ -139,10 +139,10 @@ class Abilities:
     @cached_property
     def reads_parts(self) -> bool:
         """Whether contents are lists of parts, as the template passes over text."""
-        asked = [_user(QUESTION)]
-        if self._comes_out(self._bare, asked, [QUESTION]):
+        question = [_user(QUESTION)]
+        if self._comes_out(self._bare, question, [QUESTION]):
             return False
-        return self._comes_out(self._bare, in_parts(asked), [QUESTION])
+        return self._comes_out(self._bare, in_parts(question), [QUESTION])
 
     @cached_property
     def tool_variable(self) -> str | None:

@@ -59,24 +59,24 @@ def fitted(
         family: how calls are spelled in words.
     """
     warnings: list[str] = []
-    given = dict(variables)
+    filled = dict(variables)
     probes = dict(variables)
-    said: Turns = [{**turn, "role": _role(turn["role"])} for turn in turns]
+    messages: Turns = [{**turn, "role": _role(turn["role"])} for turn in turns]
     if tools:
         if abilities.tool_variable is None:
             warnings.append(TOOLS_IN_WORDS)
-            said = _with_tools_in_words(said, tools, family)
+            messages = _with_tools_in_words(messages, tools, family)
         else:
-            given[abilities.tool_variable] = list(tools)
+            filled[abilities.tool_variable] = list(tools)
             probes[abilities.tool_variable] = [probe_tool()]
     heard: Turns | None = None
-    for form, as_text in _forms(said, abilities, family):
-        trial = Trial(form, probes, given != probes, abilities.render)
+    for form, as_text in _forms(messages, abilities, family):
+        trial = Trial(form, probes, filled != probes, abilities.render)
         if trial.complete:
-            return Fitted(form, given, (*warnings, *([CALLS_IN_WORDS] if as_text else [])))
+            return Fitted(form, filled, (*warnings, *([CALLS_IN_WORDS] if as_text else [])))
         if heard is None and trial.heard:
             heard = form
-    return Fitted(said if heard is None else heard, given, (*warnings, LOST))
+    return Fitted(messages if heard is None else heard, filled, (*warnings, LOST))
 
 
 def _role(role: str) -> str:
@@ -87,10 +87,10 @@ def _role(role: str) -> str:
 # -----------------------------------------------------------------------------------------
 
 
-def _forms(said: Turns, abilities: Abilities, family: Family) -> Iterator[tuple[Turns, bool]]:
+def _forms(messages: Turns, abilities: Abilities, family: Family) -> Iterator[tuple[Turns, bool]]:
     """Forms of a conversation, the usual ones first, and whether calls are told as text."""
     tried: list[Turns] = []
-    for turns, as_text in _forms_of_calls(said, abilities, family):
+    for turns, as_text in _forms_of_calls(messages, abilities, family):
         for form in _forms_of_turns(turns):
             if form not in tried:
                 tried.append(form)
@@ -98,24 +98,24 @@ def _forms(said: Turns, abilities: Abilities, family: Family) -> Iterator[tuple[
 
 
 def _forms_of_calls(
-    said: Turns, abilities: Abilities, family: Family
+    messages: Turns, abilities: Abilities, family: Family
 ) -> Iterator[tuple[Turns, bool]]:
     """The ways in which calls and results can be told."""
-    if not any(_has_calls(turn) or turn["role"] == "tool" for turn in said):
-        yield said, False
+    if not any(_has_calls(turn) or turn["role"] == "tool" for turn in messages):
+        yield messages, False
         return
     style = abilities.calls
     if style is not None:
-        turns = said if abilities.parallel else one_call_each(said)
+        turns = messages if abilities.parallel else one_call_each(messages)
         yield style.applied(turns), False
-        if any(turn["content"] and _has_calls(turn) for turn in said):
+        if any(turn["content"] and _has_calls(turn) for turn in messages):
             yield style.applied(text_before(turns)), False
             yield style.applied(in_words(turns, family, only_with_text=True)), True
     if family.result_role:
-        yield in_words(said, family, family.result_role), True
+        yield in_words(messages, family, family.result_role), True
     if abilities.result_role:
-        yield in_words(said, family, "tool"), True
-    yield in_words(said, family), True
+        yield in_words(messages, family, "tool"), True
+    yield in_words(messages, family), True
 
 
 def _forms_of_turns(turns: Turns) -> Iterator[Turns]:
@@ -164,9 +164,9 @@ def one_call_each(turns: Turns) -> Turns:
             results.append(waiting.pop(0))
         for i, call in enumerate(calls):
             split.append({**turn, "content": "" if i else turn["content"], "tool_calls": [call]})
-            own = [one for one in results if one.get("tool_call_id") == call["id"]]
-            split += own
-            results = [one for one in results if one not in own]
+            matching = [one for one in results if one.get("tool_call_id") == call["id"]]
+            split += matching
+            results = [one for one in results if one not in matching]
         split += results
     return split
 
@@ -192,17 +192,17 @@ def in_words(
         result_role: the role that results get; as the user's text they say whose they are.
         only_with_text: only those calls beside which there is text, and their results.
     """
-    told: Turns = []
+    worded: Turns = []
     ids: set[str] = set()
     for turn in turns:
         if _has_calls(turn) and (turn["content"] or not only_with_text):
             ids |= {call["id"] for call in turn["tool_calls"]}
-            told.append(_calls_in_words(turn, family))
+            worded.append(_calls_in_words(turn, family))
         elif turn["role"] == "tool" and (turn.get("tool_call_id") in ids or not only_with_text):
-            told.append(_result_in_words(turn, result_role))
+            worded.append(_result_in_words(turn, result_role))
         else:
-            told.append(turn)
-    return told
+            worded.append(turn)
+    return worded
 
 
 def _has_calls(turn: Mapping[str, object]) -> bool:
@@ -213,9 +213,9 @@ def _calls_in_words(turn: Mapping[str, object], family: Family) -> dict[str, obj
     calls = turn["tool_calls"]
     functions = [call["function"] for call in calls] if isinstance(calls, list) else []
     spelled = family.spelled((one["name"], one["arguments"]) for one in functions)
-    told = {key: value for key, value in turn.items() if key != "tool_calls"}
+    text_alone = {key: value for key, value in turn.items() if key != "tool_calls"}
     content = turn["content"]
-    return {**told, "content": f"{content}\n{spelled}" if content else spelled}
+    return {**text_alone, "content": f"{content}\n{spelled}" if content else spelled}
 
 
 def _result_in_words(turn: Mapping[str, object], role: str) -> dict[str, object]:
@@ -228,15 +228,15 @@ def _result_in_words(turn: Mapping[str, object], role: str) -> dict[str, object]
 
 
 def _with_tools_in_words(
-    said: Turns, tools: Sequence[Mapping[str, object]], family: Family
+    messages: Turns, tools: Sequence[Mapping[str, object]], family: Family
 ) -> Turns:
     """Messages whose first one is the system's and tells of tools."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    told = TOLD.format(tools=listed, example=family.example)
-    if said[0]["role"] != "system":
-        return [{"role": "system", "content": told}, *said]
-    content = said[0]["content"]
-    return [{**said[0], "content": f"{content}\n\n{told}" if content else told}, *said[1:]]
+    note = TOLD.format(tools=listed, example=family.example)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": note}, *messages]
+    content = messages[0]["content"]
+    return [{**messages[0], "content": f"{content}\n\n{note}" if content else note}, *messages[1:]]
 
 
 # ---- trials

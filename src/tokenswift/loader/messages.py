@@ -21,8 +21,10 @@ MOST_CALLS = 128  # of a message
 MOST_LETTERS = 128  # of a call's id, and of its name
 VALID = "a message such as {'role': 'user', 'content': 'Hello'}"
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
-#: a comparison of a role in a template, up to the end of its tag
-COMPARED = re.compile(r"""role\b['"\])]*\s*(?:==|!=|in\b|not\s+in\b)([^%}]{1,200})""")
+#: a comparison of a role in a template: with a text, or with a list of texts
+COMPARED = re.compile(
+    r"""role['"\])]*(?:\s*\|\s*lower)?\s*(?:==|!=|(?:not\s+)?in)\s*(['"]\w+['"]|[\[(][^\])]{0,200})"""
+)
 QUOTED = re.compile(r"""['"]([a-z][a-z_]{0,31})['"]""")
 
 
@@ -64,7 +66,7 @@ def joined(content: object) -> object:
 def roles_of(template: str) -> list[str]:
     """The roles that a message may have: those of OpenAI's interface, and those that a template
     compares a message's role with."""
-    compared = (QUOTED.findall(found) for found in COMPARED.findall(template))
+    compared = (QUOTED.findall(words) for words in COMPARED.findall(template))
     return list(dict.fromkeys([*ROLES, *(role for roles in compared for role in roles)]))
 
 
@@ -106,7 +108,7 @@ def _check_role(role: object, where: str, name: str, template: str) -> None:
 def _calls(calls: object, role: str, where: str, name: str, called: dict[str, str]) -> Turns:
     """The calls of a message; their ids and names go to ``called``."""
     listed = list(calls) if isinstance(calls, list | tuple) else []
-    turns = [call for given in listed if (call := _call(given)) is not None]
+    turns = [call for value in listed if (call := _call(value)) is not None]
     if role != "assistant" or len(turns) != len(listed) or not 0 < len(turns) <= MOST_CALLS:
         valid = f"up to {MOST_CALLS} calls of an assistant's message, such as {CALL}"
         raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name)
@@ -115,12 +117,12 @@ def _calls(calls: object, role: str, where: str, name: str, called: dict[str, st
     return turns
 
 
-def _call(given: object) -> dict[str, Any] | None:
+def _call(value: object) -> dict[str, Any] | None:
     """A call as templates take it; None: it is none."""
-    function = given.get("function") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(function, Mapping):
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(function, Mapping):
         return None
-    name, key, arguments = function.get("name"), given.get("id"), function.get("arguments")
+    name, key, arguments = function.get("name"), value.get("id"), function.get("arguments")
     if not (_is_name(name) and _is_name(key) and isinstance(arguments, str | dict)):
         return None
     form = {"name": name, "arguments": _object(arguments)}
