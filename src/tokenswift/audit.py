@@ -41,8 +41,7 @@ BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
 WORST = 4.0  # times that, at any position
 
 
-# ---- logits
-# ---------------------------------------------------------------------------------------
+# ---- logits --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,7 @@ def _far(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float())[chosen].abs().nan_to_num(torch.inf).max())
 
 
-# ---- what was found
-# -------------------------------------------------------------------------------
+# ---- what was found ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +247,7 @@ class Report:
         return "\n".join([*lines, f"Verdict: {'; '.join([self.headline, *self.failures])}."])
 
 
-# ---- the audit
-# ------------------------------------------------------------------------------------
+# ---- the audit -----------------------------------------------------------------------------------
 
 
 def variants(strategy: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -32,8 +32,7 @@ from tokenswift.types import (
     shown,
 )
 
-# ---- words that arguments take: editors complete them, and checks take the valid ones from them
-# ----
+# ---- words that arguments take: editors complete them, and checks take the valid ones from them --
 
 #: how to draft; it never changes the tokens
 Strategy: TypeAlias = Literal[
@@ -89,8 +88,7 @@ def environment_key() -> str | None:
     return os.environ.get(API_KEY) or None
 
 
-# ---- numbers and words of fields
-# ---------------------------------------------------------------------------
+# ---- numbers and words of fields -----------------------------------------------------------------
 
 CORES = os.cpu_count() or 1
 THREADS = max(16, 4 * CORES)  # at most

@@ -436,7 +436,7 @@ class SparseCache(KVCache):
         """Whether newer tokens have replaced the whole selection, or none was made yet."""
         return not self.selections or self.replaced >= self.budget - self.sinks
 
-    # ---- draft passes ---------------------------------------------------------------------------
+    # ---- draft passes ----------------------------------------------------------------------------
 
     def grow(self, rows: int) -> None:
         """Keep the first ``rows`` rows of the last pass as context of the next one."""
@@ -453,7 +453,7 @@ class SparseCache(KVCache):
         if rows:
             self._put(self, self.filled, rows, start)
 
-    # ---- committed tokens -----------------------------------------------------------------------
+    # ---- committed tokens ------------------------------------------------------------------------
 
     def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
         """Replace all slots by a selection from the full cache.
@@ -521,8 +521,7 @@ def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tenso
     return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-# ---- the selection
-# ----------------------------------------------------------------------------------------
+# ---- the selection -------------------------------------------------------------------------------
 
 
 def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
@@ -633,8 +632,7 @@ def _chunks(
     return _recent_first(importance, total - end)
 
 
-# ---- memory
-# -----------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -111,8 +111,7 @@ templates = Process()
 atexit.register(templates.close)
 
 
-# ---- the process itself
-# -----------------------------------------------------------------------------------
+# ---- the process itself --------------------------------------------------------------------------
 
 
 #: marks what the model wrote; here it is a block like any other, with a scope of its own

@@ -353,7 +353,7 @@ class Meter:
         )
 
 
-# ---- checks of single values --------------------------------------------------------------------
+# ---- checks of single values ---------------------------------------------------------------------
 
 #: the greatest integer that a field takes: what a tensor's size and index can be
 LARGEST = 2**63 - 1

@@ -64,7 +64,7 @@ def written(template: str, messages: list[Message], tools: list[Message] | None 
     return tokenizer.decode(prompt_ids(messages, tokenizer, V, tools=tools))
 
 
-# ---- conversations -----------------------------------------------------------------------------
+# ---- conversations -------------------------------------------------------------------------------
 
 
 def user(text: str) -> Message:
@@ -241,7 +241,7 @@ def test_the_table_says_what_templates_do(name: str) -> None:
     ]
 
 
-# ---- answers -----------------------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 
 def read(family: Family, text: str, size: int) -> tuple[str, list[tuple[str, str]], str]:
@@ -327,7 +327,7 @@ def test_a_call_is_the_whole_object_or_none(text: str, size: int) -> None:
     assert read(PLAIN, text, size) == (text, [], "")
 
 
-# ---- grammars --------------------------------------------------------------------------------
+# ---- grammars ------------------------------------------------------------------------------------
 
 
 def special_tokenizer(family: Family) -> PreTrainedTokenizerFast:

@@ -59,8 +59,7 @@ def template_tokens(*messages: tuple[str, str]) -> int:
     return len(str(text)) - len("<s>") + 1
 
 
-# ---- generate
-# ---------------------------------------------------------------------------------------------
+# ---- generate ------------------------------------------------------------------------------------
 
 
 def test_the_same_words_are_treated_the_same_however_they_come(
@@ -124,8 +123,7 @@ def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
         assert done.out == ""
 
 
-# ---- chat, piped
-# ------------------------------------------------------------------------------------------
+# ---- chat, piped ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -223,8 +221,7 @@ def test_the_system_text_stays(talk: Callable[..., Outcome]) -> None:
     assert messages_of("b.json") == [("system", "Be brief.")]
 
 
-# ---- chat, interrupted
-# ------------------------------------------------------------------------------------
+# ---- chat, interrupted ---------------------------------------------------------------------------
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(
@@ -239,8 +236,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(
     assert 0 < len(answer) < len(whole) and whole.startswith(answer)
 
 
-# ---- chat, in a terminal
-# ----------------------------------------------------------------------------------
+# ---- chat, in a terminal -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -23,8 +23,7 @@ def record(cli: Call, *argv: object, stdin: Path | None = None) -> dict[str, obj
     return json.loads(done.out)
 
 
-# ---- sampling
-# ---------------------------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 
 def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
@@ -47,8 +46,7 @@ def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
     assert found["sampling"] == settings_of(replace(made, top_p=0.5))
 
 
-# ---- input
-# ------------------------------------------------------------------------------------------------
+# ---- input ---------------------------------------------------------------------------------------
 
 
 def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
@@ -74,8 +72,7 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert tokens(b"one\rtwo")[0] == len("one\rtwo")
 
 
-# ---- words
-# ------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 def test_the_command_alone_says_how_to_begin(cli: Call) -> None:

@@ -87,8 +87,7 @@ def test_what_is_no_pipe_is_not_waited_for(
             assert prompt_of(capsys, monkeypatch, stdin=stream) == "text"
 
 
-# ---- the default length
-# -----------------------------------------------------------------------------------
+# ---- the default length --------------------------------------------------------------------------
 
 
 def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:

@@ -63,8 +63,7 @@ def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.Mon
     assert json.loads(seen.out)["text"] == json.loads(piped.out)["text"]
 
 
-# ---- progress
-# ---------------------------------------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 #: a program whose work is told to a line of progress, with a log line in the middle
 DRIVER = """
@@ -104,8 +103,7 @@ def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
     ]
 
 
-# ---- failed writes
-# ----------------------------------------------------------------------------------------
+# ---- failed writes -------------------------------------------------------------------------------
 
 FULL = "failed (No space left on device)"
 

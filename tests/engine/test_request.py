@@ -79,8 +79,7 @@ def test_what_loading_refuses(tiny_folder: Any, name: str, value: Any, words: st
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
 
 
-# ---- chat
-# -------------------------------------------------------------------------------------------------
+# ---- chat ----------------------------------------------------------------------------------------
 
 
 def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
@@ -94,8 +93,7 @@ def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
     assert llm.generate(HELLO, 16, ignore_eos=True, sampling=cold).token_ids != answer.token_ids
 
 
-# ---- results
-# ----------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 def test_a_stream_ends_with_the_result(llm: LLM) -> None:
@@ -125,8 +123,7 @@ def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
     assert llm.generate_many([], **DRAFTED) == []
 
 
-# ---- heads, and what was used
-# -----------------------------------------------------------------------------
+# ---- heads, and what was used --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,8 +183,7 @@ def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
     assert len(llm.generate("hello", **plain).token_ids) == 200
 
 
-# ---- shorthands
-# -------------------------------------------------------------------------------------------
+# ---- shorthands ----------------------------------------------------------------------------------
 
 
 def test_keywords_are_the_sampling(llm: LLM) -> None:

@@ -145,7 +145,7 @@ class Gate:
         assert self.opened.wait(60)
 
 
-# ---- tickets ------------------------------------------------------------------------------------
+# ---- tickets -------------------------------------------------------------------------------------
 
 
 def test_steps_come_as_in_a_stream(llm: LLM) -> None:
@@ -271,7 +271,7 @@ def test_an_owner_with_a_text_under_way_lets_others_go_first(llm: LLM) -> None:
     assert ended == ["b1", "b2", "a2", "a3", "a1"]
 
 
-# ---- failures -----------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 def test_a_text_that_fails_ends_alone(
@@ -353,7 +353,7 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
     assert [type(event) for event in told].count(ValueError) == len(told) == 3
 
 
-# ---- memory and order ---------------------------------------------------------------------------
+# ---- memory and order ----------------------------------------------------------------------------
 
 
 def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
         assert torch.equal(one, other)
 
 
-# ---- beginnings that are shared -----------------------------------------------------------------
+# ---- beginnings that are shared ------------------------------------------------------------------
 
 
 def test_a_beginning_is_read_once(llm: LLM) -> None:
@@ -459,7 +459,7 @@ def test_a_beginning_is_read_once(llm: LLM) -> None:
         assert ticket.result.token_ids == alone(llm, request).token_ids
 
 
-# ---- several prompts ----------------------------------------------------------------------------
+# ---- several prompts -----------------------------------------------------------------------------
 
 
 def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:

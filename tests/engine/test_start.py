@@ -150,8 +150,7 @@ def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
     assert type(LLM(folder, device="cpu", heads="none").source) is Source
 
 
-# ---- configs and tokenizers
-# -------------------------------------------------------------------------------
+# ---- configs and tokenizers ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "kind"), [(tiny_tokenizer, "llama"), (chat_tokenizer, "qwen3")])
@@ -184,8 +183,7 @@ def test_plain_tokenizers_do_as_transformers(
             )
 
 
-# ---- what is imported, and packing
-# -------------------------------------------------------------------------
+# ---- what is imported, and packing ---------------------------------------------------------------
 
 #: what takes long to load, or is for other commands
 HEAVY = {

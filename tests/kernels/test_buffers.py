@@ -79,8 +79,7 @@ def test_the_default_type_changes_nothing(kernels: CpuBackend, default: torch.dt
     )
 
 
-# ---- what is refused
-# -----------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 def test_address() -> None:

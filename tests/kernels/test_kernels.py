@@ -191,8 +191,7 @@ def test_nan_reaches_no_row_that_does_not_see_it(kernels: CpuBackend) -> None:
     assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]]) and found[[2, 4]].isnan().all()
 
 
-# ---- building
-# ---------------------------------------------------------------------------------------
+# ---- building ------------------------------------------------------------------------------------
 
 
 LITTLE = "int one(void) { return 1; }\n"  # what these libraries compute is not asked

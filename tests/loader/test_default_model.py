@@ -98,8 +98,7 @@ def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
     assert path.read_bytes() == CONTENT and is_whole(path.parent)
 
 
-# ---- weights of other methods, of a checkout
-# ---------------------------------------------------------------
+# ---- weights of other methods, of a checkout -----------------------------------------------------
 
 WHERE = (
     "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there "

@@ -82,8 +82,7 @@ def opened(path: Path | str, **options: Any) -> LLM:
     return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
 
 
-# ---- numbers
-# --------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,8 +180,7 @@ def test_biases_and_odd_sizes(kind: str, changes: dict[str, Any], tmp_path: Path
     )
 
 
-# ---- positions
-# ------------------------------------------------------------------------------------------
+# ---- positions -----------------------------------------------------------------------------------
 
 POSITIONS: dict[str, dict[str, float]] = {
     "default": {},
@@ -213,8 +211,7 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
 
 
-# ---- tokenizers
-# -----------------------------------------------------------------------------------------
+# ---- tokenizers ----------------------------------------------------------------------------------
 
 TEXTS = (
     "Hello, world! It's 12345 o'clock; WE'LL see.",
@@ -379,8 +376,7 @@ def test_a_file_without_merges_is_refused() -> None:
         built(fields)
 
 
-# ---- files
-# ----------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -424,8 +420,7 @@ def test_other_architectures(tmp_path: Path) -> None:
     assert "the architecture grok cannot be run" in words and "valid: llama, qwen2, qwen3" in words
 
 
-# ---- stored otherwise
-# -----------------------------------------------------------------------------------
+# ---- stored otherwise ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", get_args(Weights)[1:])

@@ -122,8 +122,7 @@ def test_templates_that_are_none() -> None:
             prompt_ids(ASK, tokenizer, 260)
 
 
-# ---- limits
-# ------------------------------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 LONG, TOO_MUCH, TOO_LONG = "writes too much text", "takes too much memory", "takes too long"
 DEEP = "recursion"

@@ -134,7 +134,7 @@ def test_a_resumed_run_follows_its_grammar(
             llm.generate("abc", 90, sampling=SEEDED, run_dir=folder)
 
 
-# ---- against masks made by hand -----------------------------------------------------------------
+# ---- against masks made by hand ------------------------------------------------------------------
 
 TEXTS = ["ab", "ac", "b", "bca", "bcb"]
 
@@ -190,7 +190,7 @@ def test_log_probabilities_are_those_of_the_masked_row(llm: LLM) -> None:
     assert made.logprobs[0].logprob == made.logprobs[2].logprob == 0.0
 
 
-# ---- masks along paths --------------------------------------------------------------------------
+# ---- masks along paths ---------------------------------------------------------------------------
 
 
 def masks_of(grammar: Grammar, start: int = 0) -> Masks:

@@ -49,7 +49,7 @@ TREES = [
     tree_of([1, 2, 3], [1, 2, 0], [3, 3], [1, 1]),
 ]
 
-# ---- enumeration --------------------------------------------------------------------------------
+# ---- enumeration ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -171,7 +171,7 @@ def test_first_token_of_m_leaves() -> None:
     assert found[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
 
 
-# ---- the toy of every family --------------------------------------------------------------------
+# ---- the toy of every family ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", families())

@@ -216,7 +216,7 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
     assert len(shifts) > 10
 
 
-# ---- bad input ----------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_medusa_needs_medusa_heads() -> None:
         llm_of("llama", "conditioned").generate(PROMPT, 4, "medusa")
 
 
-# ---- the default model --------------------------------------------------------------------------
+# ---- the default model ---------------------------------------------------------------------------
 
 DEFAULT_RUNS: list[tuple[str, dict[str, Any]]] = [
     ("tokenswift", {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 128, "draft": "partial"}),

@@ -33,7 +33,7 @@ def same(expected: Generation, got: Generation) -> bool:
     return expected.token_ids == got.token_ids and expected.finish_reason == got.finish_reason
 
 
-# ---- tiny models of every family ----------------------------------------------------------------
+# ---- tiny models of every family -----------------------------------------------------------------
 
 OPTIONS: list[dict[str, Any]] = [
     {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"},
@@ -89,7 +89,7 @@ def test_eos_ends_both_at_the_same_token() -> None:
         assert got.token_ids == plain.token_ids[: first + 1]
 
 
-# ---- plain decoding against transformers --------------------------------------------------------
+# ---- plain decoding against transformers ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,7 +114,7 @@ def test_greedy_equals_transformers_generate(family: str, penalty: float) -> Non
         assert got.token_ids == expected
 
 
-# ---- the default model, float32 -----------------------------------------------------------------
+# ---- the default model, float32 ------------------------------------------------------------------
 
 
 @cache

@@ -116,8 +116,7 @@ def test_the_lean_decoder_is_taken_where_it_fits() -> None:
     assert isinstance(make_target(odd), GenericTarget)
 
 
-# ---- which backend
-# ----------------------------------------------------------------------------------
+# ---- which backend -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -54,8 +54,7 @@ def test_sound_text_raises_no_alarm(path: Path) -> None:
     assert alarms([ids[word] for word in words]) == []
 
 
-# ---- in a run
-# ---------------------------------------------------------------------------------------------
+# ---- in a run ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from tokenswift.runs.folder import is_locked
 
 PUBLISHED = {"strategy": "tokenswift", "strategy_options": {"acceptance": "published"}}
 
-# ---- refusals
-# ---------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:

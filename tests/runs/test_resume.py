@@ -181,8 +181,7 @@ def test_damage_is_refused_and_what_is_good_said(llm: LLM, tmp_path: Path) -> No
     assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids
 
 
-# ---- what is kept and told
-# --------------------------------------------------------------------------------
+# ---- what is kept and told -----------------------------------------------------------------------
 
 
 def test_tokens_do_not_wait_for_a_slow_step(

@@ -73,8 +73,7 @@ def uses(folder: Path, llm: LLM) -> list[Callable[[], object]]:
     ]
 
 
-# ---- links and other things
-# ------------------------------------------------------------------------------
+# ---- links and other things ----------------------------------------------------------------------
 
 
 def link(path: Path, target: Path) -> str:
@@ -136,8 +135,7 @@ def test_a_folder_that_holds_other_files_is_not_filled(
     assert llm.generate("hello", **CALL, run_dir=place).finish_reason == "length"
 
 
-# ---- what a journal says
-# ---------------------------------------------------------------------------------
+# ---- what a journal says -------------------------------------------------------------------------
 
 
 def put(place: str, value: Any) -> Callable[[Records], object]:
@@ -208,8 +206,7 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
             tokenswift.resume(stranger, llm=llm)
 
 
-# ---- the whole text
-# --------------------------------------------------------------------------------------
+# ---- the whole text ------------------------------------------------------------------------------
 
 
 def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:

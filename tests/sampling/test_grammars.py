@@ -122,8 +122,7 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
         bare.generate([5], 5, grammar=regex)
 
 
-# ---- objects have no members that their schema does not list, unless it says so
-# --------------------------
+# ---- objects have no members that their schema does not list, unless it says so ------------------
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

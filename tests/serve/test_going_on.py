@@ -235,8 +235,7 @@ def test_damage_on_the_disk(
     assert "cannot be read" in caplog.text and "is damaged at byte" in caplog.text
 
 
-# ---- what a server says of itself, and that it ends whatever is under way
-# ----------------------------------
+# ---- what a server says of itself, and that it ends whatever is under way ------------------------
 
 KEY = "a-key-of-a-client"
 LONG: dict[str, Any] = {**CALL, "max_output_tokens": 900, "background": True}
@@ -247,7 +246,7 @@ def health(server: Running) -> tuple[int, str]:
     return found.status_code, found.json()["status"]
 
 
-# ---- health -------------------------------------------------------------------------------------
+# ---- health --------------------------------------------------------------------------------------
 
 
 def test_health_where_no_step_is_made(
@@ -267,7 +266,7 @@ def test_health_where_no_step_is_made(
     assert health(server) == (200, "ok")
 
 
-# ---- the beginning ------------------------------------------------------------------------------
+# ---- the beginning -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -200,8 +200,7 @@ def test_the_server_ends_before_an_answer_has_begun(
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["lock"]
 
 
-# ---- clients do not see each other: no answer, and no prompt by its time
-# ---------------------------------
+# ---- clients do not see each other: no answer, and no prompt by its time -------------------------
 
 CALL: dict[str, Any] = {
     "input": "hello",

@@ -152,8 +152,7 @@ def test_errors_name_the_value(server: Running, path: str) -> None:
         assert len(error["message"]) < 400
 
 
-# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one
-# --------------
+# ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one ----
 
 DEEP = "[" * 5000 + "]" * 5000
 SAID = '"messages": [{"role": "user", "content": "hello"}]'

@@ -161,8 +161,7 @@ def test_words_without_which_nothing_can_be_said(server: Running, strategy: str)
     assert (error["type"], error["message"]) == ("invalid_request_error", said)
 
 
-# ---- chat templates
-# ---------------------------------------------------------------------------------------
+# ---- chat templates ------------------------------------------------------------------------------
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 THINKS = "{% if enable_thinking is false %}quick{% else %}slow{% endif %}"

@@ -218,8 +218,7 @@ def test_answers_of_ours_are_taken_again(start: Start) -> None:
         create(messages=[*ASKED, result], **how)
 
 
-# ---- what a model thinks before it answers
-# ----------------------------------------------------------------
+# ---- what a model thinks before it answers -------------------------------------------------------
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"messages": HI, "temperature": 0, "max_tokens": 60}

@@ -208,7 +208,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     assert not (tmp_path / "h.safetensors").exists()
 
 
-# ---- text ------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------
 
 
 BOOK = words(2000)
@@ -242,7 +242,7 @@ def test_blocks_never_cross_documents(tmp_path: Path) -> None:
     assert all(len(set(b)) == 1 for b in made)
 
 
-# ---- what training computes ----------------------------------------------------------------
+# ---- what training computes ----------------------------------------------------------------------
 
 
 @torch.no_grad()

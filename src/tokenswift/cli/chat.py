@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
             logger.error("error: %s", args.parser.in_words(str(error)))
 
 
-# ---- where messages come from
-# ------------------------------------------------------------------------------
+# ---- where messages come from --------------------------------------------------------------------
 
 
 def editor() -> Callable[[], str]:
@@ -112,8 +111,7 @@ def piped() -> str:
         ) from error
 
 
-# ---- the conversation
-# --------------------------------------------------------------------------------------
+# ---- the conversation ----------------------------------------------------------------------------
 
 
 class Chat:

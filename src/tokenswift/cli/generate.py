@@ -346,8 +346,7 @@ def stream(
     return result
 
 
-# ---- many prompts
-# ------------------------------------------------------------------------------------------
+# ---- many prompts --------------------------------------------------------------------------------
 
 
 def read_prompts(args: argparse.Namespace) -> list[Asked]:
@@ -441,8 +440,7 @@ def written(
     return done, tokens
 
 
-# ---- runs that were kept
-# -----------------------------------------------------------------------------------
+# ---- runs that were kept -------------------------------------------------------------------------
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -471,8 +469,7 @@ def resume(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what needs no model
-# -----------------------------------------------------------------------------------
+# ---- what needs no model -------------------------------------------------------------------------
 
 
 def list_runs(args: argparse.Namespace) -> int:

@@ -111,8 +111,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser.add_argument_group("results"), options.Record)
 
 
-# ---- bench
-# -------------------------------------------------------------------------------------------------
+# ---- bench ---------------------------------------------------------------------------------------
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -226,8 +225,7 @@ def cell(times: list[float], digits: int = 1) -> str:
     return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(median(times), min(times), max(times), d=digits)
 
 
-# ---- demo
-# --------------------------------------------------------------------------------------------------
+# ---- demo ----------------------------------------------------------------------------------------
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -296,8 +294,7 @@ def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
     return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
 
 
-# ---- plan
-# --------------------------------------------------------------------------------------------------
+# ---- plan ----------------------------------------------------------------------------------------
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -370,8 +367,7 @@ def text_of(made: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ---- audit
-# -------------------------------------------------------------------------------------------------
+# ---- audit ---------------------------------------------------------------------------------------
 
 
 def audit(args: argparse.Namespace) -> int:

@@ -260,8 +260,7 @@ def command(
     return parser
 
 
-# ---- options that commands share
-# ---------------------------------------------------------------------------
+# ---- options that commands share -----------------------------------------------------------------
 
 
 logger = logging.getLogger("tokenswift")
@@ -452,8 +451,7 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING}
 
 
-# ---- prompts: what is read
-# ---------------------------------------------------------------------------------
+# ---- prompts: what is read -----------------------------------------------------------------------
 
 
 def _ids(text: str) -> list[int]:
@@ -522,8 +520,7 @@ def read_named(name: str, option: str) -> str:
         raise InputError(f"{option} {name} cannot be read ({line_of(error)}); {valid}") from error
 
 
-# ---- prompts: how they are taken
-# ---------------------------------------------------------------------------
+# ---- prompts: how they are taken -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from typing import IO, Any
 from tokenswift.files import line_of, replacing
 from tokenswift.types import Generation, InputError, RunError, counted
 
-# ---- text that commands nothing
-# ----------------------------------------------------------------------------
+# ---- text that commands nothing ------------------------------------------------------------------
 
 #: control characters but line end and tab, DEL, C1; what turns the direction of writing; separators
 #: that are line ends to some; deprecated, annotation and tag characters, which hide text
@@ -57,8 +56,7 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return shown_on(sys.stderr, super().format(record))
 
 
-# ---- streams
-# -----------------------------------------------------------------------------------------------
+# ---- streams -------------------------------------------------------------------------------------
 
 #: words of torch's and the system's errors when memory ran out
 OUT_OF_MEMORY = (
@@ -112,8 +110,7 @@ def flush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-# ---- signals
-# -----------------------------------------------------------------------------------------------
+# ---- signals -------------------------------------------------------------------------------------
 
 #: signal → how the error line begins
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -213,8 +210,7 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
             raise RunError(f"{reason(error)}; {kept()}") from error
 
 
-# ---- progress
-# ----------------------------------------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 #: stages (`types.OnProgress`) whose names say too little
 STAGES = {"prompt": "prefill", "write": "the model writes"}
@@ -308,8 +304,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
-# ---- what a run leaves behind
-# ------------------------------------------------------------------------------
+# ---- what a run leaves behind --------------------------------------------------------------------
 
 
 #: what ``--json -`` stands for

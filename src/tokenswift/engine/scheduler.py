@@ -228,7 +228,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
 
-    # ---- for any thread -------------------------------------------------------------------------
+    # ---- for any thread --------------------------------------------------------------------------
 
     def submit(
         self,
@@ -326,7 +326,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Bytes of the admitted sequences."""
         return sum(one.sequence.nbytes for one in self._in_state("reading", "running"))
 
-    # ---- its own thread -------------------------------------------------------------------------
+    # ---- its own thread --------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:

@@ -374,8 +374,7 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         self.close()
 
 
-# ---- the prefix cache
-# -----------------------------------------------------------------------------
+# ---- the prefix cache ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -554,8 +553,7 @@ class Prefilled(PrefixCache):
         return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
 
 
-# ---- the journal
-# ----------------------------------------------------------------------------------
+# ---- the journal ---------------------------------------------------------------------------------
 
 
 def chat_digest(

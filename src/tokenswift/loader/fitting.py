@@ -83,8 +83,7 @@ def _role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-# ---- forms
-# -----------------------------------------------------------------------------------------
+# ---- forms ---------------------------------------------------------------------------------------
 
 
 def _forms(messages: Turns, abilities: Abilities, family: Family) -> Iterator[tuple[Turns, bool]]:
@@ -239,8 +238,7 @@ def _with_tools_in_words(
     return [{**messages[0], "content": f"{content}\n\n{note}" if content else note}, *messages[1:]]
 
 
-# ---- trials
-# ----------------------------------------------------------------------------------------
+# ---- trials --------------------------------------------------------------------------------------
 
 
 class Trial:

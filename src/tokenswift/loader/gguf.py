@@ -478,8 +478,7 @@ def _check_meant(file: GgufFile, numbers: Mapping[str, Any], family: Family) -> 
             raise refusal(file.where, file.called()[name], numbers[name], "an even number")
 
 
-# ---- weights
-# -----------------------------------------------------------------------------------------------
+# ---- weights -------------------------------------------------------------------------------------
 
 
 def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) -> Weights:

@@ -281,8 +281,7 @@ def quiet_transformers() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
-# ---- files that are read here
-# ------------------------------------------------------------------------------
+# ---- files that are read here --------------------------------------------------------------------
 
 #: types that a checkpoint's weights are computed with
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

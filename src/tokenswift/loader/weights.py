@@ -189,8 +189,7 @@ def check_tensors(
             )
 
 
-# ---- safetensors
-# -------------------------------------------------------------------------------------------
+# ---- safetensors ---------------------------------------------------------------------------------
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -292,8 +291,7 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     return made
 
 
-# ---- digests
-# -----------------------------------------------------------------------------------------------
+# ---- digests -------------------------------------------------------------------------------------
 
 PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
 #: parts of a config that say where a model came from or what it runs on, not what it is
@@ -417,8 +415,7 @@ def versions() -> dict[str, str]:
     return {"tokenswift": __version__, "torch": torch.__version__, **others}
 
 
-# ---- base models
-# -------------------------------------------------------------------------------------------
+# ---- base models ---------------------------------------------------------------------------------
 
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002

@@ -397,7 +397,7 @@ class NativeTarget(BaseTarget):
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
         for segment in segments:
@@ -444,7 +444,7 @@ class NativeTarget(BaseTarget):
             found = embedding[tokens]
         return found if self._scale == 1 else found * self._scale
 
-    # ---- weights --------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Tensor | Stored:
         """A weight by its name, as the files or the model hold it."""

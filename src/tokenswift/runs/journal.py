@@ -200,8 +200,7 @@ class Appender:
         self._file.close()
 
 
-# ---- regular files
-# --------------------------------------------------------------------------------
+# ---- regular files -------------------------------------------------------------------------------
 
 
 def check_regular(path: Path, handle: int | None = None) -> None:
@@ -282,8 +281,7 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(handle)
 
 
-# ---- records
-# --------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):

@@ -54,8 +54,7 @@ _POSITION = 0xD1342543DE82EF95  # odd, unrelated to _GOLDEN: keeps positions and
 _MEMO = 64  # positions whose noise is kept
 
 
-# ---- noise
-# ----------------------------------------------------------------------------------------
+# ---- noise ---------------------------------------------------------------------------------------
 
 
 def _signed(word: int) -> int:
@@ -161,8 +160,7 @@ class Noise:
         return vector
 
 
-# ---- rows of logits
-# -------------------------------------------------------------------------------
+# ---- rows of logits ------------------------------------------------------------------------------
 
 
 class Ranked(NamedTuple):
@@ -280,8 +278,7 @@ class Ranker(Protocol):
         ...
 
 
-# ---- processors and the choice
-# --------------------------------------------------------------------
+# ---- processors and the choice -------------------------------------------------------------------
 
 
 class RefusedRow(RunError):

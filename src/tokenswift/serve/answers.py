@@ -242,7 +242,7 @@ class Answers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._bound = asyncio.Semaphore(BOUND)
 
-    # ---- which one ------------------------------------------------------------------------------
+    # ---- which one -------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Go on with the answers of the background that an earlier server left, the oldest
@@ -311,7 +311,7 @@ class Answers:
             raise Refused(400, text, "previous_response_id", "previous_response_not_found")
         return answer.messages
 
-    # ---- running --------------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------
 
     async def make(self, body: Body, client: str) -> Answer:
         """An answer to a request, which begins now.

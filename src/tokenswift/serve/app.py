@@ -44,8 +44,7 @@ PATIENCE = 60.0  # seconds that a client may take to send a body
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
 
-# ---- in front of everything
-# -----------------------------------------------------------------------
+# ---- in front of everything ----------------------------------------------------------------------
 
 
 class Guard:
@@ -165,8 +164,7 @@ async def refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body, refused.status_code, refused.headers)
 
 
-# ---- the routes
-# -----------------------------------------------------------------------------------
+# ---- the routes ----------------------------------------------------------------------------------
 
 
 def make_app(answers: Answers, settings: Settings) -> FastAPI:
@@ -302,7 +300,7 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     return app
 
 
-# ---- where it runs ------------------------------------------------------------------------------
+# ---- where it runs -------------------------------------------------------------------------------
 
 
 class Server(uvicorn.Server):

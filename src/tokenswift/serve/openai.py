@@ -36,7 +36,7 @@ def data(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-# ---- what all answers tell ----------------------------------------------------------------------
+# ---- what all answers tell -----------------------------------------------------------------------
 
 
 def own(answer: Answer) -> dict[str, Any]:
@@ -51,8 +51,7 @@ def unfinished(answer: Answer) -> str:
     return answer.record.error or stopped
 
 
-# ---- chats and completions
-# ------------------------------------------------------------------------
+# ---- chats and completions -----------------------------------------------------------------------
 
 
 def head(answer: Answer, model: str, chunk: str = "") -> dict[str, Any]:
@@ -138,8 +137,7 @@ async def chunks(answer: Answer, model: str) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-# ---- responses
-# ------------------------------------------------------------------------------------
+# ---- responses -----------------------------------------------------------------------------------
 
 
 def status(answer: Answer) -> str:

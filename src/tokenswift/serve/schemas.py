@@ -57,8 +57,7 @@ Object = Annotated[dict[str, Any] | None, Field(max_length=ITEMS)]
 Turns = Annotated[list[dict[str, Any]], Quick(), Field(min_length=1, max_length=LIST)]
 
 
-# ---- errors
-# ---------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 class Refused(HTTPException):
@@ -100,8 +99,7 @@ def wrong_fields(errors: Sequence[Any]) -> Refused:
     )
 
 
-# ---- messages
-# -------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -177,8 +175,7 @@ def plain_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-# ---- bodies
-# ---------------------------------------------------------------------------------------
+# ---- bodies --------------------------------------------------------------------------------------
 
 
 class Body(BaseModel):

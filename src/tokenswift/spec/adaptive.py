@@ -68,7 +68,7 @@ class AdaptiveStrategy:
                 estimates[drafter.name], self._priced[drafter.name] = estimate, drafter
         self.control = Control(costs, estimates, self.learnt.biases)
 
-    # ---- a step ---------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------------------
 
     def draft(self, sequence: SequenceState) -> DraftTree:
         """The tree of this step: the root alone where nothing is worth its cost."""
@@ -135,7 +135,7 @@ class AdaptiveStrategy:
                 drafter.observe(sequence, Outcome(self._rest_tokens, len(self._rest_tokens), False))
             self._rest_tokens = []
 
-    # ---- report ---------------------------------------------------------------------------------
+    # ---- report ----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
         """See `Control.record`; None before the first step."""
@@ -144,8 +144,7 @@ class AdaptiveStrategy:
         )
 
 
-# ---- candidates with chances and costs
-# --------------------------------------------------------------------
+# ---- candidates with chances and costs -----------------------------------------------------------
 
 
 class PricedCandidates(Candidates):

@@ -33,8 +33,7 @@ from typing import Any
 from tokenswift.sampling.choice import Ranked
 from tokenswift.spec.strategy import ALONE, BatchLoad
 
-# ---- chances
-# -----------------------------------------------------------------------------------------------
+# ---- chances -------------------------------------------------------------------------------------
 
 
 _LOGS = [math.log(at + 1.0) for at in range(64)]
@@ -123,8 +122,7 @@ class Calibration:
         return found, learn
 
 
-# ---- costs, and the choice of a drafter
-# --------------------------------------------------------------------
+# ---- costs, and the choice of a drafter ----------------------------------------------------------
 
 
 KNOTS = (
@@ -385,7 +383,7 @@ class Control:
             0.0  # milliseconds: of plain decoding for these tokens, and spent
         )
 
-    # ---- decisions ------------------------------------------------------------------------------
+    # ---- decisions -------------------------------------------------------------------------------
 
     def mode(self, context: int, load: BatchLoad = ALONE) -> str:
         """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same
@@ -454,7 +452,7 @@ class Control:
             accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max)
         )
 
-    # ---- outcomes -------------------------------------------------------------------------------
+    # ---- outcomes --------------------------------------------------------------------------------
 
     def worth(self, name: str, expected: float, rows: int, chance: float) -> bool:
         """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is
@@ -538,7 +536,7 @@ class Control:
         """Take the chance of a best candidate into that mean."""
         self._best_chances[of] = self.best_chance(of) + _FAST * (chance - self.best_chance(of))
 
-    # ---- reports --------------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over

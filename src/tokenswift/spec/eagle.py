@@ -343,8 +343,7 @@ def place_of(name: str) -> Path:
         raise InputError(re.sub("^model", "eagle", str(error)), "eagle") from error
 
 
-# ---- on the kernels of its target
-# --------------------------------------------------------------------------
+# ---- on the kernels of its target ----------------------------------------------------------------
 
 
 CHUNK = 512  # rows of a pass that reads features
@@ -494,7 +493,7 @@ class EagleModel:
             return self.backend.pack(embedding, self._dtype)
         return unstored(embedding, self._dtype).to(self.target.device)
 
-    # ---- what a text has ------------------------------------------------------------------------
+    # ---- what a text has -------------------------------------------------------------------------
 
     def new_cache(self) -> FullCache:
         """Room for the keys and values of a window, of a pass's rows behind them, and of drafted
@@ -517,7 +516,7 @@ class EagleModel:
         )
         return (self.window + CHUNK + SCRATCH) * entry + self.window * 3 * config.target_hidden * 4
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def fuse(self, features: Float[Tensor, "3 n Ht"]) -> Float[Tensor, "n H"]:

@@ -219,8 +219,7 @@ class Heads(nn.Module):
         return self.layers[i]["post_layernorm"](states) if self.kind == "linear" else states
 
 
-# ---- files
-# -------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 METADATA_KEY = "tokenswift_heads"
@@ -255,8 +254,7 @@ def host_of(model: Any) -> HeadsHost:
     return HeadsHost(base_of(model), model.dtype, model.device, place)
 
 
-# ---- files
-# -------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 _Row = Annotated[list[float], msgspec.Meta(min_length=6, max_length=6)]
 _Rows = Annotated[list[_Row], msgspec.Meta(min_length=2, max_length=2)]
@@ -409,8 +407,7 @@ def _published(folder: Path, label: str) -> tuple[_Header, int]:
         raise InputError(f"{label}: {error}; valid: a checkpoint with medusa_heads") from error
 
 
-# ---- which heads a name means
-# ------------------------------------------------------------------------------
+# ---- which heads a name means --------------------------------------------------------------------
 
 
 def load_heads(path: str | Path, host: HeadsHost) -> Heads:

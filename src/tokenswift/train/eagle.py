@@ -203,8 +203,7 @@ def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:
     return torch.cat([first, *[torch.eye(m, dtype=torch.bool)] * depth], dim=1)
 
 
-# ---- the file
-# ----------------------------------------------------------------------------------------------
+# ---- the file ------------------------------------------------------------------------------------
 
 
 def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:

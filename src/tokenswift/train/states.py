@@ -128,8 +128,7 @@ class Recorder(Features):
         super().take(at, features.to("cpu", torch.bfloat16))
 
 
-# ---- the store
-# ---------------------------------------------------------------------------------------------
+# ---- the store -----------------------------------------------------------------------------------
 
 
 class HiddenStore:
@@ -271,8 +270,7 @@ def covering(found: Int[Tensor, " V"], share: float) -> Int[Tensor, " S"]:
     return frequent(found, int((mass < share - 1e-12).sum()) + 1)
 
 
-# ---- filling a store
-# ---------------------------------------------------------------------------------------
+# ---- filling a store -----------------------------------------------------------------------------
 
 
 def collect(

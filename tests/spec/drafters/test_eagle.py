@@ -42,7 +42,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts_always(monkeypatch)
 
 
-# ---- what must be right -------------------------------------------------------------------------
+# ---- what must be right --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("greedy", "names"), [(True, False), (False, True)])
@@ -71,7 +71,7 @@ def test_a_scripted_drafter_is_accepted_in_full(
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
 
 
-# ---- the text -----------------------------------------------------------------------------------
+# ---- the text ------------------------------------------------------------------------------------
 
 
 def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_in_other_types(
     assert float((found - logits).norm() / logits.norm()) < 0.05
 
 
-# ---- features -----------------------------------------------------------------------------------
+# ---- features ------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -204,7 +204,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
         torch.testing.assert_close(each.features[2], each.hidden.float())
 
 
-# ---- what is said -------------------------------------------------------------------------------
+# ---- what is said --------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_by_name(

@@ -70,8 +70,7 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 }
 
 
-# ---- the machine
-# -------------------------------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------
 
 
 def architecture() -> str:
@@ -146,8 +145,7 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf
 
 
-# ---- which kernels
-# -----------------------------------------------------------------------------------------
+# ---- which kernels -------------------------------------------------------------------------------
 
 
 def kernels_wanted() -> str:
@@ -193,8 +191,7 @@ def library(folder: Path) -> ctypes.CDLL | str:
     return carried(wanted) or compiled(folder, targets)
 
 
-# ---- kernels that the package carries
-# ----------------------------------------------------------------------
+# ---- kernels that the package carries ------------------------------------------------------------
 
 
 def carried_name(name: str) -> str:
@@ -224,8 +221,7 @@ def carried(wanted: str) -> ctypes.CDLL | None:
     return None
 
 
-# ---- kernels that are compiled here
-# ------------------------------------------------------------------------
+# ---- kernels that are compiled here --------------------------------------------------------------
 
 
 def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:

@@ -174,8 +174,7 @@ def sizes_that_keep(product: Product, weight: Float[Tensor, "N K"]) -> tuple[int
     )
 
 
-# ---- the backend
-# ------------------------------------------------------------------------------------------
+# ---- the backend ---------------------------------------------------------------------------------
 
 
 class CudaBackend(Backend):
@@ -208,7 +207,7 @@ class CudaBackend(Backend):
         self._sizes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
 
-    # ---- memory ---------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def pack(
         self,
@@ -244,7 +243,7 @@ class CudaBackend(Backend):
         """See :meth:`Backend.body`."""
         return Body(shape, weights, Graphs(self.device))
 
-    # ---- passes ---------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def batch(self, segments: Sequence[Segment], shape: Shape) -> CudaBatch:
         """See :meth:`Backend.batch`. A long chain alone is a prompt that is read."""
@@ -409,8 +408,7 @@ class CudaBackend(Backend):
         return self.ops.norm(rows, weight, eps, dtype).view(states.shape)
 
 
-# ---- does it work here?
-# ---------------------------------------------------------------------------------
+# ---- does it work here? --------------------------------------------------------------------------
 
 
 def started(device: torch.device) -> CudaBackend | str:

@@ -76,8 +76,7 @@ class Drafter:
         """Called after every step, whichever drafter was used."""
 
 
-# ---- the candidates of one step
-# ----------------------------------------------------------------------------
+# ---- the candidates of one step ------------------------------------------------------------------
 
 
 Below = list[tuple[int, float]]  # candidates below a node: node and chance of its whole path
@@ -126,7 +125,7 @@ class Candidates:
         self.loaded = False
         self.drafter: Drafter
 
-    # ---- called by strategies -------------------------------------------------------------------
+    # ---- called by strategies --------------------------------------------------------------------
 
     def ask(self, drafter: Drafter) -> None:
         """Let a drafter add its candidates.
@@ -156,7 +155,7 @@ class Candidates:
             found.update(told.intersection(nodes[: len(nodes) - max(0, reached)]))
         return found
 
-    # ---- called by drafters ---------------------------------------------------------------------
+    # ---- called by drafters ----------------------------------------------------------------------
 
     def path(self, node: int) -> list[int]:
         """Tokens after the sequence's, down to ``node``."""
@@ -293,7 +292,7 @@ class Candidates:
         return [node for children in below for node, _ in children][:per_pass]
 
 
-# ---- the draft vocabulary -----------------------------------------------------------------------
+# ---- the draft vocabulary ------------------------------------------------------------------------
 
 
 class DraftVocabulary:

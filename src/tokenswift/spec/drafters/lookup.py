@@ -229,8 +229,7 @@ class Ngrams(Drafter):
         self.table.extend(outcome.tokens)
 
 
-# ---- text forced by a grammar
-# ------------------------------------------------------------------------------
+# ---- text forced by a grammar --------------------------------------------------------------------
 
 
 FORCED = 31  # tokens drafted in a step, at most

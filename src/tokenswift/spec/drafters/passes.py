@@ -30,8 +30,7 @@ MODEL, PARTIAL = "model", "partial"
 _LAG = 3
 
 
-# ---- self-speculation: the target over a partial cache
-# ----------------------------------------------
+# ---- self-speculation: the target over a partial cache -------------------------------------------
 
 
 @dataclass(eq=False)
@@ -188,8 +187,7 @@ class PartialDrafter(Drafter):
             self.context.sparse = None
 
 
-# ---- a draft model
-# ---------------------------------------------------------------------------------
+# ---- a draft model -------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -371,7 +369,7 @@ class ModelDrafter(Drafter):
         self.context.observe(sequence.tokens)
 
 
-# ---- two levels (TriForce) ----------------------------------------------------------------------
+# ---- two levels (TriForce) -----------------------------------------------------------------------
 
 
 class TwoLevelDrafter(Drafter):
