@@ -32,14 +32,15 @@ from tokenswift.models.quality import Judgement, compared, judged
 from tokenswift.types import RunError
 
 PEER = Path(__file__).with_name("quality_peer.py")
-#: what is loaded how
-KINDS: dict[str, dict[str, str]] = {
-    "float32": {"dtype": "float32"},
-    "int8": {"dtype": "int8"},
-    "int8, int8 keys": {"dtype": "int8", "kv_cache_dtype": "int8"},
-    "int8, int16 keys": {"dtype": "int8", "kv_cache_dtype": "int16"},
-    "int8, float32 keys": {"dtype": "int8", "kv_cache_dtype": "float32"},
-    "int8, bfloat16 keys": {"dtype": "int8", "kv_cache_dtype": "bfloat16"},
+#: how models are loaded: dtype, and type of the KV cache
+KINDS = {
+    "float32": ("float32", "auto"),
+    "bfloat16": ("bfloat16", "auto"),
+    "int8": ("int8", "auto"),
+    "int8, int8 keys": ("int8", "int8"),
+    "int8, int16 keys": ("int8", "int16"),
+    "int8, bfloat16 keys": ("int8", "bfloat16"),
+    "int8, float32 keys": ("int8", "float32"),
 }
 REFERENCE = "float32"
 PEER_KIND = "llama.cpp, f16 keys"
@@ -126,7 +127,8 @@ def main() -> None:
     layers: dict[str, list[int]] = {}
     peer_version = None
     for kind in dict.fromkeys([REFERENCE, *options.kinds]):
-        llm = LLM(file, device="cpu", eagle=None, heads=None, **KINDS[kind])
+        dtype, kept = KINDS[kind]
+        llm = LLM(file, device="cpu", eagle=None, heads=None, dtype=dtype, kv_cache_dtype=kept)
         if not texts:
             for context in options.contexts:
                 every = list(texts_of(options.texts, llm, context))

@@ -20,23 +20,14 @@ from tests.chats import (
     thinking_tokenizer,
 )
 from tokenswift import LLM, Grammar
-from tokenswift.chat import (
-    HERMES,
-    LLAMA3,
-    LONGEST,
-    PLAIN,
-    Calls,
-    Delta,
-    Family,
-    Parser,
-    gathered,
-    thought_of,
-    tools_of,
-)
+from tokenswift.chat import Calls, Delta, Parser, gathered, thought_of, tools_of
+from tokenswift.chat.answer_grammar import answer_grammar
+from tokenswift.chat.answers import special_ids
+from tokenswift.chat.values import LONGEST
+from tokenswift.loader.call_forms import FAMILIES, HERMES, LLAMA3, PLAIN, Family
 from tokenswift.sampling.choice import allowed_tokens
-from tokenswift.sampling.masks import Grammars, special_tokens
+from tokenswift.sampling.masks import Grammars
 
-FAMILIES = (HERMES, LLAMA3, PLAIN)
 NAMES = ["f", "fg"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -52,12 +43,9 @@ CALLS = st.lists(
 )
 
 
-def written(family: Family, calls: list[tuple[str, Any]]) -> str:
+def written(family: Family, calls: list[tuple[str, object]]) -> str:
     """Calls as an answer has them."""
-    return family.between.join(
-        f'{family.opening}{{"name": "{name}", "{family.key}": {json.dumps(given)}}}{family.closing}'
-        for name, given in calls
-    )
+    return family.spelled(calls)
 
 
 class Said(NamedTuple):
@@ -83,7 +71,7 @@ def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> S
 
 
 @given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
-def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
+def test_calls_in_pieces(family: Family, calls: list[tuple[str, object]], cuts: list[int]) -> None:
     said = read(family, written(family, calls), cuts)
     assert said.text == ""
     assert [(name, json.loads(arguments)) for name, arguments in said.calls] == calls
@@ -133,7 +121,7 @@ def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
         (
             HERMES,
             'Sure.\n<tool_call>{"name":"f","arguments":{}}</tool_call>\nBye.',
-            Said("Sure.Bye.", (("f", "{}"),)),
+            Said("Sure.\nBye.", (("f", "{}"),)),
         ),
         (
             HERMES,
@@ -195,6 +183,11 @@ def test_what_is_held_back_is_bounded() -> None:
             held += 1
             told += sum(len(delta.text) for delta in parser.push(" "))
             assert held - told <= 3 * LONGEST + len(HERMES.opening)
+        for opening in ('{"name": "', '{"', '{"id": "', '[{"id": "', '```json\n{"type": 5'):
+            parser = Parser(family, NAMES)
+            pieces = [opening, *("a" * 4 * LONGEST)]
+            deltas = [delta for piece in pieces for delta in parser.push(piece)]
+            assert len(deltas) > LONGEST
         begun, text = time.process_time(), "\n" * 30_000 + "x"
         assert read(family, text, []) == Said(text) and time.process_time() - begun < 2
 
@@ -206,7 +199,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def first_refused(
-    family: Family, text: str, choice: Any = None, parallel: bool = True
+    family: Family, text: str, choice: object = None, parallel: bool = True
 ) -> str | None:
     """The place in a text where the grammar of an answer refuses it, as the text before; None: it
     may be one, and end there."""
@@ -218,7 +211,9 @@ def first_refused(
     )
     assert tools is not None
     tokenizer = calling_tokenizer()
-    masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(family.grammar(tools)), 0)
+    masks = Grammars(tokenizer, 260, lambda: [257]).masks(
+        Grammar.lark(answer_grammar(family, tools, {})), 0
+    )
     ids = [*tokenizer(text)["input_ids"], 257]
     for at, token in enumerate(ids):
         if not masks.reach(ids[:at], [token]):
@@ -266,7 +261,7 @@ def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 @pytest.mark.parametrize("family", CALL, ids=["hermes", "llama3", "plain"])
-def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
+def test_marks_that_are_added_tokens(family: Family, choice: object, special: bool) -> None:
     """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may
     come, there is always more that may, although what has to come names special tokens; and the
     tokens of a call's marks."""
@@ -277,7 +272,7 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
     )
     assert tools is not None
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    grammar = family.grammar(tools, special_tokens(tokenizer))
+    grammar = answer_grammar(family, tools, special_ids(tokenizer))
     grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
     ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
@@ -300,7 +295,7 @@ def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool)
 
 # ---- thoughts ----
 
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+ASKED: list[dict[str, object]] = [{"role": "user", "content": "Hi"}]
 SPOKEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOLS = tools_of([{"type": "function", "function": {"name": "f"}}])
 SCHEMA = {
@@ -336,7 +331,7 @@ def test_a_thought_is_told_apart(
 ) -> None:
     """However the text comes; a call within a thought is none."""
     for tools in (None, TOOLS) if not found[2] else (TOOLS,):
-        parser = Calls(tools, HERMES, (), thought).parser()
+        parser = Calls(tools, HERMES, {}, thought).parser()
         deltas: list[Delta] = []
         for at in range(0, len(text), size):
             deltas += parser.push(text[at : at + size])

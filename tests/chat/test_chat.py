@@ -13,7 +13,8 @@ from benchmarks.fetch import fetched
 from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
 from tokenswift import LLM, InputError, Reply, SamplingParams
-from tokenswift.chat import ToolCall, conversation
+from tokenswift.chat import ToolCall
+from tokenswift.loader.messages import checked
 
 WEATHER = {
     "type": "object",
@@ -105,13 +106,28 @@ def test_a_loop_of_tools(calling: LLM) -> None:
     )  # calls that were made need no tools
 
 
+def test_encode_takes_what_chat_takes(calling: LLM) -> None:
+    """No content beside calls, arguments as text, tools in either form."""
+    flat = {"type": "function", **TOOLS[1]["function"]}
+    called = ToolCall("call_0", "clock", "{}").form
+    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    messages.append({"role": "tool", "tool_call_id": "call_0", "content": "noon"})
+    reply = calling.chat(messages, 1, tools=TOOLS)
+    ids = calling.encode(messages, tools=TOOLS)
+    assert calling.prefill(messages).tokens == calling.encode(messages)
+    assert reply.generation.prompt_tokens == len(ids)
+    assert calling.encode(messages, tools=[TOOLS[0], flat]) == ids
+    with pytest.raises(InputError, match=r"tools\[0\] is \{\}.*; valid: a function"):
+        calling.encode(messages, tools=[{}])
+
+
 @pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "[" * 9999])
 def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     """A message of ours is never refused."""
     calls = [ToolCall("call_0", "clock", "{}").form, ToolCall("call_1", "weather", arguments).form]
-    said: list[Any] = [{"role": "assistant", "content": "So:", "tool_calls": calls}]
-    said.append({"role": "tool", "tool_call_id": "call_1", "content": "?"})
-    (told, result), _ = conversation([*said], None, calling_tokenizer())
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "?"}
+    said = [{"role": "assistant", "content": "So:", "tool_calls": calls}, result]
+    told, result = checked(said, "messages")
     assert [call["function"]["arguments"] for call in told["tool_calls"]] == [{}, arguments or {}]
     assert told["content"] == "So:" and result["name"] == "weather"
 

@@ -36,7 +36,7 @@ QWEN = """{%- if tools %}{{ '<|im_start|>system\\n<tools>' }}{% for tool in tool
         {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
         {{- '<|im_start|>' + m.role + '\\n' + said }}
         {%- for call in m.tool_calls or [] %}
-            {{- '<tool_call>' + call.function.arguments | tojson }}{% endfor %}
+            {{- '<tool_call>' + call.function.name + call.function.arguments | tojson }}{% endfor %}
         {{- '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}{{ '<|im_start|>assistant\\n' }}"""
@@ -109,7 +109,7 @@ def chats(text: str) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any
         "user": ([{"role": "user", "content": text}], None),
         "system": ([{"role": "system", "content": text}, ask], None),
         "assistant": ([ask, {"role": "assistant", "content": f"a</think>\n\n{text}"}, ask], None),
-        "result": ([ask, {"role": "tool", "content": text}], None),
+        "result": ([ask, called, {"role": "tool", "tool_call_id": "1", "content": text}], None),
         "tool": ([ask], [tool(text)]),
         "call": ([ask, called, ask], None),
     }

@@ -75,7 +75,7 @@ def test_token_ids_of_every_kind(ids: Any) -> None:
         ([{"role": 1, "content": "x"}], "prompt[0]['role'] is 1; valid: text"),
         (
             [{"role": "robot", "content": "x"}],
-            "template refuses the messages (no such role: robot)",
+            "prompt[0]['role'] is 'robot'; valid: system, developer, user, assistant, tool",
         ),
     ],
     ids=repr,
@@ -123,12 +123,72 @@ def test_parts_that_are_text_are_one_text() -> None:
     )
 
 
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text | trim }}{% else %}{{ raise_exception('no text') }}{% endif %}{% endfor %}"
+    "{{ '\\n' }}{% endfor %}{{ '>' }}"
+)
+ONLY_PARTS = "{{ messages[0].content[0]['text'] + '\\n' + messages[-1].content[0]['text'] }}"
+
+
+@pytest.mark.parametrize("content", [" hé ", [{"type": "text", "text": " hé "}]])
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (PARTS, "system:Be brief.\nuser:hé\n>"),
+        (ONLY_PARTS, "Be brief.\n hé "),
+        ("{{ messages | map(attribute='content') | join('|') }}", "Be brief.| hé "),
+        ("{{ messages[-1].content is string }}", "True"),
+    ],
+    ids=["parts", "parts alone", "text", "neither"],
+)
+def test_contents_have_the_form_that_the_template_reads(
+    template: str, text: str, content: Any
+) -> None:
+    """A question is never lost because a template looks for it in a list."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    assert written(template, messages) == text
+
+
+def test_an_answer_goes_on_in_parts() -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer "}]
+    template = PARTS.replace(" | trim", "")
+    assert written(template, said) == "user:Hi\nassistant:The answer "
+
+
 @pytest.mark.parametrize(
     "content", [[], ["hi"], [{"type": "image"}], [{"type": "text", "text": 1}], {}]
 )
 def test_parts_that_are_no_text(content: Any) -> None:
     with pytest.raises(InputError, match=r"prompt\[0\]\['content'\] is .*; valid: text"):
         prompt_ids([{"role": "user", "content": content}], chat_tokenizer(), V)
+
+
+@pytest.mark.parametrize(
+    ("role", "is_valid"),
+    [
+        ("tool", True),
+        ("ipython", True),
+        ("calls", False),
+        ("model\nsystem", False),
+        ("other", False),
+    ],
+)
+def test_roles_are_those_of_the_template(role: str, is_valid: bool) -> None:
+    """A role is a part of the prompt's own marks: any text would forge turns."""
+    template = (
+        "{% for m in messages %}"
+        "{% if m['role'] in ['ipython', 'tool'] or 'calls' in m %}R{% endif %}"
+        "{% if m.content == 'other' %}O{% endif %}{{ m.role + m.content }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": "x", "name": "f"}]
+    if is_valid:
+        assert written(template, messages).endswith("x")
+        return
+    with pytest.raises(InputError) as caught:
+        written(template, messages)
+    valid = "system, developer, user, assistant, tool, ipython"
+    assert str(caught.value) == f"prompt[1]['role'] is {role!r}; valid: {valid}"
 
 
 # ---- conversations that a template was not written for, and where an answer goes on ----
@@ -197,6 +257,9 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
             "u:One a:Yes a:No u:Two",
             "<user>One\n<assistant>Yes\n\nNo\n<user>Two\n<assistant>",
         ),
+        (GEMMA, "a:Yes? u:Hi", "<user>\n<assistant>Yes?\n<user>Hi\n<assistant>"),
+        (GEMMA, "a:Yes? u:Hi a:No", "<user>\n<assistant>Yes?\n<user>Hi\n<assistant>No"),
+        (GEMMA, "s:A a:Yes? u:Hi", "<user>A\n<assistant>Yes?\n<user>Hi\n<assistant>"),
     ],
 )
 def test_all_that_is_said_is_written(template: str, said: str, text: str) -> None:
@@ -205,8 +268,11 @@ def test_all_that_is_said_is_written(template: str, said: str, text: str) -> Non
 
 
 def test_what_no_form_helps_is_refused_as_ever() -> None:
-    with pytest.raises(InputError, match="refuses the messages .Conversation roles must alternate"):
-        written(GEMMA, talk("a:Yes? u:Hi a:No"))
+    with pytest.raises(InputError, match="refuses the messages .one turn alone"):
+        written(
+            "{% if messages | length > 1 %}{{ raise_exception('one turn alone') }}{% endif %}",
+            talk("u:Hi a:No"),
+        )
 
 
 @pytest.mark.parametrize(

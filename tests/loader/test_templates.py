@@ -178,6 +178,18 @@ def test_templates_without_measure_end_in_a_line_each() -> None:
     assert max(own, child) < 512 * 1024, "kilobytes at most"
 
 
+def test_a_template_without_end_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever forms a conversation has."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = HOSTILE["loops"][0]
+    renders: list[str] = []
+    ask = templates.ask
+    monkeypatch.setattr(templates, "ask", lambda *asked: (renders.append(asked[0]), ask(*asked))[1])
+    with pytest.raises(InputError, match="the model's chat template takes too"):
+        prompt_ids(CHATS["calls"], tokenizer, 260, tools=TOOLS)
+    assert renders == ["render"]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_the_process_is_kept_and_replaced() -> None:
     def process() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from tests.chat.templates import MISTRAL
 from tests.chats import calling_model, calling_tokenizer, thinking_model, thinking_tokenizer
 from tests.serve.conftest import Running, Start, until
 from tests.serve.test_openai import COLOUR, streamed
@@ -191,6 +193,29 @@ def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]
         json.loads(choice.message.tool_calls[0].function.arguments)  # type: ignore[union-attr]
     cut = tools.client().responses.create(**of_responses(call, max_output_tokens=60))
     assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
+
+
+def test_answers_of_ours_are_taken_again(start: Start) -> None:
+    """Also where the template wants ids of nine letters and digits, and whatever a client's are;
+    a result whose call is not in the conversation is told by its tool's name."""
+    tokenizer = calling_tokenizer(MISTRAL)
+    llm = LLM.from_model(calling_model(4096, tokenizer), tokenizer, heads=None)
+    create: Any = start(llm).client().chat.completions.create
+    how = {"model": "x", "tools": [TOOL], "temperature": 0}
+    forced = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    message = create(messages=ASKED, **how, **forced).choices[0].message.to_dict()
+    key = message["tool_calls"][0]["id"]
+    assert re.fullmatch("[a-z0-9]{9}", key)
+    for name in (key, "call_" + 24 * "f"):
+        message["tool_calls"][0]["id"] = name
+        result = {"role": "tool", "tool_call_id": name, "content": "rain"}
+        again = create(messages=[*ASKED, message, result], max_tokens=1, **how)
+        assert again.choices[0].finish_reason == "length"
+    result = {"role": "tool", "tool_call_id": "gone", "name": "clock", "content": "noon"}
+    create(messages=[*ASKED, result], max_tokens=1, **how)
+    del result["name"]
+    with pytest.raises(openai.BadRequestError, match="tool_call_id is 'gone'; valid: the id of a"):
+        create(messages=[*ASKED, result], **how)
 
 
 # ---- what a model thinks before it answers -------------------------------------------------------

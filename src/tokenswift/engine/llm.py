@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from tokenswift.chat import Calls, Reply, Tools, conversation, thought_of, tools_of
+from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
 from tokenswift.config import (
     CONTINUED,
     Backend,
@@ -219,7 +219,9 @@ class LLM(AbstractContextManager["LLM"]):
         and ``template_options`` are given to it."""
         check_not_prefilled(prompt)
         codec, size = self.source.codec, self.target.vocab_size
-        return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
+        known = tools_of(tools)
+        forms = None if known is None else known.forms
+        return prompt_ids(prompt, codec, size, tools=forms, options=template_options)
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
         """The sampling of a prompt for which none is given: the paper's for text and token ids,
@@ -336,8 +338,8 @@ class LLM(AbstractContextManager["LLM"]):
             valid = "[{'role': 'user', 'content': 'Hello'}]"
             raise InputError(f"messages is not a list of messages; valid: {valid}")
         template, codec = options.get("template_options"), self.source.codec
-        told, forms = conversation(messages, tools, codec, name)
-        ids = self.encode(told, forms, template)
+        forms = None if tools is None else tools.forms
+        ids = prompt_ids(messages, codec, self.target.vocab_size, name, forms, template)
         calls = Calls.of(tools, codec, thought_of(codec, ids))
         made = self.request(messages, ids, *how, **options)
         asked = chat_digest(messages, tools, template)

@@ -3,37 +3,42 @@
 Text gets the tokenizer's special tokens. A chat template writes its own, so what it wrote is
 encoded without more: nothing begins with two tokens of the beginning.
 
-Templates refuse, or drop without a word, roles and orders that they were not written for; what a
-template does is seen by a probe of the same roles (:func:`fitted`).
+Templates refuse, or leave out without a word, what they were not written for; what a template does
+is seen by trials with marks (`abilities`, `fitting`).
 
 Control tokens come from the template alone: what messages and tools say is encoded as text. A sign
-    that
-nobody can guess is put before each control token's text in what a client wrote, before the template
-runs (:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the tokenizer
-that knows control tokens by other names alone (:func:`encoded`); a chat without them is encoded as
-any text.
+that nobody can guess is put before each control token's text in what a client wrote, before the
+template runs (:func:`set_apart`). Where such signs come out, the text is encoded by a copy of the
+tokenizer that knows control tokens by other names alone (:func:`encoded`); a chat without them is
+encoded as any text.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import groupby
 from typing import Any, TypeAlias
 
 from tokenswift.config import integer_of
 from tokenswift.loader import control_tokens
+from tokenswift.loader.abilities import Abilities, LimitReached
+from tokenswift.loader.call_forms import family_of
 from tokenswift.loader.find import refused_as
+from tokenswift.loader.fitting import fitted
+from tokenswift.loader.messages import Turns, checked
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError, RunError, check_text, shown
+
+logger = logging.getLogger("tokenswift")
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 Options: TypeAlias = Mapping[str, Any] | None
-Turns: TypeAlias = list[dict[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages
 
 #: what a template is given by others than its options
@@ -161,16 +166,8 @@ def chat_ids(
     Raises:
         InputError: there is no template, a message is none, or the template refuses them.
     """
-    said: Turns = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            valid = "a message such as {'role': 'user', 'content': 'Hello'}"
-            raise InputError(f"{name}[{i}] is {shown(message)}; valid: {valid}")
-        said.append({**message, "content": joined(message["content"])})
-        for key in ("role", "content"):
-            if not isinstance(said[i][key], str):
-                raise InputError(f"{name}[{i}][{key!r}] is {shown(said[i][key])}; valid: text")
-            check_text(f"{name}[{i}][{key!r}]", said[i][key])
+    template = template_of(tokenizer, tools=True)
+    said = checked(messages, name, template if isinstance(template, str) else "")
     if not has_template(tokenizer):
         raise InputError(
             f"{name} is a list of messages, but the model has no chat template; valid: text"
@@ -179,16 +176,6 @@ def chat_ids(
     text, sign = _written(said, tokenizer, tools, check_template_options(options))
     encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
     return encoded(check_text(made, text), tokenizer, encode, sign)
-
-
-def joined(content: Any) -> Any:
-    """The text of a message's content: itself, or of parts such as ``{"type": "text", "text":
-    "Hello"}``; anything else as it is."""
-    if not isinstance(content, list | tuple) or not content:
-        return content
-    parts = [part if isinstance(part, Mapping) else {} for part in content]
-    texts = [part.get("text") if part.get("type") == "text" else None for part in parts]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def check_template_options(options: Options) -> dict[str, Any]:
@@ -215,11 +202,17 @@ def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any])
     """The text of chat messages by the tokenizer's template, up to where the answer begins; and the
     sign of :func:`set_apart`."""
     wanted = options.pop("continue_final_message", None)
-    more = {**options, **({} if tools is None else {"tools": list(tools)})}
     if wanted is not False and len(said) > 1 and said[-1] == {"role": "assistant", "content": ""}:
         said.pop()  # the answer that is asked for
-    said = fitted(said, lambda turns: _templated(turns, tokenizer, more))
-    last = said[-1]
+    calling = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in said)
+    template = _template_text(tokenizer, calling or tools is not None)
+    abilities = abilities_of(template, tokenizer)
+    signed, sign = set_apart({"messages": said, "tools": tools, "options": options}, tokenizer)
+    how = (signed["tools"], signed["options"], abilities, family_of(template))
+    fit = fitted(signed["messages"], *how)
+    for warning in fit.warnings:
+        _warn(warning, template)
+    last = fit.turns[-1]
     continued = last["role"] == "assistant" and wanted is not False and not last.get("tool_calls")
     if wanted and not continued:
         given = (
@@ -228,25 +221,49 @@ def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any])
         raise InputError(
             f"{given}; valid: with an assistant message at the end", "continue_final_message"
         )
-    given, sign = set_apart({**more, "messages": said}, tokenizer)
-    turns: Turns = given.pop("messages")
     if not continued:
-        return _templated(turns, tokenizer, given), sign
-    turns[-1]["content"] += END
-    text, mark, _ = _templated(
-        turns, tokenizer, {**given, "add_generation_prompt": False}
-    ).rpartition(END)
+        return abilities.render(fit.turns, fit.variables), sign
+    turns = [*fit.turns[:-1], {**last, "content": last["content"] + END}]
+    variables = {**fit.variables, "add_generation_prompt": False}
+    text, mark, _ = abilities.render(turns, variables).rpartition(END)
     if not mark:
         raise InputError("the model's chat template leaves out the assistant's message at the end")
     return text, sign
 
 
-def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str:
-    """The text of chat messages by the tokenizer's template."""
-    template = template_of(tokenizer, "tools" in given)
+@lru_cache(64)
+def _warn(warning: str, template: str) -> None:
+    """Say what is wrong with a template, once."""
+    logger.warning("%s", warning)
+
+
+def _template_text(tokenizer: Any, tools: bool = False) -> str:
+    """The chat template of a tokenizer.
+
+    Args:
+        tools: whether it is to write tools or calls.
+    Raises:
+        InputError: it is no text.
+    """
+    template = template_of(tokenizer, tools)
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return rendered(template, messages, tokenizer.special_tokens_map, **given)
+    return template
+
+
+def abilities_of(template: str, tokenizer: Any) -> Abilities:
+    """What a template can write with the special tokens of a tokenizer."""
+    return _abilities(template, json.dumps(tokenizer.special_tokens_map, default=str))
+
+
+@lru_cache(8)
+def _abilities(template: str, special: str) -> Abilities:
+    named = json.loads(special)
+
+    def render(turns: Turns, variables: Mapping[str, Any]) -> str:
+        return rendered(template, turns, named, **variables)
+
+    return Abilities(render)
 
 
 def prepare() -> None:
@@ -291,7 +308,7 @@ def rendered(
         raise InputError(f"the model's chat template refuses the messages ({reason[:160]})")
     if "limit" in answer:
         valid = f"up to {SECONDS} seconds of processor time and {MEMORY // 10**6} MB of memory"
-        raise InputError(f"the model's chat template {answer['limit']}; valid: {valid}")
+        raise LimitReached(f"the model's chat template {answer['limit']}; valid: {valid}")
     return answer["made"]
 
 
@@ -299,6 +316,8 @@ def _usual(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as transformers hands it to templates: no empty fields, reasoning under the usual
     names."""
     made = {key: value for key, value in message.items() if value is not None}
+    if message.get("tool_calls") and "content" in message:
+        made["content"] = message["content"]  # None tells some templates that calls alone are said
     thought = next((made[key] for key in REASONING if key in made), None)
     return made if thought is None else {"thinking": thought, **made, REASONING[0]: thought}
 
@@ -339,7 +358,8 @@ def turn_ends(tokenizer: Any) -> set[int]:
         {"role": "assistant", "content": PROBE},
     ]
     try:
-        text = _templated(messages, tokenizer, {"add_generation_prompt": False})
+        abilities = abilities_of(_template_text(tokenizer), tokenizer)
+        text = abilities.render(messages, {"add_generation_prompt": False})
     except (InputError, RunError):  # a chat says what is wrong with it
         return set()
     behind = text.partition(PROBE)[2].lstrip()
@@ -361,68 +381,6 @@ def end_ids(*sources: Any) -> set[int]:
             one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int
         )
     return found
-
-
-def fitted(messages: Sequence[Mapping[str, Any]], render: Callable[[Turns], str]) -> Turns:
-    """Messages in the first form that the template writes whole: as they are; with one system
-    message; also with neighbours of one role joined; also with the system message in the first user
-    turn. As they are where it writes none of these.
-
-    Args:
-        messages: with the keys role and content, a text.
-        render: gives the text that the template makes of messages.
-    """
-    given: Turns = [
-        {**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages
-    ]
-    systems = [one for one in given if one["role"] == "system"]
-    rest = [one for one in given if one["role"] != "system"]
-    first: Turns = [{**systems[0], "content": _text(systems)}] if systems else []
-    forms = (
-        given,
-        [*first, *rest],
-        _joined([*first, *rest]),
-        _joined([*({**one, "role": "user"} for one in first), *rest]),
-    )
-    return next((form for form in forms if _are_written(form, render)), given)
-
-
-def _are_written(messages: Turns, render: Callable[[Turns], str]) -> bool:
-    """Whether a template writes what is said to the model in a conversation of these roles, and
-    later system messages otherwise than somebody else's."""
-
-    marks = [f"31415{i:05}92653" for i in range(len(messages))]
-    probe = [{**one, "content": mark} for one, mark in zip(messages, marks, strict=True)]
-    later = [i for i, one in enumerate(probe) if i and one["role"] == "system"]
-
-    def tried(role: str) -> str | None:
-        """The text where later system messages are of a role."""
-        try:
-            return render(
-                [{**one, "role": role} if i in later else one for i, one in enumerate(probe)]
-            )
-        except InputError:
-            return None
-
-    text, told = tried("system"), [one["content"] for one in probe if one["role"] != "assistant"]
-    others = map(tried, ("user", "assistant")) if later else ()
-    return text is not None and all(mark in text for mark in told) and text not in others
-
-
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(one["content"] for one in messages if one["content"])
-
-
-def _joined(messages: Turns) -> Turns:
-    """Neighbours of one role as one message, but for calls and their results."""
-    made: Turns = []
-    for (role, calls), found in groupby(
-        messages, lambda one: (one["role"], bool(one.get("tool_calls")))
-    ):
-        group = list(found)
-        alone = role == "tool" or calls
-        made += group if alone else [{**group[0], "content": _text(group)}]
-    return made
 
 
 PRIVATE = [

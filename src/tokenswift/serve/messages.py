@@ -67,6 +67,8 @@ def plain_message(message: Mapping[str, object], place: str) -> dict[str, object
         given = "missing" if content is None else shown(content)
         raise InputError(f"{place}.content is {given}; valid: text", field_of(place))
     plain["content"] = content
+    if role == "tool" and message.get("name") is not None:
+        plain["name"] = message["name"]  # where its call is not in the conversation
     return plain
 
 

@@ -1,0 +1,145 @@
+"""The grammar that binds an answer to calls that are valid, in the form of a model's family."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenswift.chat.tools import Tools
+from tokenswift.grammar import closed
+from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
+from tokenswift.sampling.masks import SPACING
+
+NAMED = re.compile(r"<[^<>\s]+>")  # special tokens that llguidance takes by name
+IDS = "/[A-Za-z0-9]{1,16}/"
+WORDS = re.compile(r'"[^"]*"|\{|: |, |[^"{:,]+|.')
+
+
+def answer_grammar(
+    family: Family, tools: Tools, special: Mapping[str, int], schema: str | None = None
+) -> str:
+    """The grammar of an answer, in llguidance's form of Lark.
+
+    A forced answer is calls from the first token on; else an answer is free until a call begins as
+    the family writes it, and is held to the calls from there.
+
+    Args:
+        special: the vocabulary's special tokens with their ids: a grammar names them, and text does
+            not hold them.
+        schema: JSON schema of an answer that calls nothing; None: any text.
+    """
+    return _Writer(family, tools, special, schema).written()
+
+
+class _Writer:
+    def __init__(
+        self, family: Family, tools: Tools, special: Mapping[str, int], schema: str | None
+    ) -> None:
+        self._family, self._tools = family, tools
+        self._special, self._schema = special, schema
+
+    def written(self) -> str:
+        """The grammar."""
+        lines = ["%llguidance {}"]
+        begin = self._spelt(self._family.opening)
+        token = f"{self._family.begins}?" if self._family.begins in self._special else ""
+        if self._tools.choice != "auto":  # a call from the first token on
+            lines.append(f"start: {begin} {self._calls()}")
+        elif self._schema is not None:
+            answer = _json(closed(json.loads(self._schema)))
+            lines += [f"start: answer | {token} {begin} {self._calls()}", f"answer: {answer}"]
+        else:
+            lines += self._free(token)
+        return "\n".join([*lines, *self._rules("one", self._family.head)]) + "\n"
+
+    def _calls(self) -> str:
+        """Calls behind the first opening."""
+        family = self._family
+        between = _quoted(family.between)
+        if family.shared:
+            one = f"one {self._spelt(family.tail)}"
+            more = f" ({between} {one})*" if self._tools.parallel else ""
+            return f"{one}{more} {self._spelt(family.closing)}"
+        one = f"one {self._spelt(family.tail + family.closing)}"
+        begin = self._spelt(family.opening)
+        return f"{one} ({between} {begin} {one})*" if self._tools.parallel else one
+
+    def _free(self, token: str) -> list[str]:
+        """Rules of an answer that may be text, bare calls, or text and then marked calls."""
+        family, tools = self._family, self._tools
+        head = PLAIN.head.replace(PLAIN.key, family.key)
+        alike = head == family.head
+        rule = "one" if alike else "bare"
+        bare = f'{rule} "}}"'
+        if tools.parallel:
+            separator = family.between if alike and not family.shared else PLAIN.between
+            bare = f"{bare} ({_quoted(separator)} {bare})*"
+        begun = "|".join(re.escape(_named(head, name)) for name in tools.callable)
+        passing = [self._spelt(mark) for mark in family.passing if mark in self._special]
+        rest = f" (({'|'.join(passing)}) REST?)*" if passing else ""
+        lines = [
+            f"start: TEXT{rest} | {token} {bare}{' | opened' if family.mark else ''}",
+            rf"TEXT: /(.|\n)*/ & ~/({begun})(.|\n)*/",
+            *([r"REST: /(.|\n)+/"] if passing else []),
+            *([] if alike else self._rules("bare", head)),
+        ]
+        return [*lines, *self._opened(rest)] if family.mark else lines
+
+    def _opened(self, rest: str) -> list[str]:
+        """Rules of text with a mark behind it, and of the calls that follow."""
+        family = self._family
+        behind = family.opening.removeprefix(family.mark)
+        space = '" "? ' if behind.startswith("[") else ""
+        calls = f"{space}{_quoted(behind)} {self._calls()}"
+        lines = [f"trigger[lazy]: TEXT {_quoted(family.mark)}"]
+        if family.mark not in self._special:
+            return [f"opened: trigger {calls}", *lines]
+        marked = f"TEXT?{rest} {self._spelt(family.mark)}"
+        return [f"opened: (trigger | {marked}) {calls}", *lines]
+
+    def _rules(self, rule: str, head: str) -> Iterable[str]:
+        """A rule of a call up to its arguments' end, and one for each tool."""
+        names = self._tools.callable
+        yield f"{rule}: {' | '.join(f'{rule}_{i}' for i in range(len(names)))}"
+        for i, name in enumerate(names):
+            begin = self._head(_named(head, name))
+            yield f"{rule}_{i}: {begin} {_json(self._tools.bound(name))}"
+
+    def _head(self, head: str) -> str:
+        if self._schema is not None and ID not in head and NAMED.search(head) is None:
+            # a longer literal would hide the words of the schema, which are tokens of a lexer
+            return " ".join(map(_quoted, WORDS.findall(head)))
+        return self._spelt(head)
+
+    def _spelt(self, text: str) -> str:
+        """A text that has to come: special tokens in it as such, an id where there may be one."""
+        before, marked, behind = text.partition(ID)
+        if marked:
+            opening = self._spelt(self._family.id_opening)
+            closing = self._spelt(self._family.id_closing)
+            return f"{self._spelt(before)} ({opening} {IDS} {closing})? {self._spelt(behind)}"
+        if not self._special:
+            return _quoted(text)
+        names = sorted(self._special, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        return " ".join(self._part(part) for part in parts if part)
+
+    def _part(self, part: str) -> str:
+        if part not in self._special:
+            return _quoted(part)
+        return part if NAMED.fullmatch(part) else f"<[{self._special[part]}]>"
+
+
+def _named(head: str, name: str) -> str:
+    return head.replace(NAME, name)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    guidance = {**schema.get("x-guidance", {}), **SPACING}
+    return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,0 +1,181 @@
+"""What an answer of a chat holds, and what it is bound to."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenswift.chat.answer_grammar import answer_grammar
+from tokenswift.chat.parser import Delta, Parser
+from tokenswift.chat.tools import Tools
+from tokenswift.config import SamplingParams
+from tokenswift.grammar import CLOSE, OPEN, Grammar
+from tokenswift.loader import prompts
+from tokenswift.loader.abilities import SHORT
+from tokenswift.loader.call_forms import PLAIN, Family, family_of
+from tokenswift.types import Generation, InputError
+
+TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
+
+
+def template_of(tokenizer: Any) -> str:
+    """The template that a tokenizer has for chats with tools; "" where it has none."""
+    template = prompts.template_of(tokenizer, tools=True)
+    return template if isinstance(template, str) else ""
+
+
+def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
+    """Where the thought of an answer begins: "may" (the answer may begin with one), "begun" (the
+    prompt has), "" (there is none).
+
+    Args:
+        prompt: ids of a chat.
+    """
+    if CLOSE not in template_of(tokenizer):
+        return ""
+    end = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
+    return "begun" if end.endswith(OPEN) else "" if end.endswith(CLOSE) else "may"
+
+
+def special_ids(tokenizer: Any) -> dict[str, int]:
+    """The special tokens of a tokenizer, with their ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = {} if backend is None else backend.get_added_tokens_decoder()
+    return {token.content: key for key, token in added.items() if token.special}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: of the call; its result names it.
+        name: of the tool.
+        arguments: a JSON object, as text; cut where the answer was, by its length.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The call as messages hold it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def call_id(answer: str, index: int) -> str:
+    """The id of a call: the same one each time the answer is read. Nine letters and digits, which
+    all chat templates take."""
+    digest = hashlib.sha256(f"{answer}\0{index}".encode()).digest()
+    return base64.b32encode(digest).decode()[:SHORT].lower()
+
+
+def gathered(deltas: Iterable[Delta], answer: str) -> tuple[str, tuple[ToolCall, ...], str]:
+    """The pieces of an answer, put together: its text beside calls, the calls, of which the last
+    may be cut, and the thought before.
+
+    Args:
+        answer: what tells ids of its calls from those of other answers.
+    """
+    spoken, calls = {"text": "", "thought": ""}, list[ToolCall]()
+    for kind, text, index in deltas:
+        if kind in spoken:
+            spoken[kind] += text
+        elif kind == "call":
+            calls.append(ToolCall(call_id(answer, index), text, ""))
+        elif kind == "arguments":
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + text)
+    return spoken["text"], tuple(calls), spoken["thought"]
+
+
+def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+    """An answer as a message of its conversation."""
+    made: dict[str, Any] = {"role": "assistant", "content": text}
+    made |= {"reasoning_content": thought} if thought else {}
+    return made | ({"tool_calls": [call.form for call in calls]} if calls else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What an answer may hold beside text: calls of tools, in a family's form, and a thought
+    before.
+
+    Attributes:
+        tools: what may be called; None: nothing.
+        family: the form.
+        special: the vocabulary's special tokens, with their ids.
+        thought: of `thought_of`.
+    """
+
+    tools: Tools | None = None
+    family: Family = PLAIN
+    special: Mapping[str, int] = field(default_factory=dict)
+    thought: str = ""
+
+    @classmethod
+    def of(cls, tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls:
+        """In the form of a model."""
+        return cls(tools, family_of(template_of(tokenizer)), special_ids(tokenizer), thought)
+
+    def parser(self) -> Parser:
+        """A parser of one answer."""
+        if self.tools is None:
+            return Parser(None, thought=self.thought)
+        return Parser(self.family, [*self.tools.known], self.tools.parallel, self.thought)
+
+    def read(self, text: str, answer: str) -> tuple[str, tuple[ToolCall, ...], str]:
+        """What a finished answer holds; see `gathered`."""
+        parser = self.parser()
+        return gathered([*parser.push(text), *parser.finish()], answer)
+
+    def bound(self, sampling: SamplingParams) -> SamplingParams:
+        """A sampling under which every call of an answer is valid, and the model may think before
+        what it is held to.
+
+        Raises:
+            InputError: calls do not go with its grammar.
+        """
+        given = sampling.grammar
+        if self.tools is not None:
+            if given is not None and given.kind != "json_schema":
+                text = f"a grammar ({given.kind}) is given beside tools; valid: one of the two"
+                raise InputError(text, "tools")
+            schema = None if given is None else given.text
+            given = Grammar.lark(answer_grammar(self.family, self.tools, self.special, schema))
+        return replace(
+            sampling, grammar=None if given is None else replace(given, thought=self.thought)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of ``LLM.chat``.
+
+    Attributes:
+        text: of the answer, beside calls.
+        tool_calls: in the order in which they were written.
+        generation: the tokens, as they were written, with their figures.
+        reasoning: what the model thought before, between ``<think>`` and ``</think>``.
+    """
+
+    text: str
+    tool_calls: tuple[ToolCall, ...]
+    generation: Generation = field(repr=False)
+    reasoning: str = ""
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended: "tool_calls" where it calls and was not cut, else the generation's."""
+        reason = self.generation.finish_reason
+        return "tool_calls" if self.tool_calls and reason != "length" else reason
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result
+        follows it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
+        return message_of(self.text, self.tool_calls, self.reasoning)
