@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.key_types import needs_wide_keys, score_error
 from tokenswift.models.quality import Quality, compared, judged
 from tokenswift.models.target import backend_for
+from tokenswift.runs.folder import load
+from tokenswift.runs.journal import check_same
 
 pytestmark = pytest.mark.skipif(
     not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"
@@ -97,7 +100,7 @@ def test_a_model_without_outliers_passes(plain: Path, kept: str) -> None:
 
 def test_the_types_are_part_of_a_runs_identity(outlier: Path) -> None:
     names = [target_of(outlier, kept).identity() for kept in ("auto", "int8", "int16")]
-    assert [name.get("int16_keys") for name in names] == ["1", None, "0,1"]
+    assert [name.get("int16_keys") for name in names] == ["1", "none", "0,1"]
     assert all(name["dtype"] == "int8" for name in names)
 
 
@@ -109,6 +112,18 @@ def test_a_run_is_not_resumed_with_other_types_of_keys(outlier: Path, tmp_path: 
         pytest.raises(InputError, match="int16_keys"),
     ):
         other.generate([3, 4, 5], 8, ignore_eos=True, run_dir=tmp_path / "run")
+
+
+def test_a_run_in_int8_of_an_earlier_version_is_not_resumed(plain: Path, tmp_path: Path) -> None:
+    """Its attention weights had 7 bits."""
+    with LLM(plain, device="cpu") as llm:
+        llm.generate([3, 4, 5], 4, ignore_eos=True, run_dir=tmp_path / "run")
+    now = load(tmp_path / "run")[1].header
+    assert now.identity.int16_keys == "none"
+    identity = msgspec.structs.replace(now.identity, int16_keys=None)
+    earlier = msgspec.structs.replace(now, identity=identity)
+    with pytest.raises(InputError, match="int16_keys are new: the run was written by an earlier"):
+        check_same("run", earlier, now)
 
 
 def test_keys_of_16_bits_take_half_as_much_memory_again(plain: Path) -> None:

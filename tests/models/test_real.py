@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.answers import PALINDROME, QUESTIONS, parting
 from benchmarks.fetch import fetched
+from benchmarks.needs import FETCHED
 from tokenswift import LLM, SamplingParams
+from tokenswift.audit import IN_FLOATS
 from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.quality import compared, judged
 
 CHAPTER = Path(__file__).with_name(
     "two-cities.txt"
@@ -47,13 +51,62 @@ def perplexity(llm: LLM, count: int = 1270) -> float:
         ({"dtype": "float32"}, 1e-5),
         ({"dtype": "int8", "kv_cache_dtype": "bfloat16"}, 5e-3),
         ({}, 5e-3),
+        ({"kv_cache_dtype": "int16"}, 5e-3),
         # its keys have channels of very large values, which scales of a whole head lose
-        ({"dtype": "int8"}, 6e-2),
+        ({"dtype": "int8", "kv_cache_dtype": "int8"}, 6e-2),
     ],
-    ids=["float32", "int8 products", "auto", "int8"],
+    ids=["float32", "int8 products", "auto", "int16 keys", "int8 keys"],
 )
 def test_perplexity_is_the_unpacked_models(file: Path, kinds: dict[str, Any], far: float) -> None:
     assert abs(perplexity(LLM(str(file), device="cpu", **kinds)) / PERPLEXITY - 1) < far
+
+
+#: model → the layers whose keys have 16 bits, how much perplexity may rise, and the least share of
+#: places with the same most probable token, over the chapter
+JUDGED = {
+    "qwen2.5-coder-1.5b-q4_k_m": ({0, 1, 7, 15}, 1.002, 0.97),
+    "qwen2.5-coder-0.5b-q4_k_m": ({0, 1, 2, 4, 8}, 1.002, 0.96),
+    "gemma-3-270m-q4_k_m": ({2, 5, 11}, 1.004, 0.95),
+    "smollm2-135m": (set[int](), 1.004, 0.94),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", JUDGED)
+def test_int8_writes_as_well_as_float32(model: str) -> None:
+    """Of the layers those that must have keys of 16 bits; of perplexity two standard errors."""
+    layers, ratio, same = JUDGED[model]
+    llm = LLM(str(fetched(model)) if model in FETCHED else model, device="cpu", dtype="int8")
+    target = llm.target
+    assert isinstance(target, NativeTarget)
+    assert layers <= set(target.wide_layers)
+    ids = llm.encode(CHAPTER.read_text(encoding="utf-8"))[:1200]
+    in_int8 = judged(target, ids, 1100)
+    with target.computing(IN_FLOATS):
+        in_floats = judged(target, ids, 1100)
+    found = compared([in_int8], [in_floats])
+    assert found.ratio - 2 * found.error <= ratio, str(found)
+    assert found.same_choice >= same, str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_k_m"])
+def test_greedy_answers_part_from_float32_at_near_ties_alone(model: str) -> None:
+    llm = LLM(str(fetched(model)), device="cpu")
+    for question in QUESTIONS:
+        found = parting(llm, question, 120)
+        assert found.margin < 0.5, found
+
+
+@pytest.mark.slow
+def test_code_that_is_written_in_int8_compiles() -> None:
+    llm = LLM(str(fetched("qwen2.5-coder-1.5b-q4_k_m")), device="cpu")
+    answer = parting(llm, PALINDROME, 200).text
+    code = answer.partition("```python")[2].partition("```")[0]
+    space: dict[str, Any] = {}
+    exec(compile(code, "answer", "exec"), space)
+    assert space["is_palindrome"]("A man, a plan, a canal: Panama!")
+    assert not space["is_palindrome"]("palindrome")
 
 
 @pytest.mark.slow

@@ -309,8 +309,8 @@ class BaseTarget(ABC):
                 types["activations"] = "int8"
             if self.kv_dtype != self.dtype:
                 types["kv_cache_dtype"] = str(self.kv_dtype).removeprefix("torch.")
-        if any(self.wide_keys):
-            types["int16_keys"] = ",".join(map(str, self.wide_layers))
+        if self.kv_dtype == torch.int8:
+            types["int16_keys"] = ",".join(map(str, self.wide_layers)) or "none"
         return types
 
     @property
