@@ -66,7 +66,7 @@ CALLS: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate_many(["a"], at_once=0), "at_once is 0; valid: auto, or"),
     (lambda llm: llm.generate_many(["a"], on_result=3), "on_result is 3; valid: None, or a"),
     (lambda llm: llm.chat("hi"), "messages is not a list of messages; valid: "),
-    (lambda llm: llm.chat(HELLO), "prompt is a list of messages, but the model has no chat templ"),
+    (lambda llm: llm.chat(HELLO), "messages is a list of messages, but the model has no chat tem"),
     (lambda llm: LLM(5), "model is of type int; valid: alias, folder or hub id (LLM.from_model"),
     (lambda llm: LLM("a\0b"), r"model is 'a\x00b': no such folder or file; valid: "),
     (lambda llm: LLM("x/y", thread=3), "'thread' is not an argument of LLM; valid: heads"),

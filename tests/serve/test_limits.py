@@ -140,7 +140,7 @@ WORDS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"logit_bias": {"-1": 1}}, "logit_bias is {'-1': 1}; valid: up to 16,384 token ids"),
     ],
     "responses": [
-        ({"input": [{"role": "judge", "content": "x"}]}, "the model's chat template refuses"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role is 'judge'; valid: "),
         ({"input": [{"type": "image"}]}, "input holds no message; valid: text, "),
         ({"prompt": {"id": "y"}}, "prompt is not supported; valid: leave it out"),
     ],
