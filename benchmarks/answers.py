@@ -34,8 +34,8 @@ PAGE = (
     "the larger boats lay on their sides in the mud, and the ferry waited outside until the water "
     "came back. In 1902 a company from the city offered to dredge it, on condition that it might "
     "keep the fees for thirty years. The council refused by one vote. Eight years later the "
-    "railway reached the next bay, and the ferry moved there. What was left was a small fleet, a boatyard, "
-    "and an inn that was famous for its soup."
+    "railway reached the next bay, and the ferry moved there. What was left was a small fleet, a "
+    "boatyard, and an inn that was famous for its soup."
 )
 QUESTIONS = (
     PALINDROME,
