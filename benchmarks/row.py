@@ -24,8 +24,8 @@ from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.load import locate
 from tokenswift.loader.weights import file_digest, versions, weights_digest
-from tokenswift.spec.eagle import place_of
-from tokenswift.spec.methods import drafts_from
+from tokenswift.speculation.eagle import place_of
+from tokenswift.speculation.methods import drafts_from
 from tokenswift.types import InputError
 
 CHECKOUT = Path(__file__).parents[1]

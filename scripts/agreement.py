@@ -22,9 +22,9 @@ import torch
 from tokenswift import LLM
 from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.drafters.eagle import NARROW_NOISE
-from tokenswift.spec.eagle import load_eagle
-from tokenswift.spec.heads import read_heads
+from tokenswift.speculation.drafters.eagle import NARROW_NOISE
+from tokenswift.speculation.eagle import load_eagle
+from tokenswift.speculation.heads import read_heads
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
 from tokenswift.train.loop import FrozenBase, Student

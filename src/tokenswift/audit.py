@@ -24,7 +24,7 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import shared_copy
 from tokenswift.models.quality import Quality, compared, judged
 from tokenswift.models.target import Target
-from tokenswift.spec.methods import STRATEGIES
+from tokenswift.speculation.methods import STRATEGIES
 from tokenswift.tree import CandidateTree
 from tokenswift.types import LARGEST, InputError, Step, counted
 

@@ -20,7 +20,7 @@ from tokenswift import LLM, SamplingParams, resume
 from tokenswift.config import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
 from tokenswift.runs import folder as folders
-from tokenswift.spec.resources import FromFiles, Source
+from tokenswift.speculation.resources import FromFiles, Source
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NAMED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05}

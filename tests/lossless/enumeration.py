@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from tokenswift.config import SamplingParams
-from tokenswift.spec.accept import accept_exact
+from tokenswift.speculation.accept import accept_exact
 from tokenswift.tree import published_paths
 from tokenswift.types import DraftTree
 

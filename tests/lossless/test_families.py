@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenswift.speculation import resources
 
 from tests.families import rare
 from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
@@ -20,7 +21,6 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.kernels.base import Backend
 from tokenswift.models import target
 from tokenswift.models.decoder import BaseTarget, NativeTarget
-from tokenswift.spec import resources
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}

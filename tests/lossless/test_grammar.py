@@ -20,7 +20,7 @@ from tests.conftest import tiny_tokenizer
 from tests.default_model import default_llm
 from tests.lossless.test_tokens import random_heads, same
 from tests.runs.common import Stop, after
-from tests.spec.drafters.prices import fix_prices
+from tests.speculation.drafters.prices import fix_prices
 from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
@@ -30,9 +30,9 @@ from tokenswift.engine.scheduler import Scheduler, run_all
 from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.sampling.choice import allowed_tokens
 from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
-from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.drafters.base import Candidates, Outcome
-from tokenswift.spec.drafters.lookup import GrammarDrafter
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.drafters.base import Candidates, Outcome
+from tokenswift.speculation.drafters.lookup import GrammarDrafter
 from tokenswift.types import DraftTree
 
 END = 257

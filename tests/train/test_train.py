@@ -18,7 +18,7 @@ from tests.families import rare
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.sampling.choice import processed
-from tokenswift.spec.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
+from tokenswift.speculation.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
 from tokenswift.train import loop
 from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loop import Distillation, FrozenBase, Student, picks

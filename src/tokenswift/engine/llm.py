@@ -34,9 +34,9 @@ from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
 from tokenswift.runs.journal import RunState
-from tokenswift.spec.eagle import EagleWeights
-from tokenswift.spec.heads import Heads
-from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
+from tokenswift.speculation.eagle import EagleWeights
+from tokenswift.speculation.heads import Heads
+from tokenswift.speculation.resources import Resources, Source, open_model, wrap_model
 from tokenswift.types import (
     Generation,
     InputError,

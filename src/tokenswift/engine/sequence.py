@@ -33,8 +33,8 @@ from tokenswift.models.decoder import BaseTarget
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.journal import End, Header, Identity, Loading, RunState, Session
 from tokenswift.sampling.penalties import rules_of
-from tokenswift.spec.methods import STRATEGIES, drafts_from
-from tokenswift.spec.strategy import SequenceState
+from tokenswift.speculation.methods import STRATEGIES, drafts_from
+from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import (
     PREFILL,
     SOURCES,

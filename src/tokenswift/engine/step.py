@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from tokenswift.kv import OBSERVED, Pass, Segment, to_device
-from tokenswift.spec.accept import accept_exact, accept_published
-from tokenswift.spec.strategy import ALONE, BatchLoad, SequenceState
+from tokenswift.speculation.accept import accept_exact, accept_published
+from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")

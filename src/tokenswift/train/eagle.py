@@ -28,7 +28,7 @@ from tokenswift.files import replacing
 from tokenswift.kernels.base import turned
 from tokenswift.kernels.weights import Q8_0
 from tokenswift.loader.gguf import straight
-from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig
+from tokenswift.speculation.eagle import BASE, FEATURES, NAMES, EagleConfig
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.train.work import working_in

@@ -25,8 +25,8 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kv import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.methods import autoregressive
-from tokenswift.spec.strategy import SequenceState
+from tokenswift.speculation.methods import autoregressive
+from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import InputError, Step
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
