@@ -113,7 +113,7 @@ class _Script:
 def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the exact rule, without sampling.
 
-    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can
+    `accept.accept_exact` itself is run over every sequence of choices that the target can
     make. A walk meets one node per position and the noise of different positions is independent, so
     a sequence's probability is the product of its choices'.
     """

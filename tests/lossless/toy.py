@@ -21,7 +21,7 @@ from tokenswift.audit import LogitError, logit_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.models.decoder import PREFILL_CHUNK
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.modules import Heads, HeadsConfig
 
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tokenswift.sampling.choice import Ranked
-from tokenswift.speculation.control import PLAIN, Calibration, Control, CostEstimate, Costs, Drafted
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.control import PLAIN, Control, Drafted
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree
 

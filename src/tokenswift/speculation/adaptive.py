@@ -3,7 +3,7 @@ nothing.
 
 A step is worth ``tokens - rate · time``, where the rate is the current speed; every decision asks
 what adds to that. Free drafters propose in every step. Of the others one drafts, or none (*plain*),
-chosen by the results of recent steps (`spec.control`). The nodes that are worth a row of the verify
+chosen by the results of recent steps (`control`). The nodes that are worth a row of the verify
 pass become the tree (`tree.CandidateTree.select`). None of this can change a token; it changes the
 time alone.
 """
@@ -15,7 +15,8 @@ from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
-from tokenswift.speculation.control import PLAIN, Control, CostEstimate, Costs, Drafted, Learnt
+from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import ALONE, SequenceState
 from tokenswift.tree import CandidateTree

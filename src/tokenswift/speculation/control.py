@@ -1,156 +1,23 @@
-"""Which drafter to use, what a pass costs, how likely a candidate is accepted: all learnt from the
-steps.
-
-*Chances.* With coupled drafting, a draft ranks tokens by its own scores plus the target's noise, so
-the lead of its best candidate over the next says how likely the target agrees. For each source of
-candidates, a logistic regression on a few features of the ranking gives every candidate's chance of
-acceptance. It starts from the library's weights or the heads file's, and learns from every position
-whose token becomes known.
-
-*Costs* are in *plain passes*: the time that a pass over one row of this sequence takes now. The
-    unit follows
-the machine's load and the context length, so the cost of a row, a head level or a drafter keeps its
-meaning when these change. With several sequences in a step, their total yield is set against their
-total time.
+"""Which drafter to use: learnt from the steps.
 
 A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the
-    text). A mode's
-rate is its expected tokens, corrected by the bias of past expectations, per plain pass. In a step
-whose next token the free drafters already know, a mode's drafter is not asked, and every step of a
-mode shows what plain would have made of it. Modes not in use are tried for a few steps, at
-intervals that double. This module reads no clock: steps carry their own times.
+text). A mode's rate is its expected tokens, corrected by the bias of past expectations, per plain
+pass (`costs`). With several sequences in a step, their total yield is set against their total time.
+In a step whose next token the free drafters already know, a mode's drafter is not asked, and every
+step of a mode shows what plain would have made of it. Modes not in use are tried for a few steps,
+at intervals that double. This module reads no clock: steps carry their own times.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import mul
 from typing import Any
 
-from tokenswift.sampling.choice import Ranked
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.costs import FIRST, KNOTS, LEVEL, ROW, CostEstimate, Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
-
-# ---- chances -------------------------------------------------------------------------------------
-
-
-_LOGS = [math.log(at + 1.0) for at in range(64)]
-_MAX_GAP = 3.0  # larger differences of noisy scores carry no further information
-_RATE = 0.06  # learning rate
-_PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    # source → weights for the best candidate, weights for the others
-    "hidden": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
-    "backbone": ((1.2, 0.6, 0.5, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
-    "model": ((0.0, 0.5, 0.4, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
-    "after": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
-}
-_DEFAULT_PRIOR = _PRIORS["hidden"]  # for sources without weights of their own
-
-
-def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
-    """Features of candidate ``at`` (0 is the best) of a ranking, ``depth`` levels below its
-    source's start.
-
-    They are 1; the gap (the best one's lead over the second, or another's distance behind the
-    best); its logarithm; the draft's probability; the depth; and the logarithm of the rank.
-    """
-    values, other = ranked.values, at or 1
-    gap = min(_MAX_GAP, values[0] - values[other]) if other < len(values) else _MAX_GAP
-    return (1.0, gap, math.log(gap + 0.1), ranked.probs[at], float(depth), _LOGS[at])
-
-
-class Regression:
-    """One logistic regression, trained online by normalised gradient steps.
-
-    Args:
-        weights: initial weights.
-        rate: learning rate.
-    """
-
-    def __init__(self, weights: Sequence[float], rate: float = _RATE) -> None:
-        self.weights, self.rate = list(weights), rate
-
-    def chance(self, x: Sequence[float]) -> float:
-        """Predicted probability for features ``x``."""
-        score = sum(map(mul, self.weights, x))
-        return 1.0 / (1.0 + math.exp(-score)) if score > -30 else 0.0
-
-    def learn(self, x: Sequence[float], error: float) -> None:
-        """One gradient step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
-        step = self.rate * error / sum(map(mul, x, x))
-        self.weights = [
-            weight + step * value for weight, value in zip(self.weights, x, strict=True)
-        ]
-
-
-class Calibration:
-    """The regressions of all sources, two each: one for the best candidate, one for the others.
-
-    Args:
-        priors: source → (initial weights for the best candidate, for the others), where better ones
-            than the library's are known (a heads file brings its own).
-    """
-
-    def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
-        self._models: dict[str, tuple[Regression, ...]] = {}
-        self._priors = {**_PRIORS, **(priors or {})}
-
-    def _model(self, kind: str) -> tuple[Regression, ...]:
-        if kind not in self._models:
-            pair = self._priors.get(kind, _DEFAULT_PRIOR)
-            self._models[kind] = tuple(Regression(weights) for weights in pair)
-        return self._models[kind]
-
-    def chances(
-        self, source: str, ranked: Ranked, depth: int
-    ) -> tuple[list[float], Callable[[int], None]]:
-        """Each candidate's chance, and a function that learns from the token that the target chose
-        there."""
-        first, others = self._model(source)
-        made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
-        found = [(others if at else first).chance(x) for at, x in enumerate(made)]
-        total = sum(found)
-        if total > 0.98:  # at most one is right
-            found = [chance * 0.98 / total for chance in found]
-
-        def learn(right: int) -> None:
-            for at, token in enumerate(ranked.tokens):
-                (others if at else first).learn(made[at], (token == right) - found[at])
-
-        return found, learn
-
-
-# ---- costs, and the choice of a drafter ----------------------------------------------------------
-
-
-KNOTS = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-)  # row counts with a cost of their own
-ROW = 0.1  # initial cost of one more row in a pass, in plain passes
-LEVEL = 0.1  # initial cost of a level of heads, in plain passes
-FIRST = 3  # plain steps at the start; the fastest of them sets the unit
-_OUTLIER = math.log(
-    1.5
-)  # log error of a time is clipped to this: the machine was busy for a moment
-_UNIT, _RATIO = 1 / 8, 1 / 32  # smallest weight of a new time in the unit, and in a ratio
-_ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
 PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
@@ -191,91 +58,6 @@ class Learnt:
     ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
     biases: dict[str, float] = field(default_factory=dict)
     outcomes: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
-
-
-class Costs:
-    """Cost of a pass by its number of rows, in plain passes, and the milliseconds of a plain pass.
-
-    Args:
-        ratios: cost at each of :data:`KNOTS` as learnt so far, 0 where unknown; updated in place.
-
-    Attributes:
-        unit: milliseconds of a plain pass; 0 before the first step.
-    """
-
-    def __init__(self, ratios: list[float] | None = None) -> None:
-        self.ratios = [0.0] * len(KNOTS) if ratios is None else ratios
-        self.unit = 0.0
-        self._seen = [0] * len(KNOTS)
-        self._plain = 0  # plain steps in a row
-
-    def verify(self, rows: float) -> float:
-        """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated
-        between known row counts, extrapolated beyond the last with the mean slope up to it."""
-        low, below, slope = 1.0, 1.0, ROW
-        for knot, ratio in zip(KNOTS, self.ratios, strict=True):
-            if not ratio or knot == 1:
-                continue
-            slope = (ratio - below) / (knot - low)
-            if knot >= rows:
-                return below + slope * (rows - low)
-            low, below, slope = float(knot), ratio, (ratio - 1) / (knot - 1)
-        return below + slope * (rows - low)
-
-    def observe(self, rows: int, milliseconds: float) -> None:
-        """Learn from the time of a verify pass, whose error is shared between unit and ratio.
-
-        A drafted step shows only unit × ratio. The first plain step after one is slow, because
-        drafting has filled the processor's caches; it is ignored, and the second one corrects the
-        unit.
-        """
-        at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
-        self._seen[at] += 1
-        self._plain = 0 if at else self._plain + 1
-        if not self.unit or (not at and self._seen[0] <= FIRST):  # the machine may be slow at first
-            found = milliseconds / self.verify(rows)
-            self.unit = min(found, self.unit or found)
-            return
-        error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
-        error = min(_OUTLIER, max(-_OUTLIER, error))
-        if self._plain == 1:
-            return
-        if self._plain == 2:
-            change = math.exp(_ANCHOR * error)
-            self.unit *= change
-            self.ratios[:] = [ratio and max(1.0, ratio / change) for ratio in self.ratios]
-            return
-        share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
-        if at:
-            ratio = max(1.0, (self.ratios[at] or self.verify(KNOTS[at])) * math.exp(share * error))
-            # fewer rows cost no more, or they are never tried again
-            self.ratios[: at + 1] = [*(min(fewer, ratio) for fewer in self.ratios[:at]), ratio]
-        self.unit *= math.exp(_UNIT * (1 - share) * error)
-
-
-@dataclass(frozen=True, slots=True)
-class CostEstimate:
-    """What a drafter expects of its steps before it has made any; times are in plain passes.
-
-    Attributes:
-        words: what it does, for the summary ("heads from the verified state").
-        tokens: tokens per step, the target's own included.
-        rows: rows of a step's verify pass.
-        price: time that drafting takes in a step.
-        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a
-            drafter makes one pass after another; 0 for others.
-        least: it drafts only while at least so many tokens are cached.
-        loads: it must fill a cache first, so it is tried only where many tokens are still to come.
-    """
-
-    words: str
-    tokens: float
-    rows: int
-    price: float
-    pass_cost: float = 0.0
-    best_chance: float = 0.0
-    least: int = 0
-    loads: bool = False
 
 
 @dataclass(slots=True)

@@ -20,19 +20,15 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST
 from tokenswift.speculation.adaptive import AdaptiveStrategy
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
+from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter
 from tokenswift.speculation.drafters.eagle import EagleDrafter
 from tokenswift.speculation.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.speculation.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
-from tokenswift.speculation.drafters.passes import (
-    ModelContext,
-    ModelDrafter,
-    PartialDrafter,
-    SparseContext,
-    TwoLevelDrafter,
-)
+from tokenswift.speculation.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.speculation.drafters.recycle import Recycle
-from tokenswift.speculation.heads import Heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.resources import Resources
+from tokenswift.speculation.rivals.triforce import TwoLevelDrafter
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.tree import check_tree
 from tokenswift.types import DraftTree, InputError, Step

@@ -9,7 +9,7 @@ from typing import Any
 from tokenswift.kv import FullCache, Pass
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
-from tokenswift.speculation.eagle import Features
+from tokenswift.speculation.eagle.features import Features
 from tokenswift.types import Cancelled, Meter
 
 
@@ -41,7 +41,7 @@ class SequenceState:
         prompt_tokens: length of the prompt.
         cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
-        strategy: one of `spec.methods`; None: the sequence is only prefilled.
+        strategy: one of `methods`; None: the sequence is only prefilled.
         remaining: new tokens still to come at most; None: unlimited.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
         last_pass: the pass that committed the newest cached token; None before the prefill.

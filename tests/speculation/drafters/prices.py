@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenswift.speculation.control import Control, Costs
+from tokenswift.speculation.control import Control
+from tokenswift.speculation.costs import Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import build
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.modules import Heads, HeadsConfig
 
 CYCLE, VARIANTS = 7, 3
 CLASSES = 2 * CYCLE

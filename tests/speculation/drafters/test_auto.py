@@ -15,9 +15,10 @@ from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.speculation.control import PLAIN, Control
+from tokenswift.speculation.drafters.draft_model import MODEL
 from tokenswift.speculation.drafters.heads import HIDDEN
-from tokenswift.speculation.drafters.passes import MODEL, PARTIAL
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.drafters.partial import PARTIAL
+from tokenswift.speculation.heads.modules import Heads, HeadsConfig
 from tokenswift.speculation.sequence_state import BatchLoad
 
 

@@ -2,7 +2,7 @@
 
 Drafters add candidates to one tree; what of it is verified is decided elsewhere, and no token
 depends on it. :class:`Candidates` forms trees of fixed widths, as published methods do: so many
-candidates below each node of a depth, all of them continued. `spec.adaptive.PricedCandidates`
+candidates below each node of a depth, all of them continued. `adaptive.PricedCandidates`
 decides by chances and costs instead. Drafters cannot tell the two apart.
 """
 
@@ -18,7 +18,7 @@ from tokenswift.memory import Need
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import LogitRows, Ranked, RefusedRow, Sampler, Subset
 from tokenswift.sampling.masks import NoMask
-from tokenswift.speculation.control import CostEstimate, Costs
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tokenswift.kv import FullCache
 from tokenswift.memory import Need
-from tokenswift.speculation.control import CostEstimate, Costs
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter
-from tokenswift.speculation.eagle import CHUNK, SCRATCH, EagleModel
+from tokenswift.speculation.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.speculation.sequence_state import SequenceState
 
 NARROW_NOISE = (

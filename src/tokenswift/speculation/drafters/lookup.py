@@ -33,7 +33,7 @@ import torch
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler, gumbels_of
 from tokenswift.sampling.masks import Masks
-from tokenswift.speculation.control import Regression
+from tokenswift.speculation.calibration import Regression
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState
 
