@@ -25,7 +25,7 @@ from transformers import (
 
 from tokenswift.config import SamplingParams
 from tokenswift.speculation.accept import accept_exact
-from tokenswift.tree import published_paths
+from tokenswift.speculation.rivals.published import published_paths
 from tokenswift.types import DraftTree
 
 Tokens = tuple[int, ...]
@@ -144,7 +144,7 @@ def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
     half (a path that is alone with l matches is both). Its token is its own draw at that place.
 
     Args:
-        tree: its paths and their order are those of `tree.published_paths`.
+        tree: its paths and their order are those of `published.published_paths`.
         after: the distribution of the token after some path, one probability per token id.
     """
     paths = [[tree.tokens[node] for node in path[1:]] for path in published_paths(tree)]

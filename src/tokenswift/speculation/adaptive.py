@@ -11,14 +11,13 @@ time alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
 from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome
-from tokenswift.speculation.sequence_state import ALONE, SequenceState
+from tokenswift.speculation.sequence_state import ALONE, SequenceState, Strategy
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 
@@ -28,7 +27,7 @@ ROWS = 4  # nodes that a level of heads or a draft pass continues, at most
 CHAIN = 6  # draft passes in a step
 
 
-class AdaptiveStrategy:
+class AdaptiveStrategy(Strategy):
     """Adaptive drafting for one sequence.
 
     Args:
@@ -38,7 +37,7 @@ class AdaptiveStrategy:
         learnt: what was learnt from earlier sequences of the model.
     """
 
-    acceptance, max_nodes = "exact", MOST_NODES + 1
+    max_nodes = MOST_NODES + 1
 
     def __init__(
         self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt
@@ -49,13 +48,16 @@ class AdaptiveStrategy:
         self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
         self._before: Step | None = None
         self._candidates: PricedCandidates | None = None  # None during a rest
+        self._tree: DraftTree | None = None  # the last one; None before the first
         self._rest = 0  # steps to come in which no drafter is asked
         self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory of the largest tree's rows and of the drafters (see `memory.needs_of`)."""
-        own = Need("tree", "auto", self.max_nodes * row)
-        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
+        needs = [Need("tree", "auto", self.max_nodes * row)]
+        for drafter in self.drafters:
+            needs += drafter.needs(text, row)
+        return needs
 
     def begin(self, sequence: SequenceState) -> None:
         """Show the drafters the prompt, and ask each for its estimate."""
@@ -98,7 +100,7 @@ class AdaptiveStrategy:
             for node in out:
                 tree.chances[node] = 0.0
             nodes, expected = self._best(tree, mode)
-        built = self._tree = tree.build(nodes)
+        self._tree = built = tree.build(nodes)
         work = (candidates.passes, candidates.levels, candidates.loaded)
         control.drafted(Drafted(mode, 1 + expected, len(built), *work))
         return built
@@ -138,7 +140,7 @@ class AdaptiveStrategy:
 
     # ---- report ----------------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> dict[str, object] | None:
         """See `Control.record`; None before the first step."""
         return (
             self.control.record() if any(one.steps for one in self.control.modes.values()) else None

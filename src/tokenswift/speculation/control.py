@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.costs import FIRST, KNOTS, LEVEL, ROW, CostEstimate, Costs
@@ -320,7 +319,7 @@ class Control:
 
     # ---- reports ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over
         plain decoding at the measured time of a plain pass (None where too few were seen);
         ``modes``, the steps, tokens and nodes of each."""

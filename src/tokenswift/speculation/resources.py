@@ -15,6 +15,7 @@ from tokenswift.models.target import DraftModels
 from tokenswift.sampling.masks import Grammars
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.control import Learnt
+from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.eagle.features import Features
 from tokenswift.speculation.eagle.find import eagle_of, eagle_trained
@@ -95,6 +96,38 @@ class Resources:
             if heads not in self._packed:
                 self._packed[heads] = heads.packed(self.target.backend, self.target.int8)
             return self._packed[heads]
+
+    def small_model(
+        self,
+        name: Any,
+        option: tuple[str, object],
+        *,
+        size: int,
+        sinks: int,
+        longest: int,
+        kv: str = "streaming",
+    ) -> ModelDrafter:
+        """A drafter with a draft model over a small cache.
+
+        Args:
+            name: the model, as `models.target.DraftModels` takes it.
+            option: name and value of the option that sets the cache's size, for errors.
+            size, sinks: tokens of the cache, and first tokens that it always holds.
+            longest: tokens that it drafts in a step at most.
+            kv: see `ModelContext`.
+        Raises:
+            InputError: the model cannot be had.
+        """
+        context = ModelContext(
+            self.draft_models.get(name),
+            self.target.vocab_size,
+            kv,
+            size,
+            sinks,
+            longest,
+            frequent=None if self.heads is None else self.heads.frequent,
+        )
+        return ModelDrafter(context, self.target, option)
 
     def features(self) -> Features | None:
         """A store for the features of a sequence, for :attr:`eagle`; None without one."""

@@ -18,7 +18,8 @@ from tokenswift.speculation.control import PLAIN, Control
 from tokenswift.speculation.drafters.draft_model import MODEL
 from tokenswift.speculation.drafters.heads import HIDDEN
 from tokenswift.speculation.drafters.partial import PARTIAL
-from tokenswift.speculation.heads.modules import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import BatchLoad
 
 

@@ -6,8 +6,7 @@ metadata. A matrix is of floats, or of bytes: rows of Q8_0 blocks as GGUF files 
 sample is the base's identity. It is compared with a tolerance, so that a base model cast to another
 type still matches, and a fine-tuned one does not.
 
-Published checkpoints are folders: a whole transformers checkpoint with the paper's linear heads in
-it, as ``model.medusa_layers.{i}…``.
+A published checkpoint (`published`) is read as a heads file is.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
+from tokenswift.files import line_of, replacing
 from tokenswift.kernels.base import check_ids
 from tokenswift.kernels.weights import Q8_0, Stored
 from tokenswift.loader.host import HeadsHost
 from tokenswift.loader.weights import (
     BaseIdentity,
     Entry,
-    base_of_weights,
     entries_of,
     open_weights,
     unstored,
 )
-from tokenswift.speculation.files import read_tensors, tensors_in
-from tokenswift.speculation.heads.modules import Heads, HeadsConfig
+from tokenswift.speculation.files import read_tensors
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.speculation.heads.published import published_heads
 from tokenswift.types import InputError
 
 METADATA_KEY = "tokenswift_heads"
-OWN, PUBLISHED = "heads.", "model.medusa_"  # what tensors' names begin with
-SAMPLE, FREQUENT = "base.sample", "draft.frequent"
+OWN = "heads."  # what the names of the heads' tensors begin with
+SAMPLE = "base.sample"
+FREQUENT = "draft.frequent"
 MOST_NAME = 200  # characters of a name in messages
 #: greatest distance of a model from the one that shipped heads were made for: that one's weights
 #: are those of a Q4_1 file, rounding to which moves weights by .08 of their size; the model before
@@ -111,33 +111,29 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         raise InputError(f"heads file {path} does not exist")
-    label, folder = f"heads {path}", path.is_dir()
-    header, layers = _published(path, label) if folder else (_header(path), 0)
-    prefix, found, rest = PUBLISHED if folder else OWN, dict[str, Entry](), dict[str, Entry]()
-    for entry in tensors_in(path, label) if folder else entries_of(path, f"{label}: file"):
-        if entry.name.startswith(prefix):
-            found[entry.name.removeprefix(prefix)] = entry if folder else _unpacked(entry)
+    label = f"heads {path}"
+    if path.is_dir():
+        checkpoint = published_heads(path, label)
+        heads = _built(checkpoint.config, checkpoint.tensors, label)
+        heads.source = str(path)
+        return heads, checkpoint.base(), heads.notes
+    header = _header(path)
+    tensors = dict[str, Entry]()
+    others = dict[str, Entry]()
+    for entry in entries_of(path, f"{label}: file"):
+        if entry.name.startswith(OWN):
+            tensors[entry.name.removeprefix(OWN)] = _unpacked(entry)
         else:
-            rest[entry.name] = entry
-    config, name = header.heads, header.base[:MOST_NAME]
-    heads = _built(config, found, label)
-
-    def matrix(name: str) -> Tensor | None:
-        entry = rest.get(name)
-        return (
-            entry.get()
-            if entry is not None and len(entry.shape) == 2 and 0 not in entry.shape
-            else None
-        )
-
-    if folder:
-        base = base_of_weights(matrix, layers, name)
-    else:
-        base = _sampled(config, name, rest, label)
-    if FREQUENT in rest:
-        heads.frequent = ids = rest[FREQUENT].get().long().flatten()
+            others[entry.name] = entry
+    config = header.heads
+    heads = _built(config, tensors, label)
+    base = _sampled(config, header.base[:MOST_NAME], others, label)
+    if FREQUENT in others:
+        heads.frequent = ids = others[FREQUENT].get().long().flatten()
         check_ids(ids, config.vocab_size)
-    heads.source, heads.calibration, heads.notes = str(path), header.calibration, header.notes or {}
+    heads.source = str(path)
+    heads.calibration = header.calibration
+    heads.notes = header.notes or {}
     return heads, base, heads.notes
 
 
@@ -177,24 +173,6 @@ def _header(path: Path) -> _Header:
         raise InputError(
             f"{path} holds no draft heads ({line_of(error)}); valid: a heads file"
         ) from error
-
-
-def _published(folder: Path, label: str) -> tuple[_Header, int]:
-    """What a whole checkpoint says of the linear heads in it, and how many layers it has."""
-    said = object_in(folder / "config.json", MOST_CONFIG, label)
-    heads = {name: said.get(name) for name in ("hidden_size", "vocab_size")}
-    heads |= {
-        "kind": "linear",
-        "count": said.get("medusa_heads"),
-        "eps": said.get("rms_norm_eps", 1e-5),
-    }
-    try:
-        config = msgspec.convert(heads, HeadsConfig)
-        return _Header(1, config, folder.resolve().name), msgspec.convert(
-            said.get("num_hidden_layers"), int
-        )
-    except msgspec.ValidationError as error:
-        raise InputError(f"{label}: {error}; valid: a checkpoint with medusa_heads") from error
 
 
 def kind_for(path: Path, host: HeadsHost) -> str | None:

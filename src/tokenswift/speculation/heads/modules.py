@@ -9,64 +9,23 @@ caller to :meth:`Heads.normed` of it, gives the head's logits.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from msgspec import Meta
 from torch import Tensor, nn
 
-from tokenswift.config import HEAD_KINDS
 from tokenswift.kernels.base import Backend
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.forms import ConditionedForm, HeadForm, step_inputs
+from tokenswift.speculation.heads.rivals import LinearForm, MedusaForm
 
-_Size = Annotated[int, Meta(ge=1, le=1 << 20)]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsConfig:
-    """What it takes to build a set of heads. Files' are held to the bounds that the types name.
-
-    Attributes:
-        kind: "linear", "conditioned" or "medusa".
-        count: number of heads; a shared step (conditioned) drafts any number of levels.
-        hidden_size: D of the base model.
-        vocab_size: V of the base model.
-        inner: width of the hidden layer (conditioned); 0 for none.
-        eps: ε of the norms.
-    """
-
-    kind: Annotated[str, Meta(pattern=f"^({'|'.join(HEAD_KINDS)})$")]
-    count: Annotated[int, Meta(ge=1, le=64)]
-    hidden_size: _Size
-    vocab_size: _Size
-    inner: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    eps: Annotated[float, Meta(ge=0, le=1)] = 1e-5
-
-
-def _layer(config: HeadsConfig) -> nn.ModuleDict:
-    """The parts of a head, or of the step that conditioned heads share; linear ones have the names
-    of the published checkpoints."""
-    width, inner, parts = config.hidden_size, config.inner, dict[str, nn.Module]()
-
-    def linear(columns: int, rows: int, bias: bool = True) -> nn.Linear:
-        return nn.Linear(columns, rows, bias, dtype=torch.float32)
-
-    if config.kind == "conditioned":
-        norms = ("first_norm", "state_norm", "base_norm", "embed_norm")
-        parts["linear"] = linear(3 * width, width)
-        if inner:
-            parts |= {"inner": linear(3 * width, inner), "outer": linear(inner, width, bias=False)}
-    elif config.kind == "linear":
-        norms, parts["linear"] = (
-            ("input_layernorm", "post_layernorm"),
-            linear(width, width, bias=False),
-        )
-    else:
-        norms, parts["blocks"] = ("final_norm",), nn.ModuleList([linear(width, width)])
-    return nn.ModuleDict(
-        {name: nn.RMSNorm(width, config.eps, dtype=torch.float32) for name in norms} | parts
-    )
+#: by kind, what its heads do otherwise than others
+FORMS: dict[str, HeadForm] = {
+    "conditioned": ConditionedForm(),
+    "linear": LinearForm(),
+    "medusa": MedusaForm(),
+}
 
 
 class _Kernel(nn.Module):
@@ -104,14 +63,15 @@ class Heads(nn.Module):
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config, self.kind, self.count = config, config.kind, config.count
-        self.conditioned = config.kind == "conditioned"
+        self.form = FORMS[config.kind]
+        self.conditioned = self.form.conditioned
         self.frequent: Tensor | None = None
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
         self.notes: dict[str, Any] = {}
         self.on_kernels = False
         count = 1 if self.conditioned else config.count
-        self.layers: Any = nn.ModuleList(_layer(config) for _ in range(count))
+        self.layers: Any = nn.ModuleList(self.form.layer(config) for _ in range(count))
 
     def packed(self, backend: Backend, int8: bool) -> Heads:
         """The same heads on a backend's kernels, where it has some for them; ``int8``: of
@@ -151,28 +111,15 @@ class Heads(nn.Module):
             previous, base = previous.to(kind), base.to(kind)
             embeds = None if embeds is None else embeds.to(kind)
         layer = self.layers[0 if self.conditioned else i]
-        if self.kind == "linear":
-            return previous + layer["linear"](layer["input_layernorm"](previous))
-        if self.kind == "medusa":  # they stand side by side: none looks at another
-            state = layer["final_norm"](base)
-            return state + nn.functional.silu(layer["blocks"][0](state))
-        if embeds is None:
-            raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-        x = self.inputs(previous, base, embeds, i == 0)
-        state = layer["linear"](x)
-        return state + layer["outer"](torch.relu(layer["inner"](x))) if self.config.inner else state
+        return self.form.advance(layer, previous, base, embeds, is_first=i == 0)
 
     def inputs(
         self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool
     ) -> Float[Tensor, "m x"]:
-        """What the step of conditioned heads reads. The state it makes lives where the LM head
-        reads (after the final norm), so no norm follows and its length can say how sure the head
-        is."""
-        layer = self.layers[0]
-        state = layer["first_norm" if first else "state_norm"](previous)
-        return torch.cat((state, layer["base_norm"](base), layer["embed_norm"](embeds)), dim=-1)
+        """What the step of conditioned heads reads, see `forms.step_inputs`."""
+        return step_inputs(self.layers[0], previous, base, embeds, first)
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
-        """What the base model's LM head reads to give head i's logits: linear ones have a norm
-        each."""
-        return self.layers[i]["post_layernorm"](states) if self.kind == "linear" else states
+        """What the base model's LM head reads to give head i's logits."""
+        layer = self.layers[0 if self.conditioned else i]
+        return self.form.normed(layer, states)

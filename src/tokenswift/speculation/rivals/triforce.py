@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import torch
 
+from tokenswift.config import TriForceOptions
 from tokenswift.kv import SparseCache
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import RefusedRow
+from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.drafters.partial import SparseContext
+from tokenswift.speculation.fixed_tree import FixedTreeStrategy
+from tokenswift.speculation.resources import Resources
 from tokenswift.speculation.sequence_state import SequenceState
 
 
@@ -90,3 +93,38 @@ class TwoLevelDrafter(Drafter):
         """Append the step's tokens to both caches."""
         self.inner.observe(sequence, outcome)
         self.context.observe(sequence, outcome.nodes)
+
+
+def triforce(resources: Resources, options: TriForceOptions, sampler: Sampler) -> FixedTreeStrategy:
+    """TriForce: a chain of at least γ tokens by a draft model and the target over a retrieved
+    cache.
+
+    Raises:
+        InputError: the draft model cannot be had.
+    """
+    gamma = options.gamma
+    longest = gamma + options.inner_gamma
+    inner = resources.small_model(
+        options.draft_model,
+        ("draft_budget", options.draft_budget),
+        size=options.draft_budget,
+        sinks=options.sinks,
+        longest=longest,
+    )
+    context = SparseContext(
+        resources.target,
+        "chunks",
+        options.budget,
+        options.sinks,
+        scratch=longest + 1,
+        refresh=options.refresh,
+        chunk=options.chunk,
+    )
+    drafter = TwoLevelDrafter(context, inner, options.inner_gamma, gamma)
+    coupled = options.candidates == "coupled"
+    return FixedTreeStrategy([drafter], sampler, coupled, (1,) * (gamma + 1), ("gamma", gamma))
+
+
+def triforce_source(resources: Resources, options: TriForceOptions) -> tuple[None, str]:
+    """See `methods.DRAFT_SOURCES`."""
+    return None, f"draft model {resources.draft_models.name(options.draft_model)}"
