@@ -47,10 +47,10 @@ class AdaptiveStrategy(Strategy):
         self._priced: dict[str, Drafter] = {}
         self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
         self._before: Step | None = None
-        self._candidates: PricedCandidates | None = None  # None during a rest
+        self._candidates: PricedCandidates | None = None  # None during a pause
         self._tree: DraftTree | None = None  # the last one; None before the first
-        self._rest = 0  # steps to come in which no drafter is asked
-        self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
+        self._pause = 0  # steps to come in which no drafter is asked
+        self._pause_tokens: list[int] = []  # tokens of a pause, which the drafters have not seen
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory of the largest tree's rows and of the drafters (see `memory.needs_of`)."""
@@ -76,10 +76,10 @@ class AdaptiveStrategy(Strategy):
     def draft(self, sequence: SequenceState) -> DraftTree:
         """The tree of this step: the root alone where nothing is worth its cost."""
         control, length = self.control, len(sequence.tokens) - 1
-        if self._rest and sequence.load == ALONE:
+        if self._pause and sequence.load == ALONE:
             self._candidates = None
             return CandidateTree(sequence.tokens[-1]).build()
-        self._show_rest(sequence)
+        self._show_pause(sequence)
         control.remaining = sequence.remaining
         mode = control.mode(length, sequence.load)
         candidates = self._candidates = PricedCandidates(sequence, self)
@@ -92,7 +92,7 @@ class AdaptiveStrategy(Strategy):
                 first = sum(
                     at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent
                 )
-                if control.worth(mode, 1 + expected, 1 + len(nodes), first):
+                if control.should_ask(mode, 1 + expected, 1 + len(nodes), first):
                     candidates.ask(self._priced[mode])
         sequence.draft_passes += candidates.passes
         nodes, expected = self._best(tree, mode)
@@ -108,8 +108,8 @@ class AdaptiveStrategy(Strategy):
     def _best(self, tree: CandidateTree, mode: str) -> tuple[list[int], float]:
         """The nodes that are worth a row, and their expected tokens; chances are corrected by the
         mode's recent error."""
-        prices = self.control.prices(min(MOST_NODES, len(tree) - 1))
-        return tree.select(prices, self.control.rate / self.control.modes[mode].bias)
+        costs = self.control.verify_costs(min(MOST_NODES, len(tree) - 1))
+        return tree.select(costs, self.control.tokens_per_pass / self.control.modes[mode].bias)
 
     def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
         """Learn chances from the step's tokens, and costs from its times."""
@@ -118,9 +118,9 @@ class AdaptiveStrategy(Strategy):
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
         if self._candidates is None:
-            self._rest, self._before = max(0, self._rest - 1), None
-            control.record_rest(verify_ms, draft_ms)
-            self._rest_tokens += new
+            self._pause, self._before = max(0, self._pause - 1), None
+            control.record_pause(verify_ms, draft_ms)
+            self._pause_tokens += new
             return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
@@ -129,14 +129,15 @@ class AdaptiveStrategy(Strategy):
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
-        self._rest = control.rest()
+        self._pause = control.pause()
 
-    def _show_rest(self, sequence: SequenceState) -> None:
-        """Show the drafters the tokens of a rest."""
-        if self._rest_tokens:
+    def _show_pause(self, sequence: SequenceState) -> None:
+        """Show the drafters the tokens of a pause."""
+        if self._pause_tokens:
+            outcome = Outcome(self._pause_tokens, len(self._pause_tokens), in_use=False)
             for drafter in self.drafters:
-                drafter.observe(sequence, Outcome(self._rest_tokens, len(self._rest_tokens), False))
-            self._rest_tokens = []
+                drafter.observe(sequence, outcome)
+            self._pause_tokens = []
 
     # ---- report ----------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class PricedCandidates(Candidates):
     def __init__(self, sequence: SequenceState, strategy: AdaptiveStrategy) -> None:
         super().__init__(sequence, strategy.sampler, strategy.coupled, max_passes=CHAIN)
         self.calibration, self.control = strategy.learnt.calibration, strategy.control
-        self.least = 0.5 * self.control.rate * self.control.row
+        self.min_chance = 0.5 * self.control.tokens_per_pass * self.control.row
         self._rankings: list[tuple[int, Callable[[int], None]]] = []
 
     def add_ranking(
@@ -188,11 +189,12 @@ class PricedCandidates(Candidates):
         control = self.control
         self._observe_best(below, level)
         ahead = control.best_chance(level + 1)
-        kept = [one for one in _likeliest(below) if one[0] * ahead > control.rate * control.row]
-        gain = ahead * sum(chance for chance, _, _ in kept)
-        if gain < control.rate * (control.level + control.row * len(kept)):
+        min_chance = control.tokens_per_pass * control.row
+        grown = [one for one in _likeliest(below) if one[0] * ahead > min_chance]
+        gain = ahead * sum(chance for chance, _, _ in grown)
+        if gain < control.tokens_per_pass * (control.level + control.row * len(grown)):
             return [], []
-        return [node for _, node, _ in kept], [row for _, _, row in kept]
+        return [node for _, node, _ in grown], [row for _, _, row in grown]
 
     def learn(self, new: list[int]) -> None:
         """Let the calibration learn from a step's tokens, at rankings whose context they have."""
@@ -215,7 +217,7 @@ class PricedCandidates(Candidates):
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
         gain = self.tree.path_chance(nodes[0]) * control.best_chance(0)
-        return nodes[:1] if gain > control.rate * (control.level + control.row) else []
+        return nodes[:1] if gain > control.tokens_per_pass * (control.level + control.row) else []
 
     def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
         """The likeliest node, if one more draft pass is expected to gain more than it costs, and
@@ -225,12 +227,14 @@ class PricedCandidates(Candidates):
         control, name = self.control, self.drafter.name
         ahead, cost = self._observe_best(below, name), control.modes[name].pass_cost
         row = cost * (control.costs.verify(6) - 1) / 5  # cost of one more row in that pass
-        least = control.rate * (row + control.row)
+        min_chance = control.tokens_per_pass * (row + control.row)
         best, *others = _likeliest(below)[:per_pass]
-        kept = [best, *(other for other in others if other[0] * ahead > least)]
-        gain = ahead * sum(chance for chance, _, _ in kept)
-        price = cost + control.row * len(kept) + row * (len(kept) - 1)
-        return [] if gain < control.rate * price else [node for _, node, _ in kept]
+        grown = [best, *(other for other in others if other[0] * ahead > min_chance)]
+        gain = ahead * sum(chance for chance, _, _ in grown)
+        total_cost = cost + control.row * len(grown) + row * (len(grown) - 1)
+        if gain < control.tokens_per_pass * total_cost:
+            return []
+        return [node for _, node, _ in grown]
 
 
 def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:

@@ -88,14 +88,14 @@ class Calibration:
         """Each candidate's chance, and a function that learns from the token that the target chose
         there."""
         first, others = self._model(source)
-        made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
-        found = [(others if at else first).chance(x) for at, x in enumerate(made)]
-        total = sum(found)
+        inputs = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
+        chances = [(others if at else first).chance(x) for at, x in enumerate(inputs)]
+        total = sum(chances)
         if total > 0.98:  # at most one is right
-            found = [chance * 0.98 / total for chance in found]
+            chances = [chance * 0.98 / total for chance in chances]
 
         def learn(right: int) -> None:
             for at, token in enumerate(ranked.tokens):
-                (others if at else first).learn(made[at], (token == right) - found[at])
+                (others if at else first).learn(inputs[at], (token == right) - chances[at])
 
-        return found, learn
+        return chances, learn

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.costs import FIRST, KNOTS, LEVEL, ROW, CostEstimate, Costs
@@ -34,8 +35,8 @@ _TRIAL, _FIRST_WAIT, _LAST_WAIT = (
 _ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
 _LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
-_REST_AFTER, _REST_GAP = 8, 4  # steps without a draft until a rest; steps between rests
-_REST, _LONG_REST = 16, 128  # steps of a rest, first and longest
+_PAUSE_AFTER, _PAUSE_GAP = 8, 4  # steps without a draft until a pause; steps between pauses
+_PAUSE, _LONG_PAUSE = 16, 128  # steps of a pause, first and longest
 _IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
 _FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
 _FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
@@ -71,12 +72,12 @@ class _Mode:
     wait: int = _FIRST_WAIT  # steps from its next trial to the one after
     steps: int = 0
     learnt: int = 0  # steps in the means
-    made: int = 0  # tokens of all its steps
-    drafted: int = 0  # nodes below the root in all its steps
+    total_tokens: int = 0  # tokens of all its steps
+    total_nodes: int = 0  # nodes below the root in all its steps
     bias: float = 1.0  # accepted ÷ expected drafted tokens
-    judged: float = 4.0  # expected drafted tokens that the bias is averaged over
+    bias_weight: float = 4.0  # expected drafted tokens that the bias is averaged over
 
-    def foresee(self, expected: float, rows: int) -> float:
+    def observe_draft(self, expected: float, rows: int) -> float:
         """Learn what a step would draft; returns the weight of that in the means."""
         weight = max(_SLOW, 1 / (self.learnt + 3))
         self.learnt += 1
@@ -84,18 +85,19 @@ class _Mode:
         self.rows += weight * (rows - self.rows)
         return weight
 
-    def learn(self, expected: float, made: int, rows: int, draft: float | None) -> None:
+    def learn(self, expected: float, tokens: int, rows: int, draft: float | None) -> None:
         """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
-        weight = self.foresee(expected, rows)
+        weight = self.observe_draft(expected, rows)
         if draft is not None:
             self.draft += weight * (min(draft, 3 * self.draft + 0.1) - self.draft)
-        self.judge(expected - 1, made - 1)
+        self.update_bias(expected - 1, tokens - 1)
 
-    def judge(self, hoped: float, accepted: int) -> None:
+    def update_bias(self, expected: float, accepted: int) -> None:
         """Learn the bias from a step's drafted tokens."""
-        if hoped > 0.05:
-            self.judged = max(hoped, min(_BIAS_MEMORY, self.judged + hoped))
-            self.bias = min(1.3, max(0.3, self.bias + (accepted - hoped * self.bias) / self.judged))
+        if expected > 0.05:
+            self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
+            error = accepted - expected * self.bias
+            self.bias = min(1.3, max(0.3, self.bias + error / self.bias_weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class Control:
         biases: see `Learnt`.
 
     Attributes:
-        rate: current tokens per plain pass, those of the other sequences in the step included.
+        tokens_per_pass: current tokens per plain pass, those of the other sequences in the step
+            included.
         load: the other sequences in the step.
         remaining: new tokens still to come at most; None: unknown.
         row, level: cost of one more row in a verify pass, and of one level of heads, in plain
@@ -149,31 +152,42 @@ class Control:
         # asking the free drafters takes about .03 of a plain pass
         self.modes = {PLAIN: _Mode(1.0, 1, 0.03, bias=self.biases.get(PLAIN, 1.0))}
         for name, estimate in estimates.items():
-            known = (estimate.tokens, estimate.rows, estimate.price, estimate.pass_cost)
-            self.modes[name] = _Mode(*known, bias=self.biases.get(name, _FIRST_BIAS))
-        self.current, self.rate, self.timing_plain = PLAIN, 1.0, True
-        self.row, self.level = ROW, LEVEL
+            self.modes[name] = _Mode(
+                tokens=estimate.tokens,
+                rows=estimate.rows,
+                draft=estimate.draft_cost,
+                pass_cost=estimate.pass_cost,
+                bias=self.biases.get(name, _FIRST_BIAS),
+            )
+        self.current = PLAIN
+        self.tokens_per_pass = 1.0
+        self.timing_plain = True
+        self.row = ROW
+        self.level = LEVEL
         self._best_chances: dict[int | str, float] = {
             name: e.best_chance for name, e in estimates.items()
         }
         self._trial: list[str] = []  # modes of the next steps
-        self._step, self._last_bare = 0, 0
+        self._step = 0
+        self._last_bare = 0  # the last step that was the second without a draft in a row
         self.last = Drafted()
-        self._idle, self._rest = 0, _REST  # steps without a draft; length of the next rest
-        self._worth = self._spent = (
-            0.0  # milliseconds: of plain decoding for these tokens, and spent
-        )
+        self._idle = 0  # steps without a draft
+        self._next_pause = _PAUSE  # its length in steps
+        self._plain_ms = 0.0  # what plain decoding would have taken for these tokens
+        self._spent_ms = 0.0
 
     # ---- decisions -------------------------------------------------------------------------------
 
     def mode(self, context: int, load: BatchLoad = ALONE) -> str:
         """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same
         pass."""
-        self._step, self.load = self._step + 1, load
+        self._step += 1
+        self.load = load
         more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
         self.row = max(1e-6, more / 5)
-        found = [PLAIN, *(name for name, one in self.estimates.items() if context >= one.least)]
-        rates = {name: self.expected_rate(name) for name in found}
+        names = [PLAIN]
+        names += [name for name, one in self.estimates.items() if context >= one.min_cached]
+        rates = {name: self.expected_rate(name) for name in names}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
         self.timing_plain = self._step <= FIRST or self._step - self._last_bare >= _PLAIN_EVERY
@@ -182,7 +196,7 @@ class Control:
         if self._trial:
             return self._trial.pop()
         self._choose(rates)
-        self.rate = max(rates[self.current], rates[PLAIN])
+        self.tokens_per_pass = max(rates[self.current], rates[PLAIN])
         for name, mode in self.modes.items():
             if name in rates and name != self.current and self._step >= mode.next_trial:
                 mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST_WAIT, 2 * mode.wait)
@@ -205,9 +219,8 @@ class Control:
         """Whether a mode with this expected rate is worth a trial."""
         loads = name != PLAIN and self.estimates[name].loads
         few = self.remaining is not None and self.remaining < _LOAD_TOKENS
-        return (
-            not (loads and few) and rate > (_TRIAL_RATE if self.load == ALONE else 1.0) * self.rate
-        )
+        share = _TRIAL_RATE if self.load == ALONE else 1.0
+        return not (loads and few) and rate > share * self.tokens_per_pass
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
@@ -225,17 +238,16 @@ class Control:
         ours = (self.current, self.last.mode, *self._trial)
         return name in ours if name in self.modes else not self.timing_plain
 
-    def prices(self, most: int) -> list[float]:
+    def verify_costs(self, most: int) -> list[float]:
         """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made
         non-decreasing."""
-        beside = self.load.rows
-        return list(
-            accumulate((self.costs.verify(beside + rows) for rows in range(1, most + 2)), max)
-        )
+        others = self.load.rows
+        costs = (self.costs.verify(others + rows) for rows in range(1, most + 2))
+        return list(accumulate(costs, max))
 
     # ---- outcomes --------------------------------------------------------------------------------
 
-    def worth(self, name: str, expected: float, rows: int, chance: float) -> bool:
+    def should_ask(self, name: str, expected: float, rows: int, chance: float) -> bool:
         """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is
         learnt.
 
@@ -245,9 +257,10 @@ class Control:
             chance: that one of their candidates for the next token is right.
         """
         mode, plain = self.modes[name], self.modes[PLAIN]
-        plain.foresee(expected, rows)
-        gain, price = self.estimates[name].tokens - 1, self.rate * (mode.draft - plain.draft)
-        return name != self.current or 1 - chance > _ALWAYS or gain * (1 - chance) > price
+        plain.observe_draft(expected, rows)
+        gain = self.estimates[name].tokens - 1
+        cost = self.tokens_per_pass * (mode.draft - plain.draft)
+        return name != self.current or 1 - chance > _ALWAYS or gain * (1 - chance) > cost
 
     def drafted(self, tree: Drafted) -> None:
         """Take note of the step's tree."""
@@ -256,25 +269,23 @@ class Control:
         drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
         # neither a trial counts nor a step that only times a plain pass
         self._idle = 0 if drafts else self._idle + (tree.mode == PLAIN and not self.timing_plain)
-        self._rest = _REST if drafts else self._rest
+        self._next_pause = _PAUSE if drafts else self._next_pause
         self.last = tree
 
-    def rest(self) -> int:
+    def pause(self) -> int:
         """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and
-        asking costs time. Each rest is twice as long as the one before, until something is
+        asking costs time. Each pause is twice as long as the one before, until something is
         drafted."""
         costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
-        if self._trial or self._idle < _REST_AFTER or not costly:
+        if self._trial or self._idle < _PAUSE_AFTER or not costly:
             return 0
-        self._idle, rest, self._rest = (
-            _REST_AFTER - _REST_GAP,
-            self._rest,
-            min(_LONG_REST, 2 * self._rest),
-        )
-        return rest
+        pause = self._next_pause
+        self._next_pause = min(_LONG_PAUSE, 2 * pause)
+        self._idle = _PAUSE_AFTER - _PAUSE_GAP
+        return pause
 
-    def record_rest(self, verify_ms: float, draft_ms: float) -> None:
-        """Record a step during a rest, which yields one token."""
+    def record_pause(self, verify_ms: float, draft_ms: float) -> None:
+        """Record a step during a pause, which yields one token."""
         self.last, self.timing_plain = Drafted(), True
         self.record_step(1, 1, verify_ms, draft_ms)
 
@@ -285,21 +296,19 @@ class Control:
         if last.rows == rows:  # unless the end of the sequence cut the tree
             self.costs.observe(rows + self.load.rows, verify_ms)
         if not self.load.rows:
-            self._worth += tokens * self.costs.unit
-            self._spent += verify_ms + draft_ms
+            self._plain_ms += tokens * self.costs.unit
+            self._spent_ms += verify_ms + draft_ms
         draft = draft_ms / (self.costs.unit or 1e9)
         mode = self.modes[last.mode]
-        mode.steps, mode.made, mode.drafted = (
-            mode.steps + 1,
-            mode.made + tokens,
-            mode.drafted + rows - 1,
-        )
+        mode.steps += 1
+        mode.total_tokens += tokens
+        mode.total_nodes += rows - 1
         if not self.timing_plain:  # such a step says nothing about the free drafters
             mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
         self.biases[last.mode] = mode.bias
         expected = last.levels * self.level + last.passes * mode.pass_cost
         if not expected and last.mode != PLAIN:  # only the free drafters were asked
-            self.modes[PLAIN].judge(last.expected - 1, tokens - 1)
+            self.modes[PLAIN].update_bias(last.expected - 1, tokens - 1)
         if last.loaded or not expected:
             return
         ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))
@@ -319,23 +328,23 @@ class Control:
 
     # ---- reports ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> dict[str, Any]:
         """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over
         plain decoding at the measured time of a plain pass (None where too few were seen);
         ``modes``, the steps, tokens and nodes of each."""
         seen = {name: mode for name, mode in self.modes.items() if mode.steps}
         steps = sum(mode.steps for mode in seen.values())
-        nodes = sum(mode.drafted for mode in seen.values()) / steps
+        nodes = sum(mode.total_nodes for mode in seen.values()) / steps
         words = {PLAIN: _PLAIN_WORDS} | {name: e.words for name, e in self.estimates.items()}
         ranked = sorted(seen.items(), key=lambda pair: -pair[1].steps)
         shares = "; ".join(f"{words[name]} in {mode.steps / steps:.0%}" for name, mode in ranked)
         return {
             "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
-            "gain": self._worth / self._spent
-            if self._spent and self.modes[PLAIN].steps >= FIRST
+            "gain": self._plain_ms / self._spent_ms
+            if self._spent_ms and self.modes[PLAIN].steps >= FIRST
             else None,
             "modes": {
-                name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
+                name: {"steps": mode.steps, "tokens": mode.total_tokens, "nodes": mode.total_nodes}
                 for name, mode in seen.items()
             },
         }

@@ -78,8 +78,8 @@ class Costs:
         self._seen[at] += 1
         self._plain = 0 if at else self._plain + 1
         if not self.unit or (not at and self._seen[0] <= FIRST):  # the machine may be slow at first
-            found = milliseconds / self.verify(rows)
-            self.unit = min(found, self.unit or found)
+            unit = milliseconds / self.verify(rows)
+            self.unit = min(unit, self.unit or unit)
             return
         error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
         error = min(_OUTLIER, max(-_OUTLIER, error))
@@ -106,18 +106,18 @@ class CostEstimate:
         words: what it does, for the summary ("heads from the verified state").
         tokens: tokens per step, the target's own included.
         rows: rows of a step's verify pass.
-        price: time that drafting takes in a step.
+        draft_cost: time that drafting takes in a step.
         pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a
             drafter makes one pass after another; 0 for others.
-        least: it drafts only while at least so many tokens are cached.
+        min_cached: it drafts only while at least so many tokens are cached.
         loads: it must fill a cache first, so it is tried only where many tokens are still to come.
     """
 
     words: str
     tokens: float
     rows: int
-    price: float
+    draft_cost: float
     pass_cost: float = 0.0
     best_chance: float = 0.0
-    least: int = 0
+    min_cached: int = 0
     loads: bool = False

@@ -56,7 +56,7 @@ class TokenSwift(FixedTreeStrategy):
                 target, "important", self.budget, options.sinks, scratch=1, frozen=frozen
             )
         below = self.heads[0] if self.heads else None
-        self.partial = PartialDrafter(target, context, below, least=self.budget)
+        self.partial = PartialDrafter(target, context, below, min_cached=self.budget)
         coupled = options.candidates == "coupled"
         self.ngrams: list[Ngrams] = []
         if options.ngrams:
@@ -119,7 +119,7 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
             scratch=LONGEST + 1,
             frozen=options.cache == "partial",
         )
-        drafters.append(PartialDrafter(target, context, levels, least=context.budget))
+        drafters.append(PartialDrafter(target, context, levels, min_cached=context.budget))
     if options.draft_model is not None:
         model = resources.small_model(
             options.draft_model,

@@ -32,7 +32,8 @@ class Outcome:
         tokens: its new tokens, already part of ``sequence.tokens``.
         nodes: number of tokens that it committed to the cache.
         in_use: whether this drafter is in use (see `Control.uses`).
-        tree: the tree verified by ``sequence.last_pass``; None: outcome of several steps of a rest.
+        tree: the tree verified by ``sequence.last_pass``; None: outcome of several steps of a
+            pause.
     """
 
     tokens: list[int]
@@ -101,10 +102,10 @@ class Candidates:
         passes, levels: draft passes and levels of heads so far.
         loaded: whether drafting filled a cache, so that its time is not typical.
         drafter: the drafter that proposes now.
-        least: nodes with less chance than this are not worth a row, and need not be proposed.
+        min_chance: nodes with less chance than this are not worth a row, and need not be proposed.
     """
 
-    least = 0.0
+    min_chance = 0.0
     with_probs = False  # whether rankings need the candidates' probabilities
 
     def __init__(

@@ -113,7 +113,7 @@ class EagleDrafter(Drafter):
             "the EAGLE-3 drafter",
             tokens=1.9,
             rows=3,
-            price=2 * cost,
+            draft_cost=2 * cost,
             pass_cost=cost,
             best_chance=0.6,
         )

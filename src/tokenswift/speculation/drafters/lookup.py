@@ -96,7 +96,7 @@ class PromptLookup(Drafter):
             chance = self._chance(x)
             path_chance *= chance
             self._drafted.append(token)
-            if path_chance < candidates.least or token in sequence.eos:
+            if path_chance < candidates.min_chance or token in sequence.eos:
                 break
             node = candidates.add(node, token, chance)
 
@@ -184,15 +184,15 @@ class Ngrams(Drafter):
 
     Args:
         count: branches in a step (k).
-        least: only n-grams that occurred this often are drafted.
+        min_count: only n-grams that occurred this often are drafted.
         sampler: the target's choice rule.
         coupled: choose among frequent n-grams with the target's noise.
     """
 
     name, source = "ngrams", "ngram"
 
-    def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
-        self.count, self.least, self.sampler = count, least, sampler
+    def __init__(self, count: int, min_count: int, sampler: Sampler, coupled: bool) -> None:
+        self.count, self.min_count, self.sampler = count, min_count, sampler
         # with coupled drafting, the noise chooses from more n-grams than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
@@ -213,7 +213,9 @@ class Ngrams(Drafter):
 
     def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
         """The best n-grams that start with the token ``start``, at ``depth`` below the root."""
-        found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
+        found = [
+            entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.min_count
+        ]
         if len(found) <= self.count:
             return [followers for followers, _ in found]
         grams = torch.tensor([followers for followers, _ in found])

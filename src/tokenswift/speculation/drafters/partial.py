@@ -29,7 +29,7 @@ class SparseContext:
     Args:
         model: the target.
         policy: how positions are selected, see `kv.select`.
-        asked_budget, sinks: B and S, in tokens.
+        wanted_budget, sinks: B and S, in tokens.
         scratch: rows of draft passes in a step.
         refresh: new tokens after which the selection is repeated; None: once they have replaced all
             of it; 0: never.
@@ -44,7 +44,7 @@ class SparseContext:
 
     model: BaseTarget
     policy: str
-    asked_budget: int
+    wanted_budget: int
     sinks: int
     scratch: int
     refresh: int | None = None
@@ -53,12 +53,12 @@ class SparseContext:
     sparse: SparseCache | None = None
 
     def __post_init__(self) -> None:
-        self.budget = useful_budget(self.asked_budget, self.model.windows, self.sinks)
+        self.budget = useful_budget(self.wanted_budget, self.model.windows, self.sinks)
 
     def need(self, sure: bool = True) -> Need:
         """Memory of the cache."""
         size = (self.budget + self.scratch) * self.model.kv_bytes
-        return Need("budget", self.asked_budget, size, sure=sure)
+        return Need("budget", self.wanted_budget, size, sure=sure)
 
     def cache(self, sequence: SequenceState, candidates: Candidates) -> SparseCache:
         """The cache to draft over, without draft rows; a due selection is made first.
@@ -108,14 +108,14 @@ class PartialDrafter(Drafter):
         context: the partial cache; None: drafts over the full cache.
         heads: continue below the last pass; None: nothing does.
         source: see `Drafter`.
-        least: while the full cache holds fewer tokens than this, drafts over the full cache.
+        min_cached: while the full cache holds fewer tokens than this, drafts over the full cache.
     """
 
     model: BaseTarget
     context: SparseContext | None
     heads: HeadDrafter | None = None
     source: str = "head"
-    least: int = 0
+    min_cached: int = 0
     name = PARTIAL
     _prompt = 0  # length of the prompt
 
@@ -127,18 +127,25 @@ class PartialDrafter(Drafter):
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The partial cache, which is used once the sequence is longer than the budget."""
-        return [] if self.context is None else [self.context.need(text > self.least)]
+        return [] if self.context is None else [self.context.need(text > self.min_cached)]
 
     def estimate(self, costs: Costs) -> CostEstimate | None:
         """One pass, which reads the weights and the partial cache, and a level of heads."""
         if self.context is None:
             return None
         model, budget = self.model, self.context.budget
-        kept, cached = budget * model.kv_bytes, max(budget, self._prompt) * model.kv_bytes
-        cost = (model.weight_bytes + kept) / (model.weight_bytes + cached)
-        words, price = "passes over the partial cache", cost + LEVEL
+        partial_bytes = budget * model.kv_bytes
+        full_bytes = max(budget, self._prompt) * model.kv_bytes
+        cost = (model.weight_bytes + partial_bytes) / (model.weight_bytes + full_bytes)
         return CostEstimate(
-            words, 2.1, 4, price, pass_cost=cost, best_chance=0.85, least=budget, loads=True
+            "passes over the partial cache",
+            tokens=2.1,
+            rows=4,
+            draft_cost=cost + LEVEL,
+            pass_cost=cost,
+            best_chance=0.85,
+            min_cached=budget,
+            loads=True,
         )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
@@ -146,7 +153,7 @@ class PartialDrafter(Drafter):
         if sequence.last_pass is None:
             return
         context, sparse, full = self.context, None, sequence.cache
-        if context is not None and full.length >= self.least:
+        if context is not None and full.length >= self.min_cached:
             sparse = context.cache(sequence, candidates)
         cache: KVCache = full if sparse is None else sparse
         start = len(sequence.tokens) - 1

@@ -94,7 +94,7 @@ class Recycle(Drafter):
         heap = [(-1.0, 0)]
         while heap and len(self._places) < EXPANDED:
             chance, node = heapq.heappop(heap)
-            if -chance < candidates.least:
+            if -chance < candidates.min_chance:
                 break
             children = self._expand(candidates, sequence.tokens, node, -chance) | {
                 *below.get(node, ())
@@ -131,7 +131,7 @@ class Recycle(Drafter):
             child = tree.child(node, tokens[at])
             if child is not None:
                 tree.chances[child] = max(tree.chances[child], chance)
-            elif above * chance >= candidates.least:
+            elif above * chance >= candidates.min_chance:
                 child = candidates.add(node, tokens[at], chance)
             found.update(() if child is None else (child,))
         self._places.append((path, kinds))
