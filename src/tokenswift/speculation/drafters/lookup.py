@@ -40,7 +40,7 @@ from tokenswift.speculation.sequence_state import SequenceState
 LENGTH = 4  # n of the n-grams that are drafted
 LEAST = 3  # length of a match at least
 MOST = 32  # length of a match that is compared, and of a draft, at most
-_KEPT_PLACES = 4  # occurrences kept of the same LEAST tokens, the newest ones
+_MAX_PLACES = 4  # occurrences remembered of the same LEAST tokens, the newest ones
 _BEHIND = 0.12  # counts as a matching token where a match goes on behind a wrong one
 _NEAR = 4  # tokens before a copied one of which the share of new ones counts
 _MEMORY = 0.9  # weight of the past in the running share of right predictions
@@ -125,13 +125,13 @@ class PromptLookup(Drafter):
             if known and self._agreed < LEAST:
                 self._follow, self._agreed = known[-1], LEAST
             known.append(len(text))
-            if len(known) > _KEPT_PLACES:
+            if len(known) > _MAX_PLACES:
                 del known[0]
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its
         length."""
-        text, found = self._text, []
+        text, matches = self._text, []
         for place in self._places.get(tuple(text[-LEAST:]), ())[
             :-1
         ]:  # the last one is the text's end
@@ -140,9 +140,9 @@ class PromptLookup(Drafter):
                 agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]
             ):
                 agreed += 1
-            found.append((agreed, place))
-        found.sort(reverse=True)
-        return [place for _, place in found], found[0][0] if found else 0
+            matches.append((agreed, place))
+        matches.sort(reverse=True)
+        return [place for _, place in matches], matches[0][0] if matches else 0
 
 
 class NgramTable:
@@ -213,18 +213,18 @@ class Ngrams(Drafter):
 
     def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
         """The best n-grams that start with the token ``start``, at ``depth`` below the root."""
-        found = [
+        entries = [
             entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.min_count
         ]
-        if len(found) <= self.count:
-            return [followers for followers, _ in found]
-        grams = torch.tensor([followers for followers, _ in found])
-        score = torch.tensor([math.log(count) for _, count in found])
+        if len(entries) <= self.count:
+            return [followers for followers, _ in entries]
+        grams = torch.tensor([followers for followers, _ in entries])
+        score = torch.tensor([math.log(count) for _, count in entries])
         for i in range(grams.shape[1]):
             place = len(sequence.tokens) + depth + i
             score = score + gumbels_of(self.sampler.params.seed, place, grams[:, i])
         best = score.topk(self.count).indices.tolist()
-        return [found[i][0] for i in best]
+        return [entries[i][0] for i in best]
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Count the new n-grams."""
