@@ -145,18 +145,23 @@ class Candidates:
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree, known, found, told = self.tree, set[int](), set[int](), {*among}
-        for end in sorted(told, reverse=True):  # from the ends of paths: one query for a whole path
-            if end in known:
+        tree = self.tree
+        wanted = {*among}
+        covered = set[int]()
+        refused = set[int]()
+        for end in sorted(
+            wanted, reverse=True
+        ):  # from the ends of paths: one query for a whole path
+            if end in covered:
                 continue
             nodes, node = list[int](), end
             while node > 0:
                 nodes.append(node)
                 node = tree.parents[node]
             reached = masks.reach(self.text, self.path(end)) - len(self.ahead)
-            known.update(nodes)
-            found.update(told.intersection(nodes[: len(nodes) - max(0, reached)]))
-        return found
+            covered.update(nodes)
+            refused.update(wanted.intersection(nodes[: len(nodes) - max(0, reached)]))
+        return refused
 
     # ---- called by drafters ----------------------------------------------------------------------
 
@@ -205,11 +210,12 @@ class Candidates:
         if self.with_probs:  # every node is ranked with its own context
             logits = logits.expand(len(nodes), -1)
         rows = self._rows(nodes[: len(logits)], logits, subset)
-        found = self._ranked(rows)
-        if len(found) < len(nodes):
-            found *= len(nodes)
+        rankings = self._ranked(rows)
+        if len(rankings) < len(nodes):
+            rankings *= len(nodes)
         return [
-            self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)
+            self.add_ranking(node, row, level, kind)
+            for node, row in zip(nodes, rankings, strict=True)
         ]
 
     def _ranked(self, rows: LogitRows) -> list[Ranked]:
@@ -321,12 +327,12 @@ class DraftVocabulary:
     ) -> None:
         self.model, self.size, parts = model, size, list[Tensor]()
         if frequent is not None:
-            own = torch.tensor(prompt, dtype=torch.long).unique()
-            parts = [frequent, own[~torch.isin(own, frequent.cpu())]]
+            prompt_ids = torch.tensor(prompt, dtype=torch.long).unique()
+            parts = [frequent, prompt_ids[~torch.isin(prompt_ids, frequent.cpu())]]
         parts = [ids[ids < min(size, model.vocab_size)] for ids in parts]
-        kept = [ids.to(model.device) for ids in parts if len(ids)]
-        self.rows = [model.head_rows(ids) for ids in kept]
-        self.subset = Subset(torch.cat(kept), size) if kept else None
+        columns = [ids.to(model.device) for ids in parts if len(ids)]
+        self.rows = [model.head_rows(ids) for ids in columns]
+        self.subset = Subset(torch.cat(columns), size) if columns else None
 
     def project(self, normed: Tensor) -> Tensor:
         """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the
