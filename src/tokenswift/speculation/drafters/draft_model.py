@@ -52,7 +52,7 @@ class ModelContext:
     _known = 0  # committed tokens that the model has run
     _shift = 0  # a token's position in the sequence minus its position in the model
     _origin = None  # the sinks' keys as first written, (layers, K, S, d)
-    _turned = 0  # positions that the sinks' keys have been rotated by
+    _sinks_turned = 0  # positions that the sinks' keys have been rotated by
 
     def __post_init__(self) -> None:
         self.budget = min([self.budget, *(w for w in self.model.windows if w is not None)])
@@ -131,9 +131,9 @@ class ModelContext:
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
         """Commit the draft rows whose tokens were accepted (the last of ``tokens`` is the root)."""
-        kept = len(commonprefix((self._drafted, tokens[self._known : -1])))
-        self._cache.commit_drafted(kept, self._known)
-        self._known += kept
+        accepted = len(commonprefix((self._drafted, tokens[self._known : -1])))
+        self._cache.commit_drafted(accepted, self._known)
+        self._known += accepted
         self._drafted = []
         self._rotate()
 
@@ -149,9 +149,9 @@ class ModelContext:
             cache.turn_window(-gap, self.model.rotary.single())
             self._shift += gap
             gap = 0
-        if gap != self._turned:
+        if gap != self._sinks_turned:
             cache.turn_sinks(gap, self.model.rotary.single(), self._origin)
-            self._turned = gap
+            self._sinks_turned = gap
 
 
 class ModelDrafter(Drafter):
