@@ -93,8 +93,8 @@ class EagleConfig:
 
     def rotary(self) -> Rotary:
         """The drafter's own rotary positions."""
-        said = {"rope_parameters": dict(self.rope), "head_dim": self.head_dim}
-        return rotary_of_config(SimpleNamespace(**said, max_position_embeddings=None))
+        settings = {"rope_parameters": dict(self.rope), "head_dim": self.head_dim}
+        return rotary_of_config(SimpleNamespace(**settings, max_position_embeddings=None))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of its tensors, those of :data:`SHARED` included that it may have."""

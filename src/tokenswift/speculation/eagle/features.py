@@ -37,12 +37,15 @@ class Features:
         any."""
         if not self._parts:
             return None
-        found = self._at, self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1)
+        unread = (
+            self._at,
+            self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1),
+        )
         self._parts, self._at = [], self._end
-        return found
+        return unread
 
     def copy(self) -> Features:
         """Another store of the same."""
-        made = Features(self.most)
-        made._parts, made._at, made._end = list(self._parts), self._at, self._end
-        return made
+        store = Features(self.most)
+        store._parts, store._at, store._end = list(self._parts), self._at, self._end
+        return store

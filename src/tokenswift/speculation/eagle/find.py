@@ -57,9 +57,9 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
     """
     if not isinstance(wanted, EagleWeights):
         wanted = load_eagle(place_of(str(wanted)), target.config)
-    made = EagleModel(wanted, target)
+    model = EagleModel(wanted, target)
     target.set_feature_layers(wanted.config.feature_layers)
-    return made
+    return model
 
 
 def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
@@ -71,14 +71,14 @@ def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
     """
     for file in trained_files(".gguf"):
         with left_out(file):
-            said: Any = GgufFile(file).metadata.get(BASE)
+            sample: Any = GgufFile(file).metadata.get(BASE)
             if (
-                isinstance(said, list)
-                and len(said) == len(base.sample)
-                and {*map(type, said)} == {float}
+                isinstance(sample, list)
+                and len(sample) == len(base.sample)
+                and {*map(type, sample)} == {float}
             ):
-                made = replace(base, sample=torch.tensor(said, dtype=torch.float32))
-                if made.distance(base) <= TOLERANCE:
+                identity = replace(base, sample=torch.tensor(sample, dtype=torch.float32))
+                if identity.distance(base) <= TOLERANCE:
                     return _modest(load_eagle(file, target.config), target)
     return None
 
