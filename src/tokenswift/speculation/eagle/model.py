@@ -58,7 +58,7 @@ class EagleModel:
 
     def __init__(self, weights: EagleWeights, target: BaseTarget) -> None:
         self.name, self.config, self.target = weights.name, weights.config, target
-        config, given = weights.config, weights.tensors
+        config, tensors = weights.config, weights.tensors
         self.window = min(config.window or WINDOW, config.trained)
         self.backend: Any = getattr(target.backend, "head", target.backend)
         self._dtype = torch.float32 if target.int8 else target.dtype
@@ -75,15 +75,15 @@ class EagleModel:
 
         def vector(*names: str) -> Any:
             """Norms or biases in one, or None."""
-            found = [unstored(given[name], torch.float32) for name in names if name in given]
-            return torch.cat(found).to(device) if found else None
+            parts = [unstored(tensors[name], torch.float32) for name in names if name in tensors]
+            return torch.cat(parts).to(device) if parts else None
 
-        halves = [_halves(given[name], config.hidden) for name in "qkv"]
+        halves = [_halves(tensors[name], config.hidden) for name in "qkv"]
         layer = LayerWeights(
             qkv=packed(*(features for _, features in halves)),
-            out=packed(given["o"]),
-            gate_up=packed(given["gate"], given["up"]),
-            down=packed(given["down"]),
+            out=packed(tensors["o"]),
+            gate_up=packed(tensors["gate"], tensors["up"]),
+            down=packed(tensors["down"]),
             norm=None if config.norm_before_residual else vector("hidden_norm"),
             mlp_norm=vector("post_norm"),
             qkv_bias=vector("q_bias", "k_bias", "v_bias"),
@@ -95,19 +95,21 @@ class EagleModel:
             beside_norm=vector("input_norm"),
         )
         self._hidden_norm, self._final = vector("hidden_norm"), vector("norm")
-        self._whole_norm = vector("features_norm")
+        self._features_norm = vector("features_norm")
         self._each_norm = [
-            vector(f"fc_norm.{n}") for n in range(FEATURES) if f"fc_norm.{n}" in given
+            vector(f"fc_norm.{n}") for n in range(FEATURES) if f"fc_norm.{n}" in tensors
         ]
-        self._fc = packed(given["fc"])
-        self._embedding = self._kept(given["embed"]) if "embed" in given else None
-        self._head = packed(given["lm_head"]) if "lm_head" in given else None
-        self._narrow = [packed(given[name]) for name in ("embed_proj", "out_proj") if name in given]
+        self._fc = packed(tensors["fc"])
+        self._embedding = self._row_table(tensors["embed"]) if "embed" in tensors else None
+        self._head = packed(tensors["lm_head"]) if "lm_head" in tensors else None
+        self._narrow = [
+            packed(tensors[name]) for name in ("embed_proj", "out_proj") if name in tensors
+        ]
         d2t = None if weights.d2t is None else weights.d2t.to(device)
         self.subset = None if d2t is None else Subset(d2t, target.vocab_size)
         self._rows = None if d2t is None or self._head is not None else target.head_rows(d2t)
-        own = [self._fc, *self._narrow, *([] if self._head is None else [self._head])]
-        self.weight_bytes = sum(weight.nbytes for weight in [*layer.packed(), *own])
+        others = [self._fc, *self._narrow, *([] if self._head is None else [self._head])]
+        self.weight_bytes = sum(weight.nbytes for weight in [*layer.packed(), *others])
         stored = all(weight.stored for weight in layer.packed())
         dtype = torch.float32 if stored else self._dtype
         self.shape = Shape(
@@ -125,7 +127,7 @@ class EagleModel:
         )
         self._body = self.backend.body(self.shape, [layer])
 
-    def _kept(self, embedding: Tensor | Stored) -> Tensor | Packed:
+    def _row_table(self, embedding: Tensor | Stored) -> Tensor | Packed:
         """An embedding, whose rows are taken one by one."""
         if isinstance(embedding, Stored) and self.backend.formats:
             return self.backend.pack(embedding, self._dtype)
@@ -167,8 +169,8 @@ class EagleModel:
                 backend.norm(part.contiguous(), norm, eps, torch.float32) for part, norm in pairs
             ]
         rows = torch.cat(parts, dim=1)
-        if self._whole_norm is not None:
-            rows = backend.norm(rows, self._whole_norm, eps, torch.float32)
+        if self._features_norm is not None:
+            rows = backend.norm(rows, self._features_norm, eps, torch.float32)
         return backend.draft_product(rows.to(self._dtype), self._fc)
 
     @torch.inference_mode()
@@ -194,14 +196,14 @@ class EagleModel:
             positions = torch.tensor([at - 1 + len(path) for path in row_paths(count, parents)])
         segment = Segment(ids, positions, cast(KVCache, cache), parents)
         batch = self.backend.batch([segment], self.shape)
-        beside = self._embed(batch.tokens)
+        embeds = self._embed(batch.tokens)
         if self.config.norm_before_residual:
             states = self.backend.norm(states, self._hidden_norm, self.config.eps, torch.float32)
-        made = torch.zeros_like(beside)  # also rows that fill up the batch
-        made[:count] = states
+        rows = torch.zeros_like(embeds)  # also rows that fill up the batch
+        rows[:count] = states
         angles = self._angles.at(batch.positions)
-        self.backend.layers(self._body, made, *angles, batch, keep=False, beside=beside)
-        return made[:count]
+        self.backend.layers(self._body, rows, *angles, batch, keep=False, beside=embeds)
+        return rows[:count]
 
     def _embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
         if self._embedding is None:
@@ -214,16 +216,16 @@ class EagleModel:
         return self._embedding[tokens].float()
 
     @torch.inference_mode()
-    def fed_back(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
+    def fed_back(self, states: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
         """The states that the next rows read, of what :meth:`run` made."""
         final = (self._final, self.config.eps, torch.float32)
-        return self.backend.norm(made, *final) if self.config.norm_output else made
+        return self.backend.norm(states, *final) if self.config.norm_output else states
 
     @torch.inference_mode()
-    def logits(self, made: Float[Tensor, "n H"]) -> Float[Tensor, "n S"]:
+    def logits(self, states: Float[Tensor, "n H"]) -> Float[Tensor, "n S"]:
         """Of the tokens behind those that rows were run with, from what :meth:`run` made; a column
         for each token of :attr:`subset`."""
-        normed = self.backend.norm(made, self._final, self.config.eps, self._dtype)
+        normed = self.backend.norm(states, self._final, self.config.eps, self._dtype)
         if self._narrow:
             normed = self.backend.draft_product(normed, self._narrow[1]).to(self._dtype)
         if self._head is None:
