@@ -138,11 +138,11 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
 
 
 def _sampled(
-    config: HeadsConfig, name: str, found: Mapping[str, Entry], label: str
+    config: HeadsConfig, name: str, tensors: Mapping[str, Entry], label: str
 ) -> BaseIdentity:
-    if SAMPLE not in found:
+    if SAMPLE not in tensors:
         raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
-    return BaseIdentity(name, config.hidden_size, config.vocab_size, found[SAMPLE].get().float())
+    return BaseIdentity(name, config.hidden_size, config.vocab_size, tensors[SAMPLE].get().float())
 
 
 def _unpacked(entry: Entry) -> Entry:
@@ -153,22 +153,22 @@ def _unpacked(entry: Entry) -> Entry:
     return Entry(entry.name, shape, "F32", lambda: Stored(Q8_0, entry.get()))
 
 
-def _built(config: HeadsConfig, found: Mapping[str, Entry], label: str) -> Heads:
+def _built(config: HeadsConfig, entries: Mapping[str, Entry], label: str) -> Heads:
     with torch.device("meta"):
         heads = Heads(
             config
         )  # without memory, and without the random numbers that modules begin with
     shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
-    tensors = read_tensors(found, shapes, label)
-    floats = {name: unstored(value, torch.float32).clone() for name, value in tensors.items()}
+    stored = read_tensors(entries, shapes, label)
+    floats = {name: unstored(value, torch.float32).clone() for name, value in stored.items()}
     heads.load_state_dict(floats, assign=True)
     return heads.eval().requires_grad_(False)
 
 
 def _header(path: Path) -> _Header:
-    said = (open_weights(path, "heads file").metadata() or {}).get(METADATA_KEY, "null")
+    text = (open_weights(path, "heads file").metadata() or {}).get(METADATA_KEY, "null")
     try:
-        return msgspec.json.decode(said, type=_Header)
+        return msgspec.json.decode(text, type=_Header)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(
             f"{path} holds no draft heads ({line_of(error)}); valid: a heads file"
@@ -178,7 +178,7 @@ def _header(path: Path) -> _Header:
 def kind_for(path: Path, host: HeadsHost) -> str | None:
     """The kind of a file's heads where they were made for this model, or for its weights quantized.
     Only the header and the sample are read."""
-    found = {entry.name: entry for entry in entries_of(path, "heads file")}
+    entries = {entry.name: entry for entry in entries_of(path, "heads file")}
     config = _header(path).heads
-    distance = _sampled(config, "", found, f"heads {path}").distance(host.base)
+    distance = _sampled(config, "", entries, f"heads {path}").distance(host.base)
     return config.kind if distance <= ROUNDED else None

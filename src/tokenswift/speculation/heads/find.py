@@ -68,8 +68,8 @@ def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
     shipped = shipped_files(HEADS)
     for path in (*trained_files(HEADS), *shipped):
         with left_out(path):
-            found = kind_for(path, host)
-            if found is not None and kind in (None, found):
+            file_kind = kind_for(path, host)
+            if file_kind is not None and kind in (None, file_kind):
                 heads = read_heads(path)[0].to(dtype=host.dtype, device=host.device)
                 heads.source = f"{path.name} (shipped)" if path in shipped else heads.source
                 return heads

@@ -82,13 +82,13 @@ class Heads(nn.Module):
             fits and backend.fused and self.config.hidden_size % 2 == self.config.inner % 2 == 0
         ):
             return self
-        made = copy.deepcopy(self)
-        made.on_kernels = True
-        for name, part in list(made.named_modules()):
+        heads = copy.deepcopy(self)
+        heads.on_kernels = True
+        for name, part in list(heads.named_modules()):
             if isinstance(part, nn.Linear | nn.RMSNorm):
-                above, _, own = name.rpartition(".")
-                setattr(made.get_submodule(above), own, _Kernel(part, backend, int8))
-        return made
+                parent, _, child = name.rpartition(".")
+                setattr(heads.get_submodule(parent), child, _Kernel(part, backend, int8))
+        return heads
 
     def advance(
         self,
