@@ -100,12 +100,12 @@ def _draws(
     mass = scores.to(torch.float64).softmax(-1).cumsum(-1)
     numbers = torch.tensor(paths, device=scores.device)
     uniform = uniforms_(noise_bits(sampler.params.seed ^ _PUBLISHED, position, numbers))
-    found = torch.zeros_like(numbers)
+    drawn = torch.zeros_like(numbers)
     for row, node in enumerate(rows):
         here = torch.tensor([i for i, at in enumerate(nodes) if at == node], device=scores.device)
         # the first token whose cumulative mass exceeds the draw has positive mass itself
-        found[here] = torch.searchsorted(mass[row], uniform[here] * mass[row, -1], right=True)
-    return found.clamp_(max=scores.shape[-1] - 1).tolist()
+        drawn[here] = torch.searchsorted(mass[row], uniform[here] * mass[row, -1], right=True)
+    return drawn.clamp_(max=scores.shape[-1] - 1).tolist()
 
 
 PUBLISHED = AcceptanceRule("published", accept_published, is_exact=False)
