@@ -62,8 +62,8 @@ class Resources:
         self._packed: dict[Heads, Heads] = {}
         self._learnt: dict[int, Learnt] = {}  # by number of threads
         self.lock = Lock()
-        with ThreadPoolExecutor(1) as beside:  # the tokenizer is made while weights are packed
-            unnamed = beside.submit(source.unnamed_rows)
+        with ThreadPoolExecutor(1) as background:  # the tokenizer is made while weights are packed
+            unnamed = background.submit(source.unnamed_rows)
             self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         if rows := unnamed.result():
