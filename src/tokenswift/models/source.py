@@ -87,8 +87,8 @@ class Source:
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids within the model's vocabulary."""
-        found, rows = self._ends()
-        return {token for token in found | self._turn_ends if 0 <= token < rows}
+        ends, rows = self._ends()
+        return {token for token in ends | self._turn_ends if 0 <= token < rows}
 
     def unnamed_rows(self) -> list[int]:
         """Rows of the LM head that no token names."""
@@ -198,10 +198,10 @@ class FromFiles(Source):
         files, kind = self._files, self._how.weights
         files.check_unchanged()
         named = ((name, entry.get()) for name, entry in sorted(files.weights.entries.items()))
-        found = identity_of(files.config, files.weights.dtype, named)
-        if kind not in ("stored", "float32", found["dtype"]):
-            found["weights"] = digest_of([found["weights"], kind], 32)
-        return found
+        identity = identity_of(files.config, files.weights.dtype, named)
+        if kind not in ("stored", "float32", identity["dtype"]):
+            identity["weights"] = digest_of([identity["weights"], kind], 32)
+        return identity
 
     def _ends(self) -> tuple[set[int], int]:
         return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
