@@ -149,9 +149,8 @@ class Candidates:
         wanted = {*among}
         covered = set[int]()
         refused = set[int]()
-        for end in sorted(
-            wanted, reverse=True
-        ):  # from the ends of paths: one query for a whole path
+        # from the ends of paths: one query for all nodes of a path
+        for end in sorted(wanted, reverse=True):
             if end in covered:
                 continue
             nodes, node = list[int](), end

@@ -37,12 +37,10 @@ class Features:
         any."""
         if not self._parts:
             return None
-        unread = (
-            self._at,
-            self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1),
-        )
+        start = self._at
+        features = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1)
         self._parts, self._at = [], self._end
-        return unread
+        return start, features
 
     def copy(self) -> Features:
         """Another store of the same."""
