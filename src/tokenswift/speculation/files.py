@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def read_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     where: str,
     optional: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, Tensor | Stored]:
     """Read tensors by our names: a `Tensor` each, or a `Stored` as a GGUF file holds it.
 
     Args:
@@ -73,7 +72,7 @@ def read_tensors(
 
 
 def _finite(entry: Entry, where: str) -> Tensor | Stored:
-    values: Any = entry.get()
+    values: Tensor | Stored = entry.get()
     for start in range(0, len(values), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
         part = (

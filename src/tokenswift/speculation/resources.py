@@ -99,7 +99,7 @@ class Resources:
 
     def small_model(
         self,
-        name: Any,
+        name: object,
         option: tuple[str, object],
         *,
         size: int,

@@ -200,8 +200,7 @@ class Candidates:
         each node.
 
         An invalid row gives no candidates: heads and draft models may overflow, or hold NaN, where
-            the target
-        does not.
+        the target does not.
 
         Args:
             subset: the tokens of the columns; None: the whole vocabulary.

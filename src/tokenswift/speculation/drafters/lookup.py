@@ -1,9 +1,8 @@
 """Free drafters: reuse of the text so far, and text that a grammar forces.
 
 *Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before,
-    draft what
-followed them, up to 32 tokens. Besides the length of the match, these features give each token's
-chance:
+draft what followed them, up to 32 tokens. Besides the length of the match, these features give each
+token's chance:
 
 - whether other occurrences of the same tokens continue alike;
 - whether the copied token was *new* in its place, that is not predicted by a match itself (a line
@@ -12,13 +11,11 @@ chance:
 - how often copies were right lately.
 
 A wrong token does not end a match: it is followed further, until a better one is found. A copy ends
-    where the
-text would: what comes after a question or an answer is not drafted.
+where the text would: what comes after a question or an answer is not drafted.
 
 *N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that
-    followed
-it, the most frequent first. An n-gram is counted once it is older than the penalty window: a
-younger one would be penalised and rejected.
+followed it, the most frequent first. An n-gram is counted once it is older than the penalty window:
+a younger one would be penalised and rejected.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -48,6 +48,15 @@ NAMES = {
     "out_proj": ("out_proj.weight", "out_proj.weight", "TH", "narrow"),
     "d2t": ("d2t", "d2t", "D", "d2t"),
 }
+
+
+class TargetConfig(Protocol):
+    """What a drafter has to fit, as configs of transformers and `loader.config.completed` call
+    it."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
 
 
 @dataclass(frozen=True, slots=True)

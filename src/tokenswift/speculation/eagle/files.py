@@ -20,7 +20,14 @@ from tokenswift.loader.config import check_numbers, positions_said, refusal
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import CALLED, GgufFile, positions, read_tensor
 from tokenswift.loader.weights import Entry
-from tokenswift.speculation.eagle.config import FEATURES, NAMES, SHARED, EagleConfig, EagleWeights
+from tokenswift.speculation.eagle.config import (
+    FEATURES,
+    NAMES,
+    SHARED,
+    EagleConfig,
+    EagleWeights,
+    TargetConfig,
+)
 from tokenswift.speculation.files import read_tensors, tensors_in
 from tokenswift.types import InputError, integer_of
 
@@ -41,7 +48,7 @@ REQUIRED = (
 )
 
 
-def load_eagle(path: str | Path, target: Any) -> EagleWeights:
+def load_eagle(path: str | Path, target: TargetConfig) -> EagleWeights:
     """A drafter's weights for a target.
 
     Args:
@@ -136,7 +143,7 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]
 
 
 def _config(
-    settings: Mapping[str, Any], names: Collection[str], size: int, target: Any, where: str
+    settings: Mapping[str, Any], names: Collection[str], size: int, target: TargetConfig, where: str
 ) -> EagleConfig:
     """The drafter that a checkpoint describes; ``size``: tokens that it names."""
     check_numbers({"head_dim": None} | dict(settings), where)
@@ -184,7 +191,7 @@ def _config(
     )
 
 
-def _layers(ids: Any, target: Any, where: str) -> tuple[int, ...]:
+def _layers(ids: object, target: TargetConfig, where: str) -> tuple[int, ...]:
     """The target's layers whose input is a feature. Checkpoints name those; some, which begin with
     1, the layers before, whose output it is; and some none."""
     layers = target.num_hidden_layers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ def eagle_trained(base: BaseIdentity, target: Target) -> EagleModel | None:
     """
     for file in trained_files(".gguf"):
         with left_out(file):
-            sample: Any = GgufFile(file).metadata.get(BASE)
+            sample = GgufFile(file).metadata.get(BASE)
             if (
                 isinstance(sample, list)
                 and len(sample) == len(base.sample)

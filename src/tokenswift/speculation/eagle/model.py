@@ -73,7 +73,7 @@ class EagleModel:
             dense = torch.cat([unstored(part, self._dtype) for part in parts]).to(device)
             return self.backend.pack_for_drafts(dense, target.int8)
 
-        def vector(*names: str) -> Any:
+        def vector(*names: str) -> Tensor | None:
             """Norms or biases in one, or None."""
             parts = [unstored(tensors[name], torch.float32) for name in names if name in tensors]
             return torch.cat(parts).to(device) if parts else None
