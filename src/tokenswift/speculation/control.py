@@ -22,21 +22,21 @@ from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
 _PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
-_SLOW, _FAST = 1 / 32, 1 / 16  # smallest weight of a new value in a running mean
+_SLOW = 1 / 32  # smallest weight of a new value in a mode's running means
+_FAST = 1 / 16  # weight of a new value in other running means
 _BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
-_MARGIN = (
-    1.02  # a mode takes over when its rate is this many times the current one's; plain at once
-)
-_TRIAL, _FIRST_WAIT, _LAST_WAIT = (
-    4,
-    16,
-    1024,
-)  # steps of a trial; steps between trials, first and last
+# a mode takes over when its rate is this many times the current one's; plain at once
+_MARGIN = 1.02
+_TRIAL = 4  # steps of a trial
+_FIRST_WAIT = 16  # steps between trials at first; then twice as many each time
+_LAST_WAIT = 1024  # at most
 _ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
 _LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
-_PAUSE_AFTER, _PAUSE_GAP = 8, 4  # steps without a draft until a pause; steps between pauses
-_PAUSE, _LONG_PAUSE = 16, 128  # steps of a pause, first and longest
+_PAUSE_AFTER = 8  # steps without a draft until a pause
+_PAUSE_GAP = 4  # steps between pauses
+_PAUSE = 16  # steps of the first pause
+_LONG_PAUSE = 128  # steps of the longest
 _IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
 _FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
 _FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen

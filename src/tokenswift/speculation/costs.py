@@ -10,31 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-KNOTS = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-)  # row counts with a cost of their own
+# row counts with a cost of their own
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROW = 0.1  # initial cost of one more row in a pass, in plain passes
 LEVEL = 0.1  # initial cost of a level of heads, in plain passes
 FIRST = 3  # plain steps at the start; the fastest of them sets the unit
-_OUTLIER = math.log(
-    1.5
-)  # log error of a time is clipped to this: the machine was busy for a moment
-_UNIT, _RATIO = 1 / 8, 1 / 32  # smallest weight of a new time in the unit, and in a ratio
+# log error of a time is clipped to this: the machine was busy for a moment
+_OUTLIER = math.log(1.5)
+_UNIT = 1 / 8  # smallest weight of a new time in the unit
+_RATIO = 1 / 32  # the same in a ratio
 _ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
 

@@ -35,10 +35,8 @@ SLOTS = 1 << 15  # contexts in the table
 _SLOT = 250  # bytes of one, about
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # bounds between classes of shares
 _PRIOR = (0.15, 0.4, 0.7)  # initial chance of a candidate ÷ its share, by the length of the context
-_FIRST, _DECAY = (
-    4.0,
-    0.99,
-)  # weight of that in outcomes, and decay of older outcomes with each new one
+_FIRST = 4.0  # weight of that in outcomes
+_DECAY = 0.99  # of older outcomes with each new one
 
 
 class Rankings:
