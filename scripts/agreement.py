@@ -23,8 +23,8 @@ from tokenswift import LLM
 from tokenswift.loader.config import HEAD
 from tokenswift.loader.weights import unstored
 from tokenswift.speculation.drafters.eagle import NARROW_NOISE
-from tokenswift.speculation.eagle import load_eagle
-from tokenswift.speculation.heads import read_heads
+from tokenswift.speculation.eagle.files import load_eagle
+from tokenswift.speculation.heads.files import read_heads
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
 from tokenswift.train.loop import FrozenBase, Student

@@ -1,4 +1,4 @@
-"""Fit the weights of `speculation.control` for heads from what they predict on held-out text.
+"""Fit the weights of `speculation.calibration` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -19,9 +19,9 @@ import torch
 
 from tokenswift import LLM, SamplingParams
 from tokenswift.sampling.choice import LogitRows, Ranked
-from tokenswift.speculation.control import features
+from tokenswift.speculation.calibration import features
 from tokenswift.speculation.drafters.heads import HeadDrafter
-from tokenswift.speculation.heads import read_heads, save_heads
+from tokenswift.speculation.heads.files import read_heads, save_heads
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came

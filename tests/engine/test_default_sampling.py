@@ -19,8 +19,8 @@ from tests.gguf_files import small, write
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.config import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
+from tokenswift.models.source import FromFiles, Source
 from tokenswift.runs import folder as folders
-from tokenswift.speculation.resources import FromFiles, Source
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NAMED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05}

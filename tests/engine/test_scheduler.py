@@ -29,8 +29,9 @@ from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
 from tokenswift.memory import Memory
 from tokenswift.runs.folder import RunWriter
-from tokenswift.speculation.heads import Heads, HeadsConfig
-from tokenswift.speculation.methods import FixedTreeStrategy
+from tokenswift.speculation.fixed_tree import FixedTreeStrategy
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Cancelled, DraftTree, Generation, InputError, RunError, Step
 

@@ -26,7 +26,7 @@ from tokenswift.loader.load import load
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import read
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.speculation.resources import FromFiles, Source
+from tokenswift.models.source import FromFiles, Source
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)

@@ -19,8 +19,9 @@ from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift.loader import find
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, fetch_default, is_whole
+from tokenswift.loader.host import host_of
 from tokenswift.loader.load import load
-from tokenswift.speculation.heads import host_of, resolve_heads
+from tokenswift.speculation.heads.find import resolve_heads
 from tokenswift.types import InputError, RunError
 
 CONTENT = b"weights"

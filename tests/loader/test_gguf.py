@@ -32,7 +32,7 @@ from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
-from tokenswift.speculation.resources import FromFiles
+from tokenswift.models.source import FromFiles
 from tokenswift.types import InputError
 
 PROMPT = [5, 9, 200, 33, 5, 9, 200, 34, 71, 5, 9]

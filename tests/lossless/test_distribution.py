@@ -28,7 +28,8 @@ from tests.stats import chi_square
 from tests.tiny import add_levels
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import LogitRows, Sampler
-from tokenswift.speculation.accept import accept_exact, accept_published
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.rivals.published import accept_published
 from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.speculation import resources
+from tokenswift.models import source
 
 from tests.families import rare
 from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
@@ -118,7 +118,7 @@ def test_layers_with_windows_keep_what_they_see(
 ) -> None:
     """Texts of which most was dropped are those of layers that keep all of it."""
     if kernels == "torch":
-        for where in (target, resources):
+        for where in (target, source):
             monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     model = tiny_model(family, max_position_embeddings=2048)
     draft = draft_for(family)

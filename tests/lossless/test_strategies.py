@@ -18,7 +18,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.speculation.drafters.passes import ModelContext
+from tokenswift.speculation.drafters.draft_model import ModelContext
 from tokenswift.speculation.methods import STRATEGIES
 from tokenswift.types import InputError
 

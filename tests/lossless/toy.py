@@ -21,7 +21,8 @@ from tokenswift.audit import LogitError, logit_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.models.decoder import PREFILL_CHUNK
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.speculation import resources
+from tokenswift.models import source
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
@@ -89,7 +89,7 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Backend, "attend", uncapped)
-    for where in (target, resources):
+    for where in (target, source):
         monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)

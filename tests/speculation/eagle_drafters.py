@@ -9,7 +9,7 @@ import torch
 
 from tests import eagles
 from tests.speculation.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
-from tokenswift.speculation.eagle import EagleWeights
+from tokenswift.speculation.eagle.config import EagleWeights
 
 #: as wide as the models of `tests.tiny`
 SIZES = replace(

@@ -14,8 +14,9 @@ from torch import Tensor
 from tests.tiny import add_levels
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler
-from tokenswift.speculation.accept import accept_exact, accept_published
-from tokenswift.tree import CandidateTree, published_paths
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.rivals.published import accept_published, published_paths
+from tokenswift.tree import CandidateTree
 from tokenswift.types import Accepted, DraftTree, RunError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)

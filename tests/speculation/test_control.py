@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 
 from tokenswift.sampling.choice import Ranked
-from tokenswift.speculation.control import PLAIN, Calibration, Control, CostEstimate, Costs, Drafted
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.control import PLAIN, Control, Drafted
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree
 
-HEADS = CostEstimate("heads", tokens=1.45, rows=3, price=0.2)
+HEADS = CostEstimate("heads", tokens=1.45, rows=3, draft_cost=0.2)
 DRAFT = 0.002  # plain passes that looking for candidates takes
 
 
@@ -55,12 +57,13 @@ class Decoder:
         mode, node = control.mode(500, load), 0
         for token in range(0 if control.timing_plain else 31):
             node = tree.add(node, token, "ngram", chance)
-        nodes, expected = tree.select(control.prices(31), control.rate)
-        heads = int(mode == "heads" and control.worth(mode, 1 + expected, 1 + len(nodes), chance))
+        nodes, expected = tree.select(control.verify_costs(31), control.tokens_per_pass)
+        rows = 1 + len(nodes)
+        heads = int(mode == "heads" and control.should_ask(mode, 1 + expected, rows, chance))
         if heads:
             tree.add(0, 99, "head", self.heads or 0.0)
             draft += 0.2
-            nodes, expected = tree.select(control.prices(31), control.rate)
+            nodes, expected = tree.select(control.verify_costs(31), control.tokens_per_pass)
         control.drafted(Drafted(mode, 1 + expected, len(nodes) + 1, passes=heads, levels=heads))
         chain = [node for node in nodes if tree.tokens[node] != 99]
         right = next((i for i in range(len(chain)) if self.rnd.random() >= chance), len(chain))
@@ -104,7 +107,9 @@ def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
         ((1, 0.59), (1, 0.61), (3, 0.3)),
     )
     plain, control.current, control.modes["heads"].draft = control.modes[PLAIN], "heads", 0.21
-    asked = [control.worth("heads", 1.1, 2, chance) for control.rate, chance in cases]
+    asked = list[bool]()
+    for control.tokens_per_pass, chance in cases:
+        asked.append(control.should_ask("heads", 1.1, 2, chance))
     assert (
         asked == [True, False, True] and control.modes["heads"].bias == 0.5
     )  # as earlier texts showed
@@ -200,7 +205,7 @@ def test_rests_double_until_something_is_drafted(dear: bool) -> None:
         control.mode(500)
         control.drafted(Drafted(mode, 1.0, rows))
         control.record_step(1, rows, 30.0, 3.0 if dear else 0.03)
-        rests.append(control.rest())
+        rests.append(control.pause())
     assert [rest for rest in rests if rest] == ([16, 32, 64, 128, 128, 16] if dear else [])
 
 
@@ -220,14 +225,14 @@ def test_figures_are_pinned() -> None:
     ):
         decoder.heads = heads
         decoder.write(250, chance, BatchLoad(load, 1.5 * load, 3.0 * load))
-        control.record_rest(30.0, 1.0)
+        control.record_pause(30.0, 1.0)
         control.observe_best("heads", chance)
         for right in (5, 7):
             chances, learn = known.chances("backbone", ranked, load)
             learn(right)
     mode, costs, said = control.modes["heads"], control.costs, control.record()
     found = [
-        control.rate,
+        control.tokens_per_pass,
         control.row,
         control.level,
         *map(control.best_chance, ("heads", 0)),

@@ -17,7 +17,8 @@ from tests.train.test_train import D, V, filled, frozen, full_run, small, words
 from tokenswift.cli.train import CUDA
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.train import states
 from tokenswift.train.eagle import eagle_config
 from tokenswift.train.heads import HeadsStudent, start

@@ -17,8 +17,12 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
+from tokenswift.loader.host import host_of
 from tokenswift.sampling.choice import processed
-from tokenswift.speculation.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.files import read_heads
+from tokenswift.speculation.heads.find import load_heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.train import loop
 from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loop import Distillation, FrozenBase, Student, picks

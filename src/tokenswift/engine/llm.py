@@ -31,12 +31,13 @@ from tokenswift.engine.sequence import Prefilled, PrefixCache, Stream, chat_dige
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
+from tokenswift.models.source import Source, open_model, wrap_model
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
 from tokenswift.runs.journal import RunState
-from tokenswift.speculation.eagle import EagleWeights
-from tokenswift.speculation.heads import Heads
-from tokenswift.speculation.resources import Resources, Source, open_model, wrap_model
+from tokenswift.speculation.eagle.config import EagleWeights
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.speculation.resources import Resources
 from tokenswift.types import (
     Generation,
     InputError,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tokenswift.kv import OBSERVED, Pass, Segment, to_device
-from tokenswift.speculation.accept import accept_exact, accept_published
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
@@ -134,7 +133,7 @@ def _accept_and_commit(
     step."""
     strategy, meter = sequence.strategy, sequence.meter
     with meter.phase("choose"):
-        accepted = _accept(sequence, tree, logits)
+        accepted = strategy.rule.accept(tree, logits, sequence.tokens, sequence.sampler)
         new = _new_tokens(tree, accepted, sequence)
         kept = accepted.nodes[: len(new)]  # the last new token, the next root, is not cached yet
         logprobs = _logprobs(sequence, logits, kept, new)
@@ -165,13 +164,6 @@ def _accept_and_commit(
         1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms
     )
     return made
-
-
-def _accept(sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Accepted:
-    sampler = sequence.sampler
-    if sequence.strategy.acceptance == "published":
-        return accept_published(tree, logits, sequence.tokens, sampler)
-    return accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.row_by_row)
 
 
 def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: SequenceState) -> list[int]:

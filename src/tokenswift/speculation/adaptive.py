@@ -3,7 +3,7 @@ nothing.
 
 A step is worth ``tokens - rate · time``, where the rate is the current speed; every decision asks
 what adds to that. Free drafters propose in every step. Of the others one drafts, or none (*plain*),
-chosen by the results of recent steps (`spec.control`). The nodes that are worth a row of the verify
+chosen by the results of recent steps (`control`). The nodes that are worth a row of the verify
 pass become the tree (`tree.CandidateTree.select`). None of this can change a token; it changes the
 time alone.
 """
@@ -11,13 +11,13 @@ time alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Ranked, Sampler
-from tokenswift.speculation.control import PLAIN, Control, CostEstimate, Costs, Drafted, Learnt
+from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome
-from tokenswift.speculation.sequence_state import ALONE, SequenceState
+from tokenswift.speculation.sequence_state import ALONE, SequenceState, Strategy
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 
@@ -27,7 +27,7 @@ ROWS = 4  # nodes that a level of heads or a draft pass continues, at most
 CHAIN = 6  # draft passes in a step
 
 
-class AdaptiveStrategy:
+class AdaptiveStrategy(Strategy):
     """Adaptive drafting for one sequence.
 
     Args:
@@ -37,7 +37,7 @@ class AdaptiveStrategy:
         learnt: what was learnt from earlier sequences of the model.
     """
 
-    acceptance, max_nodes = "exact", MOST_NODES + 1
+    max_nodes = MOST_NODES + 1
 
     def __init__(
         self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt
@@ -47,14 +47,17 @@ class AdaptiveStrategy:
         self._priced: dict[str, Drafter] = {}
         self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
         self._before: Step | None = None
-        self._candidates: PricedCandidates | None = None  # None during a rest
-        self._rest = 0  # steps to come in which no drafter is asked
-        self._rest_tokens: list[int] = []  # tokens of a rest, which the drafters have not seen
+        self._candidates: PricedCandidates | None = None  # None during a pause
+        self._tree: DraftTree | None = None  # the last one; None before the first
+        self._pause = 0  # steps to come in which no drafter is asked
+        self._pause_tokens: list[int] = []  # tokens of a pause, which the drafters have not seen
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory of the largest tree's rows and of the drafters (see `memory.needs_of`)."""
-        own = Need("tree", "auto", self.max_nodes * row)
-        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
+        needs = [Need("tree", "auto", self.max_nodes * row)]
+        for drafter in self.drafters:
+            needs += drafter.needs(text, row)
+        return needs
 
     def begin(self, sequence: SequenceState) -> None:
         """Show the drafters the prompt, and ask each for its estimate."""
@@ -73,10 +76,10 @@ class AdaptiveStrategy:
     def draft(self, sequence: SequenceState) -> DraftTree:
         """The tree of this step: the root alone where nothing is worth its cost."""
         control, length = self.control, len(sequence.tokens) - 1
-        if self._rest and sequence.load == ALONE:
+        if self._pause and sequence.load == ALONE:
             self._candidates = None
             return CandidateTree(sequence.tokens[-1]).build()
-        self._show_rest(sequence)
+        self._show_pause(sequence)
         control.remaining = sequence.remaining
         mode = control.mode(length, sequence.load)
         candidates = self._candidates = PricedCandidates(sequence, self)
@@ -89,7 +92,7 @@ class AdaptiveStrategy:
                 first = sum(
                     at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent
                 )
-                if control.worth(mode, 1 + expected, 1 + len(nodes), first):
+                if control.should_ask(mode, 1 + expected, 1 + len(nodes), first):
                     candidates.ask(self._priced[mode])
         sequence.draft_passes += candidates.passes
         nodes, expected = self._best(tree, mode)
@@ -97,7 +100,7 @@ class AdaptiveStrategy:
             for node in out:
                 tree.chances[node] = 0.0
             nodes, expected = self._best(tree, mode)
-        built = self._tree = tree.build(nodes)
+        self._tree = built = tree.build(nodes)
         work = (candidates.passes, candidates.levels, candidates.loaded)
         control.drafted(Drafted(mode, 1 + expected, len(built), *work))
         return built
@@ -105,8 +108,8 @@ class AdaptiveStrategy:
     def _best(self, tree: CandidateTree, mode: str) -> tuple[list[int], float]:
         """The nodes that are worth a row, and their expected tokens; chances are corrected by the
         mode's recent error."""
-        prices = self.control.prices(min(MOST_NODES, len(tree) - 1))
-        return tree.select(prices, self.control.rate / self.control.modes[mode].bias)
+        costs = self.control.verify_costs(min(MOST_NODES, len(tree) - 1))
+        return tree.select(costs, self.control.tokens_per_pass / self.control.modes[mode].bias)
 
     def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
         """Learn chances from the step's tokens, and costs from its times."""
@@ -115,9 +118,9 @@ class AdaptiveStrategy:
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
         if self._candidates is None:
-            self._rest, self._before = max(0, self._rest - 1), None
-            control.record_rest(verify_ms, draft_ms)
-            self._rest_tokens += new
+            self._pause, self._before = max(0, self._pause - 1), None
+            control.record_pause(verify_ms, draft_ms)
+            self._pause_tokens += new
             return
         learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
@@ -126,18 +129,19 @@ class AdaptiveStrategy:
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)
             drafter.observe(sequence, Outcome(new, len(nodes), in_use, self._tree))
-        self._rest = control.rest()
+        self._pause = control.pause()
 
-    def _show_rest(self, sequence: SequenceState) -> None:
-        """Show the drafters the tokens of a rest."""
-        if self._rest_tokens:
+    def _show_pause(self, sequence: SequenceState) -> None:
+        """Show the drafters the tokens of a pause."""
+        if self._pause_tokens:
+            outcome = Outcome(self._pause_tokens, len(self._pause_tokens), in_use=False)
             for drafter in self.drafters:
-                drafter.observe(sequence, Outcome(self._rest_tokens, len(self._rest_tokens), False))
-            self._rest_tokens = []
+                drafter.observe(sequence, outcome)
+            self._pause_tokens = []
 
     # ---- report ----------------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> dict[str, object] | None:
         """See `Control.record`; None before the first step."""
         return (
             self.control.record() if any(one.steps for one in self.control.modes.values()) else None
@@ -160,7 +164,7 @@ class PricedCandidates(Candidates):
     def __init__(self, sequence: SequenceState, strategy: AdaptiveStrategy) -> None:
         super().__init__(sequence, strategy.sampler, strategy.coupled, max_passes=CHAIN)
         self.calibration, self.control = strategy.learnt.calibration, strategy.control
-        self.least = 0.5 * self.control.rate * self.control.row
+        self.min_chance = 0.5 * self.control.tokens_per_pass * self.control.row
         self._rankings: list[tuple[int, Callable[[int], None]]] = []
 
     def add_ranking(
@@ -185,11 +189,12 @@ class PricedCandidates(Candidates):
         control = self.control
         self._observe_best(below, level)
         ahead = control.best_chance(level + 1)
-        kept = [one for one in _likeliest(below) if one[0] * ahead > control.rate * control.row]
-        gain = ahead * sum(chance for chance, _, _ in kept)
-        if gain < control.rate * (control.level + control.row * len(kept)):
+        min_chance = control.tokens_per_pass * control.row
+        grown = [one for one in _likeliest(below) if one[0] * ahead > min_chance]
+        gain = ahead * sum(chance for chance, _, _ in grown)
+        if gain < control.tokens_per_pass * (control.level + control.row * len(grown)):
             return [], []
-        return [node for _, node, _ in kept], [row for _, _, row in kept]
+        return [node for _, node, _ in grown], [row for _, _, row in grown]
 
     def learn(self, new: list[int]) -> None:
         """Let the calibration learn from a step's tokens, at rankings whose context they have."""
@@ -212,7 +217,7 @@ class PricedCandidates(Candidates):
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
         gain = self.tree.path_chance(nodes[0]) * control.best_chance(0)
-        return nodes[:1] if gain > control.rate * (control.level + control.row) else []
+        return nodes[:1] if gain > control.tokens_per_pass * (control.level + control.row) else []
 
     def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
         """The likeliest node, if one more draft pass is expected to gain more than it costs, and
@@ -222,12 +227,14 @@ class PricedCandidates(Candidates):
         control, name = self.control, self.drafter.name
         ahead, cost = self._observe_best(below, name), control.modes[name].pass_cost
         row = cost * (control.costs.verify(6) - 1) / 5  # cost of one more row in that pass
-        least = control.rate * (row + control.row)
+        min_chance = control.tokens_per_pass * (row + control.row)
         best, *others = _likeliest(below)[:per_pass]
-        kept = [best, *(other for other in others if other[0] * ahead > least)]
-        gain = ahead * sum(chance for chance, _, _ in kept)
-        price = cost + control.row * len(kept) + row * (len(kept) - 1)
-        return [] if gain < control.rate * price else [node for _, node, _ in kept]
+        grown = [best, *(other for other in others if other[0] * ahead > min_chance)]
+        gain = ahead * sum(chance for chance, _, _ in grown)
+        total_cost = cost + control.row * len(grown) + row * (len(grown) - 1)
+        if gain < control.tokens_per_pass * total_cost:
+            return []
+        return [node for _, node, _ in grown]
 
 
 def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:

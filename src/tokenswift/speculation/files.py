@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,11 +55,11 @@ def _pickled(file: Path, where: str) -> Iterator[Entry]:
 
 
 def read_tensors(
-    found: Mapping[str, Entry],
+    entries: Mapping[str, Entry],
     shapes: Mapping[str, tuple[int, ...]],
     where: str,
     optional: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, Tensor | Stored]:
     """Read tensors by our names: a `Tensor` each, or a `Stored` as a GGUF file holds it.
 
     Args:
@@ -68,19 +67,19 @@ def read_tensors(
     Raises:
         InputError: one is missing, or one too many, of another shape or type, or not finite.
     """
-    check_tensors(found, shapes, FLOATS, where, optional)
-    return {name: _finite(entry, where) for name, entry in found.items()}
+    check_tensors(entries, shapes, FLOATS, where, optional)
+    return {name: _finite(entry, where) for name, entry in entries.items()}
 
 
 def _finite(entry: Entry, where: str) -> Tensor | Stored:
-    read: Any = entry.get()
-    for start in range(0, len(read), AT_ONCE):
+    values: Tensor | Stored = entry.get()
+    for start in range(0, len(values), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
         part = (
-            Stored(read.format, read.blocks[rows]).decode()
-            if isinstance(read, Stored)
-            else read[rows]
+            Stored(values.format, values.blocks[rows]).decode()
+            if isinstance(values, Stored)
+            else values[rows]
         )
         if not bool(torch.isfinite(torch.stack(part.aminmax())).all()):
             raise InputError(f"{where}: tensor {entry.name} holds values that are not finite")
-    return read
+    return values

@@ -1,134 +1,35 @@
-"""The strategies by name: what each is built of, from its options."""
+"""The strategies by name: what each is built of, from its options. The methods to compare with, in
+`rivals`, are registered here and nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from tokenswift.config import (
-    AutoOptions,
-    MagicDecOptions,
-    MedusaOptions,
-    TokenSwiftOptions,
-    TriForceOptions,
-    tree_nodes,
-)
-from tokenswift.loader.find import rivals_note
-from tokenswift.memory import Need
+from tokenswift.config import AutoOptions, MethodOptions, TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST
 from tokenswift.speculation.adaptive import AdaptiveStrategy
-from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
+from tokenswift.speculation.drafters.base import Drafter
 from tokenswift.speculation.drafters.eagle import EagleDrafter
 from tokenswift.speculation.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.speculation.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
-from tokenswift.speculation.drafters.passes import (
-    ModelContext,
-    ModelDrafter,
-    PartialDrafter,
-    SparseContext,
-    TwoLevelDrafter,
-)
+from tokenswift.speculation.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.speculation.drafters.recycle import Recycle
-from tokenswift.speculation.heads import Heads
+from tokenswift.speculation.fixed_tree import FixedTreeStrategy
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.resources import Resources
-from tokenswift.speculation.sequence_state import SequenceState
+from tokenswift.speculation.rivals.magicdec import magicdec, magicdec_source
+from tokenswift.speculation.rivals.medusa import medusa, medusa_source
+from tokenswift.speculation.rivals.published import rule_of
+from tokenswift.speculation.rivals.triforce import triforce, triforce_source
+from tokenswift.speculation.sequence_state import SequenceState, Strategy
 from tokenswift.tree import check_tree
-from tokenswift.types import DraftTree, InputError, Step
 
 
-@dataclass(eq=False)
-class FixedTreeStrategy:
-    """A strategy with trees of fixed widths in every step, as published methods have.
-
-    Args:
-        drafters: all drafters; `asked` gives those that propose in a step, in order.
-        sampler: the target's choice rule.
-        coupled: rank candidates with the target's noise.
-        widths: candidates below a node, by its depth; one each is a chain, none is plain decoding.
-        option: name and value of the option that sets the widths, for errors.
-        acceptance: the rule, "exact" or "published".
-        max_passes: draft passes along one path at most; None: one for each depth.
-
-    Attributes:
-        nodes: nodes of a full tree, the root included, n-gram branches not.
-        max_nodes: nodes of a tree at most: rows that the cache needs beyond the sequence.
-    """
-
-    drafters: Sequence[Drafter]
-    sampler: Sampler
-    coupled: bool
-    widths: tuple[int, ...]
-    option: tuple[str, object]
-    acceptance: str = "exact"
-    max_passes: int | None = None
-
-    def __post_init__(self) -> None:
-        self.nodes = self.max_nodes = tree_nodes(self.widths)
-
-    def needs(self, text: int, row: int) -> list[Need]:
-        """Memory of the tree's rows and of the drafters (see `memory.needs_of`)."""
-        own = Need(*self.option, self.nodes * row)
-        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
-
-    def begin(self, sequence: SequenceState) -> None:
-        """Show the drafters the prompt."""
-        for drafter in self.drafters:
-            drafter.begin(sequence)
-
-    def asked(self, sequence: SequenceState) -> Sequence[Drafter]:
-        """The drafters that propose in this step."""
-        return self.drafters
-
-    def draft(self, sequence: SequenceState) -> DraftTree:
-        """The step's tree, at most as deep as tokens are still to come, less the target's own."""
-        widths, remaining = self.widths, sequence.remaining
-        if (
-            remaining is not None and self.acceptance == "exact"
-        ):  # by the published rule drafts change tokens
-            widths = widths[: max(0, remaining - 1)]
-        candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.max_passes)
-        for drafter in self.asked(sequence) if widths else ():
-            candidates.ask(drafter)
-        sequence.draft_passes += candidates.passes
-        tree = candidates.tree
-        out = candidates.forbidden(range(1, len(tree)))
-        self.tree = tree.build([n for n in range(1, len(tree)) if n not in out] if out else None)
-        return self.tree
-
-    def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
-        """Show the drafters the step's tokens."""
-        tokens = list(step.token_ids)
-        for drafter in self.drafters:
-            drafter.observe(sequence, Outcome(tokens, len(nodes), True, self.tree))
-
-    def report(self) -> dict[str, Any] | None:
-        """None: there were no decisions."""
-        return None
-
-
-def autoregressive(llm: Any, options: Any, sampler: Sampler) -> FixedTreeStrategy:
+def autoregressive(resources: object, options: object, sampler: Sampler) -> FixedTreeStrategy:
     """Plain decoding: one token per pass, no drafts."""
     return FixedTreeStrategy([], sampler, True, (), ("tree", "1"))
-
-
-def medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> FixedTreeStrategy:
-    """Medusa: a tree from parallel heads on the last hidden state.
-
-    Raises:
-        InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
-    """
-    heads, tree = llm.heads_of("medusa"), options.tree
-    if heads is None:
-        raise InputError(
-            "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
-            f"tokenswift train --kind medusa{rivals_note()}"
-        )
-    check_tree(tree, llm.target.vocab_size)
-    drafter = HeadDrafter(llm.target, llm.packed(heads), options.vocabulary == "frequent")
-    coupled = options.candidates == "coupled"
-    return FixedTreeStrategy([drafter], sampler, coupled, tree, ("tree", tree), options.acceptance)
 
 
 class TokenSwift(FixedTreeStrategy):
@@ -138,30 +39,41 @@ class TokenSwift(FixedTreeStrategy):
         InputError: tree widths above the vocabulary, or too many nodes.
     """
 
-    def __init__(self, llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
-        target, coupled = llm.target, options.candidates == "coupled"
-        tree, self.target, self.mode = options.tree, llm.target, options.draft
-        check_tree(tree, target.vocab_size)
+    def __init__(self, resources: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
+        self.target = target = resources.target
+        self.mode = options.draft
         self.budget = options.budget
-        heads, frequent = llm.heads, options.vocabulary == "frequent"
-        self.heads = [] if heads is None else [HeadDrafter(target, llm.packed(heads), frequent)]
-        context, frozen = None, options.cache == "partial"
+        tree = options.tree
+        check_tree(tree, target.vocab_size)
+        self.heads: list[HeadDrafter] = []
+        if resources.heads is not None:
+            heads = resources.packed(resources.heads)
+            self.heads = [HeadDrafter(target, heads, options.vocabulary == "frequent")]
+        context = None
         if options.cache != "full":
+            frozen = options.cache == "partial"
             context = SparseContext(
-                target, "important", self.budget, options.sinks, 1, frozen=frozen
+                target, "important", self.budget, options.sinks, scratch=1, frozen=frozen
             )
-        self.partial = PartialDrafter(
-            target, context, next(iter(self.heads), None), least=self.budget
-        )
-        count = options.ngrams
-        self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
-        drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
+        below = self.heads[0] if self.heads else None
+        self.partial = PartialDrafter(target, context, below, min_cached=self.budget)
+        coupled = options.candidates == "coupled"
+        self.ngrams: list[Ngrams] = []
+        if options.ngrams:
+            self.ngrams = [Ngrams(options.ngrams, options.ngram_count, sampler, coupled)]
+        passes = [] if self.mode == "hidden" else [self.partial]
         super().__init__(
-            drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, max_passes=1
+            [*self.heads, *passes, *self.ngrams],
+            sampler,
+            coupled,
+            tree,
+            ("tree", tree),
+            rule_of(options.acceptance),
+            max_passes=1,
         )
-        self.max_nodes += count * LENGTH
+        self.max_nodes += options.ngrams * LENGTH
 
-    def asked(self, sequence: SequenceState) -> list[Drafter]:
+    def drafters_for_step(self, sequence: SequenceState) -> list[Drafter]:
         """The paper's Algorithm 1, lines 4 to 7: the drafter of the tree, then the n-grams."""
         total = sequence.cache.length
         pays = total > self.budget and total * self.target.kv_bytes > self.target.weight_bytes
@@ -171,102 +83,60 @@ class TokenSwift(FixedTreeStrategy):
         return [*self.heads, *self.ngrams]
 
 
-def small_model(
-    llm: Resources,
-    name: Any,
-    option: tuple[str, Any],
-    size: int,
-    sinks: int,
-    longest: int,
-    kv: str = "streaming",
-) -> ModelDrafter:
-    """A draft model over a cache of ``size`` tokens that drafts up to ``longest``; ``option``: name
-    and value of the option that sets the size, for errors."""
-    target, model = llm.target, llm.draft_models.get(name)
-    frequent = None if llm.heads is None else llm.heads.frequent
-    context = ModelContext(model, target.vocab_size, kv, size, sinks, longest, frequent)
-    return ModelDrafter(context, target, option)
-
-
-def triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> FixedTreeStrategy:
-    """TriForce: a chain of at least γ tokens by a draft model and the target over a retrieved
-    cache.
-
-    Raises:
-        InputError: the draft model cannot be had.
-    """
-    gamma, sinks, longest = options.gamma, options.sinks, options.gamma + options.inner_gamma
-    option = ("draft_budget", options.draft_budget)
-    inner = small_model(llm, options.draft_model, option, options.draft_budget, sinks, longest)
-    sizes = (options.budget, sinks, longest + 1, options.refresh)
-    context = SparseContext(llm.target, "chunks", *sizes, chunk=options.chunk)
-    drafter = TwoLevelDrafter(context, inner, options.inner_gamma, gamma)
-    coupled, widths = options.candidates == "coupled", (1,) * (gamma + 1)
-    return FixedTreeStrategy([drafter], sampler, coupled, widths, ("gamma", gamma))
-
-
-def magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> FixedTreeStrategy:
-    """MagicDec: a chain of γ tokens by a draft model, or by the target itself over a sparse cache.
-
-    Raises:
-        InputError: the draft model cannot be had.
-    """
-    budget, sinks, gamma, kv = options.budget, options.sinks, options.gamma, options.kv
-    if options.draft_model is None:
-        policy, refresh = ("snapkv", 0) if kv == "snapkv" else ("recent", None)
-        context = SparseContext(llm.target, policy, budget, sinks, gamma, refresh)
-        drafter: Drafter = PartialDrafter(llm.target, context, source="chain")
-    else:
-        drafter = small_model(
-            llm, options.draft_model, ("budget", budget), budget, sinks, gamma, kv
-        )
-    coupled, widths = options.candidates == "coupled", (1,) * gamma
-    return FixedTreeStrategy([drafter], sampler, coupled, widths, ("gamma", gamma))
-
-
 # tokens of the partial cache; smaller than the paper's, so that it pays at shorter contexts
 BUDGET = 1024
-MODEL_BUDGET, MODEL_SINKS = 512, 4  # tokens of a draft model's cache, and sinks among them
+MODEL_BUDGET = 512  # tokens of a draft model's cache
+MODEL_SINKS = 4  # sinks among them
 
 
-def auto(llm: Resources, options: AutoOptions, sampler: Sampler) -> AdaptiveStrategy:
+def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> AdaptiveStrategy:
     """Adaptive drafting with all drafters that the model has.
 
     Raises:
         InputError: the draft model cannot be had.
     """
-    target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
-    drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
+    target = resources.target
+    coupled = options.candidates == "coupled"
+    learnt = resources.learnt()
+    drafters: list[Drafter] = []
+    if sampler.masks is not None:
+        drafters.append(GrammarDrafter(sampler.masks))
     if options.ngrams != 0:
         drafters.append(PromptLookup(sampler.params.window > 0))
-        drafters.append(Recycle(sampler, coupled, llm.learnt().outcomes))
+        drafters.append(Recycle(sampler, coupled, learnt.outcomes))
     levels = None
-    if heads is not None:
+    if (heads := resources.heads) is not None:
         depth = DEPTH if heads.conditioned else heads.count
-        levels = HeadDrafter(target, llm.packed(heads), options.vocabulary == "frequent", depth)
+        frequent = options.vocabulary == "frequent"
+        levels = HeadDrafter(target, resources.packed(heads), frequent, depth)
         drafters += [levels] if options.draft != "partial" else []
     if options.draft != "hidden" and options.cache != "full":
-        budget, frozen = (
-            options.budget or max(BUDGET, options.sinks + 1),
-            options.cache == "partial",
-        )
         context = SparseContext(
-            target, "important", budget, options.sinks, LONGEST + 1, frozen=frozen
+            target,
+            "important",
+            options.budget or max(BUDGET, options.sinks + 1),
+            options.sinks,
+            scratch=LONGEST + 1,
+            frozen=options.cache == "partial",
         )
-        drafters.append(PartialDrafter(target, context, levels, least=context.budget))
+        drafters.append(PartialDrafter(target, context, levels, min_cached=context.budget))
     if options.draft_model is not None:
-        option = ("draft_model", "given")
-        drafters.append(
-            small_model(llm, options.draft_model, option, MODEL_BUDGET, MODEL_SINKS, LONGEST)
+        model = resources.small_model(
+            options.draft_model,
+            ("draft_model", "given"),
+            size=MODEL_BUDGET,
+            sinks=MODEL_SINKS,
+            longest=LONGEST,
         )
-    if llm.eagle is not None:
-        drafters.append(EagleDrafter(llm.eagle))
-    return AdaptiveStrategy(drafters, sampler, coupled, llm.learnt())
+        drafters.append(model)
+    if resources.eagle is not None:
+        drafters.append(EagleDrafter(resources.eagle))
+    return AdaptiveStrategy(drafters, sampler, coupled, learnt)
 
 
 #: builders of the strategies, from the model's resources, the strategy's options and the choice
 #: rule
-STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedTreeStrategy | AdaptiveStrategy]] = {
+STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], Strategy]] = {
     "auto": auto,
     "autoregressive": autoregressive,
     "tokenswift": TokenSwift,
@@ -276,22 +146,45 @@ STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], FixedTreeStrategy | Ad
 }
 
 
-def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:
+def _sources(resources: Resources, options: AutoOptions | TokenSwiftOptions) -> list[str]:
+    """What ``auto`` and ``tokenswift`` both draft with."""
+    passes = options.draft == "partial" or (options.draft == "auto" and options.cache != "full")
+    parts = {
+        "heads": resources.heads is not None,
+        "partial passes": passes,
+        "text": options.ngrams != 0,
+    }
+    return [name for name, is_used in parts.items() if is_used]
+
+
+def auto_source(resources: Resources, options: AutoOptions) -> tuple[Heads | None, str]:
+    """See :data:`DRAFT_SOURCES`."""
+    sources = _sources(resources, options)
+    if options.draft_model is not None:
+        sources.append(f"draft model {resources.draft_models.name(options.draft_model)}")
+    if resources.eagle is not None:
+        sources.append(f"EAGLE-3 drafter {resources.eagle.name}")
+    return resources.heads, ", ".join(sources) or "none"
+
+
+def tokenswift_source(resources: Resources, options: TokenSwiftOptions) -> tuple[Heads | None, str]:
+    """See :data:`DRAFT_SOURCES`."""
+    return resources.heads, ", ".join(_sources(resources, options)) or "none"
+
+
+#: by strategy, the heads that it may use and its `types.Generation.draft_source`
+DRAFT_SOURCES: dict[str, Callable[[Resources, Any], tuple[Heads | None, str]]] = {
+    "auto": auto_source,
+    "autoregressive": lambda resources, options: (None, "none"),
+    "tokenswift": tokenswift_source,
+    "medusa": medusa_source,
+    "triforce": triforce_source,
+    "magicdec": magicdec_source,
+}
+
+
+def drafts_from(
+    resources: Resources, strategy: str, options: MethodOptions
+) -> tuple[Heads | None, str]:
     """The heads that a strategy may use, and its `types.Generation.draft_source`."""
-    if strategy in ("auto", "tokenswift"):
-        heads = llm.heads
-        partial = options.draft != "hidden" and (
-            options.draft == "partial" or options.cache != "full"
-        )
-        parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
-        if strategy == "auto":
-            if options.draft_model is not None:
-                parts[f"draft model {llm.draft_models.name(options.draft_model)}"] = True
-            if llm.eagle is not None:
-                parts[f"EAGLE-3 drafter {llm.eagle.name}"] = True
-        return heads, ", ".join(name for name, there in parts.items() if there) or "none"
-    if strategy == "medusa":
-        return llm.heads_of("medusa"), "heads"
-    if strategy == "triforce" or (strategy == "magicdec" and options.draft_model is not None):
-        return None, f"draft model {llm.draft_models.name(options.draft_model)}"
-    return None, "partial passes" if strategy == "magicdec" else "none"
+    return DRAFT_SOURCES[strategy](resources, options)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenswift.kv import FullCache, Pass
+from tokenswift.memory import Need
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
-from tokenswift.speculation.eagle import Features
-from tokenswift.types import Cancelled, Meter
+from tokenswift.speculation.accept import EXACT, AcceptanceRule
+from tokenswift.speculation.eagle.features import Features
+from tokenswift.types import Cancelled, DraftTree, Meter, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,43 @@ class BatchLoad:
 ALONE = BatchLoad()
 
 
+class Strategy:
+    """How the steps of one sequence are drafted. This one is of a sequence that is only prefilled:
+    it takes no step.
+
+    Attributes:
+        rule: by which drafted tokens are kept.
+        max_nodes: nodes of a tree at most: rows that the cache needs beyond the sequence.
+    """
+
+    rule: AcceptanceRule = EXACT
+    max_nodes: int = 0
+
+    @property
+    def acceptance(self) -> str:
+        """Name of the rule, for journals and reports."""
+        return self.rule.name
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Memory for a sequence of up to ``text`` tokens, the full cache aside, with nodes of
+        ``row`` bytes each (see `memory.needs_of`)."""
+        return []
+
+    def begin(self, sequence: SequenceState) -> None:
+        """Called once after the prefill."""
+
+    def draft(self, sequence: SequenceState) -> DraftTree:
+        """The tree to verify in this step, whose root is the sequence's last token."""
+        raise NotImplementedError
+
+    def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
+        """Called after every step, with the nodes whose rows were committed to the cache."""
+
+    def report(self) -> dict[str, object] | None:
+        """What was decided, for the JSON record; None where there were no decisions."""
+        return None
+
+
 @dataclass(eq=False)
 class SequenceState:
     """A sequence as the decode loop and drafters see it; `engine.sequence.Sequence` adds the rest.
@@ -41,7 +79,7 @@ class SequenceState:
         prompt_tokens: length of the prompt.
         cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
         model, sampler: the target and its choice rule.
-        strategy: one of `spec.methods`; None: the sequence is only prefilled.
+        strategy: one of `methods`; without one, the sequence is only prefilled.
         remaining: new tokens still to come at most; None: unlimited.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
         last_pass: the pass that committed the newest cached token; None before the prefill.
@@ -66,7 +104,7 @@ class SequenceState:
     cache: FullCache
     model: BaseTarget
     sampler: Sampler
-    strategy: Any = None
+    strategy: Strategy = field(default_factory=Strategy)
     remaining: int | None = None
     eos: Collection[int] = ()
     last_pass: Pass | None = None

@@ -28,7 +28,8 @@ from tokenswift.files import replacing
 from tokenswift.kernels.base import turned
 from tokenswift.kernels.weights import Q8_0
 from tokenswift.loader.gguf import straight
-from tokenswift.speculation.eagle import BASE, FEATURES, NAMES, EagleConfig
+from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
+from tokenswift.speculation.eagle.files import BASE
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.train.work import working_in
@@ -241,7 +242,7 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
 
 
 def _say(writer: Any, config: EagleConfig, target: str) -> None:
-    """The config, as `spec.eagle` reads it."""
+    """The config, as `speculation.eagle` reads it."""
     writer.add_name(f"drafter for {target}")
     for name, number in {
         "context_length": config.trained,

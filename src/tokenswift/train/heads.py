@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.speculation.heads import Heads, HeadsConfig, save_heads
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.files import save_heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
 from tokenswift.train.options import Job
 from tokenswift.train.states import HiddenStore, Windows, covering

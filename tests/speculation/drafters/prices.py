@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenswift.speculation.control import Control, Costs
+from tokenswift.speculation.control import Control
+from tokenswift.speculation.costs import Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 
@@ -24,7 +25,7 @@ def always(name: str, rate: float = 1.0) -> Any:
         self.timing_plain, self.row, self.level, self.load = False, 1e-6, 1e-6, load
         for known in self.modes.values():
             known.pass_cost, known.draft = min(known.pass_cost, 1e-6), 0.0
-        self.current, self.rate = name, rate
+        self.current, self.tokens_per_pass = name, rate
         return name
 
     return mode

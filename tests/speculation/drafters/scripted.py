@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from tests.tiny import build
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 
 CYCLE, VARIANTS = 7, 3
 CLASSES = 2 * CYCLE

@@ -15,9 +15,11 @@ from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.speculation.control import PLAIN, Control
+from tokenswift.speculation.drafters.draft_model import MODEL
 from tokenswift.speculation.drafters.heads import HIDDEN
-from tokenswift.speculation.drafters.passes import MODEL, PARTIAL
-from tokenswift.speculation.heads import Heads, HeadsConfig
+from tokenswift.speculation.drafters.partial import PARTIAL
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import BatchLoad
 
 
@@ -81,7 +83,7 @@ def test_matches_of_the_text_are_accepted(
     free: None, monkeypatch: pytest.MonkeyPatch, rest: int
 ) -> None:
     """Also of what was written in steps that asked nobody."""
-    monkeypatch.setattr(Control, "rest", lambda control: rest)
+    monkeypatch.setattr(Control, "pause", lambda control: rest)
     llm = llm_of(None, True)
     steps = llm.stream(prompt(PROMPT), 300, strategy_options={"draft": "hidden"}, sampling=GREEDY)
     made = list(steps)
@@ -107,7 +109,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
 
     def mode(self: Control, context: int, load: BatchLoad) -> str:
         name = rnd.choice(
-            [n for n in self.modes if n == PLAIN or context >= self.estimates[n].least]
+            [n for n in self.modes if n == PLAIN or context >= self.estimates[n].min_cached]
         )
         return always(name, rnd.choice([0.0, 0.1, 1.0, 10.0]))(self, context, load)
 
@@ -120,7 +122,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     told = list[float]()
     for asked in (True, True, False):
         monkeypatch.setattr(
-            Control, "worth", lambda *given, asked=asked: told.append(given[-1]) or asked
+            Control, "should_ask", lambda *given, asked=asked: told.append(given[-1]) or asked
         )
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
         options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}

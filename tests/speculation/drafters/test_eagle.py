@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.speculation import eagle as eagle_model
 
 from tests import eagles
 from tests.kernels.cuda.cases import standing
@@ -31,8 +30,9 @@ from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
+from tokenswift.speculation.eagle import model as eagle_model
 from tokenswift.speculation.control import PLAIN, Control
-from tokenswift.speculation.eagle import Features
+from tokenswift.speculation.eagle.features import Features
 from tokenswift.speculation.sequence_state import BatchLoad
 
 

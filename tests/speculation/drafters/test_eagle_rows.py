@@ -22,7 +22,8 @@ from tokenswift.sampling.choice import LogitRows, Ranked, Sampler
 from tokenswift.speculation.control import Control
 from tokenswift.speculation.drafters.base import Candidates
 from tokenswift.speculation.drafters.eagle import Branches
-from tokenswift.speculation.eagle import WINDOW, EagleModel, EagleWeights
+from tokenswift.speculation.eagle.config import EagleWeights
+from tokenswift.speculation.eagle.model import WINDOW, EagleModel
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import InputError
 

@@ -15,8 +15,9 @@ from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.kv import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.speculation.control import Control
+from tokenswift.speculation.drafters.draft_model import MODEL, ModelContext
 from tokenswift.speculation.drafters.heads import HIDDEN
-from tokenswift.speculation.drafters.passes import MODEL, PARTIAL, ModelContext
+from tokenswift.speculation.drafters.partial import PARTIAL
 
 NEW = 60
 TREE = {"tree": (2, 1, 2, 1), "ngrams": 2}

@@ -8,7 +8,7 @@ from tests.speculation.drafters.prices import fix_prices
 from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tokenswift.speculation.drafters import recycle
 from tokenswift.speculation.drafters.lookup import PromptLookup
-from tokenswift.speculation.drafters.recycle import KEPT, Rankings
+from tokenswift.speculation.drafters.recycle import RANKED, Rankings
 
 
 def test_rankings_are_found_by_the_longest_end() -> None:
@@ -24,8 +24,8 @@ def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recycle, "SLOTS", 64)
     table = Rankings()
     for token in range(1000):
-        table.put([token, token + 1, token + 2], [token] * KEPT, [0.0] * KEPT)
-        assert table.get([token, token + 1, token + 2]) == (3, [token] * KEPT, [0.0] * KEPT)
+        table.put([token, token + 1, token + 2], [token] * RANKED, [0.0] * RANKED)
+        assert table.get([token, token + 1, token + 2]) == (3, [token] * RANKED, [0.0] * RANKED)
     assert len(table._slots) == 64
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tokenswift.kernels.base import turned
 from tokenswift.loader.weights import unstored
-from tokenswift.speculation.eagle import EagleWeights
+from tokenswift.speculation.eagle.config import EagleWeights
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests import eagles
-from tokenswift.speculation.eagle import EagleConfig, EagleWeights, load_eagle
+from tokenswift.speculation.eagle.config import EagleConfig, EagleWeights
+from tokenswift.speculation.eagle.files import load_eagle
 from tokenswift.types import InputError
 
 CONFIG = eagles.config(norm_before_residual=True)

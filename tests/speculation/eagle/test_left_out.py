@@ -16,7 +16,7 @@ from tokenswift import LLM
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.loader.weights import base_of
 from tokenswift.memory import Memory
-from tokenswift.speculation.eagle import BASE
+from tokenswift.speculation.eagle.files import BASE
 
 WINDOW = "eagle3.attention.sliding_window"
 Change = Callable[[Draft], object]

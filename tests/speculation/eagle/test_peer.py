@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from tests import eagles
 from tests.speculation.eagle.reference import EagleCache, EagleReference
-from tokenswift.speculation.eagle import load_eagle
+from tokenswift.speculation.eagle.files import load_eagle
 
 core = pytest.importorskip(
     "speculators.models.eagle3.core", reason="make eagle-peer installs speculators"

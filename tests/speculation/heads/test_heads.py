@@ -14,19 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
 from tokenswift.loader.find import HEADS
+from tokenswift.loader.host import host_of
 from tokenswift.loader.weights import base_of
 from tokenswift.models.target import backend_for, make_target
-from tokenswift.speculation.eagle import eagle_trained
-from tokenswift.speculation.heads import (
-    METADATA_KEY,
-    Heads,
-    HeadsConfig,
-    host_of,
-    load_heads,
-    read_heads,
-    resolve_heads,
-    save_heads,
-)
+from tokenswift.speculation.eagle.find import eagle_trained
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.files import METADATA_KEY, read_heads, save_heads
+from tokenswift.speculation.heads.find import load_heads, resolve_heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError
 
 D, V = 16, 40

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenswift.speculation import heads as module
 
 from tests.speculation.heads.test_heads import names, random_heads, tiny
+from tokenswift.loader.host import host_of
 from tokenswift.loader.weights import base_of
-from tokenswift.speculation.heads import host_of, load_heads, resolve_heads, save_heads
+from tokenswift.speculation.heads import find as module
+from tokenswift.speculation.heads.files import save_heads
+from tokenswift.speculation.heads.find import load_heads, resolve_heads
 from tokenswift.types import InputError
 
 

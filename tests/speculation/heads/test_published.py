@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_model
-from tokenswift.speculation.heads import Heads, host_of, load_heads, resolve_heads
+from tokenswift.loader.host import host_of
+from tokenswift.speculation.heads.find import load_heads, resolve_heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError
 
 D, V = 32, 260
@@ -126,5 +128,5 @@ def test_heads_by_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(name)
         return str(tmp_path / "c")
 
-    monkeypatch.setattr("tokenswift.speculation.heads.fetch", fetched)
+    monkeypatch.setattr("tokenswift.speculation.heads.find.fetch", fetched)
     assert load_heads("owner/heads", host_of(model)).count == 3 and asked == ["owner/heads"]

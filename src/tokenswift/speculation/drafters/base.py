@@ -2,7 +2,7 @@
 
 Drafters add candidates to one tree; what of it is verified is decided elsewhere, and no token
 depends on it. :class:`Candidates` forms trees of fixed widths, as published methods do: so many
-candidates below each node of a depth, all of them continued. `spec.adaptive.PricedCandidates`
+candidates below each node of a depth, all of them continued. `adaptive.PricedCandidates`
 decides by chances and costs instead. Drafters cannot tell the two apart.
 """
 
@@ -18,7 +18,7 @@ from tokenswift.memory import Need
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import LogitRows, Ranked, RefusedRow, Sampler, Subset
 from tokenswift.sampling.masks import NoMask
-from tokenswift.speculation.control import CostEstimate, Costs
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree
@@ -32,7 +32,8 @@ class Outcome:
         tokens: its new tokens, already part of ``sequence.tokens``.
         nodes: number of tokens that it committed to the cache.
         in_use: whether this drafter is in use (see `Control.uses`).
-        tree: the tree verified by ``sequence.last_pass``; None: outcome of several steps of a rest.
+        tree: the tree verified by ``sequence.last_pass``; None: outcome of several steps of a
+            pause.
     """
 
     tokens: list[int]
@@ -101,10 +102,10 @@ class Candidates:
         passes, levels: draft passes and levels of heads so far.
         loaded: whether drafting filled a cache, so that its time is not typical.
         drafter: the drafter that proposes now.
-        least: nodes with less chance than this are not worth a row, and need not be proposed.
+        min_chance: nodes with less chance than this are not worth a row, and need not be proposed.
     """
 
-    least = 0.0
+    min_chance = 0.0
     with_probs = False  # whether rankings need the candidates' probabilities
 
     def __init__(
@@ -144,18 +145,22 @@ class Candidates:
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree, known, found, told = self.tree, set[int](), set[int](), {*among}
-        for end in sorted(told, reverse=True):  # from the ends of paths: one query for a whole path
-            if end in known:
+        tree = self.tree
+        wanted = {*among}
+        covered = set[int]()
+        refused = set[int]()
+        # from the ends of paths: one query for all nodes of a path
+        for end in sorted(wanted, reverse=True):
+            if end in covered:
                 continue
             nodes, node = list[int](), end
             while node > 0:
                 nodes.append(node)
                 node = tree.parents[node]
             reached = masks.reach(self.text, self.path(end)) - len(self.ahead)
-            known.update(nodes)
-            found.update(told.intersection(nodes[: len(nodes) - max(0, reached)]))
-        return found
+            covered.update(nodes)
+            refused.update(wanted.intersection(nodes[: len(nodes) - max(0, reached)]))
+        return refused
 
     # ---- called by drafters ----------------------------------------------------------------------
 
@@ -195,8 +200,7 @@ class Candidates:
         each node.
 
         An invalid row gives no candidates: heads and draft models may overflow, or hold NaN, where
-            the target
-        does not.
+        the target does not.
 
         Args:
             subset: the tokens of the columns; None: the whole vocabulary.
@@ -204,11 +208,12 @@ class Candidates:
         if self.with_probs:  # every node is ranked with its own context
             logits = logits.expand(len(nodes), -1)
         rows = self._rows(nodes[: len(logits)], logits, subset)
-        found = self._ranked(rows)
-        if len(found) < len(nodes):
-            found *= len(nodes)
+        rankings = self._ranked(rows)
+        if len(rankings) < len(nodes):
+            rankings *= len(nodes)
         return [
-            self.add_ranking(node, row, level, kind) for node, row in zip(nodes, found, strict=True)
+            self.add_ranking(node, row, level, kind)
+            for node, row in zip(nodes, rankings, strict=True)
         ]
 
     def _ranked(self, rows: LogitRows) -> list[Ranked]:
@@ -320,12 +325,12 @@ class DraftVocabulary:
     ) -> None:
         self.model, self.size, parts = model, size, list[Tensor]()
         if frequent is not None:
-            own = torch.tensor(prompt, dtype=torch.long).unique()
-            parts = [frequent, own[~torch.isin(own, frequent.cpu())]]
+            prompt_ids = torch.tensor(prompt, dtype=torch.long).unique()
+            parts = [frequent, prompt_ids[~torch.isin(prompt_ids, frequent.cpu())]]
         parts = [ids[ids < min(size, model.vocab_size)] for ids in parts]
-        kept = [ids.to(model.device) for ids in parts if len(ids)]
-        self.rows = [model.head_rows(ids) for ids in kept]
-        self.subset = Subset(torch.cat(kept), size) if kept else None
+        columns = [ids.to(model.device) for ids in parts if len(ids)]
+        self.rows = [model.head_rows(ids) for ids in columns]
+        self.subset = Subset(torch.cat(columns), size) if columns else None
 
     def project(self, normed: Tensor) -> Tensor:
         """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tokenswift.kv import FullCache
 from tokenswift.memory import Need
-from tokenswift.speculation.control import CostEstimate, Costs
+from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter
-from tokenswift.speculation.eagle import CHUNK, SCRATCH, EagleModel
+from tokenswift.speculation.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.speculation.sequence_state import SequenceState
 
 NARROW_NOISE = (
@@ -41,7 +41,7 @@ class Branches:
     ) -> None:
         self.model, self.cache, self.candidates, self.at = model, cache, candidates, at
         self.tree = candidates.tree
-        self._made = {0: newest}  # output of each node's row, (1, H)
+        self._outputs = {0: newest}  # output of each node's row, (1, H)
         self._trunk = 0  # the last node of the trunk
         self._rows: list[int] = []  # nodes of the last pass
 
@@ -49,11 +49,11 @@ class Branches:
         """Logits (n, S) of the tokens after nodes of one depth."""
         if nodes != [0]:
             self._run(nodes)
-        return self.model.logits(torch.cat([self._made[node] for node in nodes]))
+        return self.model.logits(torch.cat([self._outputs[node] for node in nodes]))
 
     def _run(self, nodes: list[int]) -> None:
         """One pass over these nodes and the part of their paths that is not in the cache."""
-        tree, made, model = self.tree, self._made, self.model
+        tree, outputs, model = self.tree, self._outputs, self.model
         paths = [self._above(node) for node in nodes]
         stays = [shared[0] for shared in zip(*paths, strict=True) if len({*shared}) == 1]
         self.cache.commit(tuple(self._rows.index(node) for node in stays))
@@ -61,21 +61,21 @@ class Branches:
         rows = sorted({*nodes}.union(*paths) - {*stays})  # parents before their children
         place = {node: row for row, node in enumerate(rows)}
         above = [tree.parents[node] for node in rows]
-        states = model.fed_back(torch.cat([made[node] for node in above]))
+        states = model.fed_back(torch.cat([outputs[node] for node in above]))
         parents = [place.get(node, -1) for node in above]
         at = self.at + tree.depths[self._trunk] + 1
-        found = model.run(
+        output = model.run(
             [self.candidates.tree.tokens[row] for row in rows], states, at, self.cache, parents
         )
-        made |= {node: found[row : row + 1] for node, row in place.items()}
+        outputs |= {node: output[row : row + 1] for node, row in place.items()}
         self._rows = rows
 
     def _above(self, node: int) -> list[int]:
         """Nodes from the trunk's child down to a node's parent."""
-        found = list[int]()
+        nodes = list[int]()
         while (node := self.tree.parents[node]) != self._trunk:
-            found.append(node)
-        return found[::-1]
+            nodes.append(node)
+        return nodes[::-1]
 
 
 class EagleDrafter(Drafter):
@@ -113,7 +113,7 @@ class EagleDrafter(Drafter):
             "the EAGLE-3 drafter",
             tokens=1.9,
             rows=3,
-            price=2 * cost,
+            draft_cost=2 * cost,
             pass_cost=cost,
             best_chance=0.6,
         )
@@ -134,10 +134,10 @@ class EagleDrafter(Drafter):
         """Run the rows whose features are new, and return how many; the window slides. After a gap
         in positions, earlier rows are dropped."""
         cache, model = self._cache, self.model
-        found = None if sequence.features is None else sequence.features.drain()
-        if cache is None or found is None:
+        unread = None if sequence.features is None else sequence.features.drain()
+        if cache is None or unread is None:
             return 0
-        at, features = found
+        at, features = unread
         if at != self._next:
             cache.rewind(0)
         count = features.shape[1]
@@ -147,9 +147,9 @@ class EagleDrafter(Drafter):
             if cache.length + size + SCRATCH > cache.capacity:
                 cache.slide(model.window)
             tokens = sequence.tokens[at + rows.start + 1 : at + rows.stop + 1]
-            made = model.run(tokens, model.fuse(features[:, rows]), at + rows.start, cache)
+            output = model.run(tokens, model.fuse(features[:, rows]), at + rows.start, cache)
             cache.commit(tuple(range(size)))
-            self._newest = made[-1:]
+            self._newest = output[-1:]
             sequence.raise_if_cancelled()
         self._next = at + count
         return count

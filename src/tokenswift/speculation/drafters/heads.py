@@ -6,9 +6,9 @@ from torch import Tensor
 
 from tokenswift.kv import to_device
 from tokenswift.models.decoder import BaseTarget
-from tokenswift.speculation.control import LEVEL, CostEstimate, Costs
+from tokenswift.speculation.costs import LEVEL, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary
-from tokenswift.speculation.heads import Heads
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import SequenceState
 
 HIDDEN = "hidden"

@@ -1,9 +1,8 @@
 """Free drafters: reuse of the text so far, and text that a grammar forces.
 
 *Prompt lookup* (Saxena 2023), for adaptive drafting: where the newest tokens have occurred before,
-    draft what
-followed them, up to 32 tokens. Besides the length of the match, these features give each token's
-chance:
+draft what followed them, up to 32 tokens. Besides the length of the match, these features give each
+token's chance:
 
 - whether other occurrences of the same tokens continue alike;
 - whether the copied token was *new* in its place, that is not predicted by a match itself (a line
@@ -12,13 +11,11 @@ chance:
 - how often copies were right lately.
 
 A wrong token does not end a match: it is followed further, until a better one is found. A copy ends
-    where the
-text would: what comes after a question or an answer is not drafted.
+where the text would: what comes after a question or an answer is not drafted.
 
 *N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that
-    followed
-it, the most frequent first. An n-gram is counted once it is older than the penalty window: a
-younger one would be penalised and rejected.
+followed it, the most frequent first. An n-gram is counted once it is older than the penalty window:
+a younger one would be penalised and rejected.
 """
 
 from __future__ import annotations
@@ -33,14 +30,14 @@ import torch
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler, gumbels_of
 from tokenswift.sampling.masks import Masks
-from tokenswift.speculation.control import Regression
+from tokenswift.speculation.calibration import Regression
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState
 
 LENGTH = 4  # n of the n-grams that are drafted
 LEAST = 3  # length of a match at least
 MOST = 32  # length of a match that is compared, and of a draft, at most
-_KEPT_PLACES = 4  # occurrences kept of the same LEAST tokens, the newest ones
+_MAX_PLACES = 4  # occurrences remembered of the same LEAST tokens, the newest ones
 _BEHIND = 0.12  # counts as a matching token where a match goes on behind a wrong one
 _NEAR = 4  # tokens before a copied one of which the share of new ones counts
 _MEMORY = 0.9  # weight of the past in the running share of right predictions
@@ -96,7 +93,7 @@ class PromptLookup(Drafter):
             chance = self._chance(x)
             path_chance *= chance
             self._drafted.append(token)
-            if path_chance < candidates.least or token in sequence.eos:
+            if path_chance < candidates.min_chance or token in sequence.eos:
                 break
             node = candidates.add(node, token, chance)
 
@@ -125,13 +122,13 @@ class PromptLookup(Drafter):
             if known and self._agreed < LEAST:
                 self._follow, self._agreed = known[-1], LEAST
             known.append(len(text))
-            if len(known) > _KEPT_PLACES:
+            if len(known) > _MAX_PLACES:
                 del known[0]
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its
         length."""
-        text, found = self._text, []
+        text, matches = self._text, []
         for place in self._places.get(tuple(text[-LEAST:]), ())[
             :-1
         ]:  # the last one is the text's end
@@ -140,9 +137,9 @@ class PromptLookup(Drafter):
                 agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]
             ):
                 agreed += 1
-            found.append((agreed, place))
-        found.sort(reverse=True)
-        return [place for _, place in found], found[0][0] if found else 0
+            matches.append((agreed, place))
+        matches.sort(reverse=True)
+        return [place for _, place in matches], matches[0][0] if matches else 0
 
 
 class NgramTable:
@@ -184,15 +181,15 @@ class Ngrams(Drafter):
 
     Args:
         count: branches in a step (k).
-        least: only n-grams that occurred this often are drafted.
+        min_count: only n-grams that occurred this often are drafted.
         sampler: the target's choice rule.
         coupled: choose among frequent n-grams with the target's noise.
     """
 
     name, source = "ngrams", "ngram"
 
-    def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
-        self.count, self.least, self.sampler = count, least, sampler
+    def __init__(self, count: int, min_count: int, sampler: Sampler, coupled: bool) -> None:
+        self.count, self.min_count, self.sampler = count, min_count, sampler
         # with coupled drafting, the noise chooses from more n-grams than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
@@ -213,16 +210,18 @@ class Ngrams(Drafter):
 
     def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
         """The best n-grams that start with the token ``start``, at ``depth`` below the root."""
-        found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
-        if len(found) <= self.count:
-            return [followers for followers, _ in found]
-        grams = torch.tensor([followers for followers, _ in found])
-        score = torch.tensor([math.log(count) for _, count in found])
+        entries = [
+            entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.min_count
+        ]
+        if len(entries) <= self.count:
+            return [followers for followers, _ in entries]
+        grams = torch.tensor([followers for followers, _ in entries])
+        score = torch.tensor([math.log(count) for _, count in entries])
         for i in range(grams.shape[1]):
             place = len(sequence.tokens) + depth + i
             score = score + gumbels_of(self.sampler.params.seed, place, grams[:, i])
         best = score.topk(self.count).indices.tolist()
-        return [found[i][0] for i in best]
+        return [entries[i][0] for i in best]
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Count the new n-grams."""

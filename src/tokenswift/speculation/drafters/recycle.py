@@ -27,7 +27,7 @@ from tokenswift.types import DraftTree
 
 Kind = tuple[int, int, int]  # kind of a candidate: context length, rank, class of its share
 Outcomes = dict[Kind, tuple[float, float]]  # by kind: right candidates, and all
-KEPT = 4  # tokens kept of a ranking
+RANKED = 4  # tokens remembered of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # depth of a path, at most
 EXPANDED = 16  # nodes of a step that get candidates, at most
@@ -35,10 +35,8 @@ SLOTS = 1 << 15  # contexts in the table
 _SLOT = 250  # bytes of one, about
 _BOUNDS = (0.3, 0.6, 0.85, 0.95)  # bounds between classes of shares
 _PRIOR = (0.15, 0.4, 0.7)  # initial chance of a candidate ÷ its share, by the length of the context
-_FIRST, _DECAY = (
-    4.0,
-    0.99,
-)  # weight of that in outcomes, and decay of older outcomes with each new one
+_FIRST = 4.0  # weight of that in outcomes
+_DECAY = 0.99  # of older outcomes with each new one
 
 
 class Rankings:
@@ -57,8 +55,8 @@ class Rankings:
     def get(self, context: list[int]) -> tuple[int, list[int], list[float]] | None:
         """The longest known end of a context: its length, and its ranking's tokens and values."""
         for length in range(min(LONGEST, len(context)), 0, -1):
-            if found := self._slots.get(tuple(context[-length:])):
-                return length, *found
+            if ranking := self._slots.get(tuple(context[-length:])):
+                return length, *ranking
         return None
 
 
@@ -94,7 +92,7 @@ class Recycle(Drafter):
         heap = [(-1.0, 0)]
         while heap and len(self._places) < EXPANDED:
             chance, node = heapq.heappop(heap)
-            if -chance < candidates.least:
+            if -chance < candidates.min_chance:
                 break
             children = self._expand(candidates, sequence.tokens, node, -chance) | {
                 *below.get(node, ())
@@ -118,9 +116,11 @@ class Recycle(Drafter):
                 logit / heat + gumbel(key, token)
                 for token, logit in zip(tokens, logits, strict=True)
             ]
-        order = sorted(range(KEPT), key=scores.__getitem__, reverse=True)
+        order = sorted(range(RANKED), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
-        total, kinds, found = sum(weights), dict[int, Kind](), set[int]()
+        total = sum(weights)
+        kinds = dict[int, Kind]()
+        nodes = set[int]()
         for rank, at in enumerate(order):
             share = weights[at] / total
             kind = kinds[tokens[at]] = (length, rank, sum(share > bound for bound in _BOUNDS))
@@ -131,11 +131,12 @@ class Recycle(Drafter):
             child = tree.child(node, tokens[at])
             if child is not None:
                 tree.chances[child] = max(tree.chances[child], chance)
-            elif above * chance >= candidates.least:
+            elif above * chance >= candidates.min_chance:
                 child = candidates.add(node, tokens[at], chance)
-            found.update(() if child is None else (child,))
+            if child is not None:
+                nodes.add(child)
         self._places.append((path, kinds))
-        return found
+        return nodes
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn which candidates were right, and keep the rankings of the pass."""
@@ -150,8 +151,8 @@ class Recycle(Drafter):
         """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
         known = len(sequence.tokens) - len(new)
         end = sequence.tokens[max(0, known - LONGEST) : known]
-        for node, (tokens, values) in enumerate(self.sampler.best(logits, KEPT)):
-            if len(values) == KEPT and math.isfinite(sum(values)):
+        for node, (tokens, values) in enumerate(self.sampler.best(logits, RANKED)):
+            if len(values) == RANKED and math.isfinite(sum(values)):
                 path = [tree.tokens[at] for at in tree.path(node)]
                 self.rankings.put([*end, *path], tokens, values)
 
