@@ -43,7 +43,7 @@ def test_what_was_new_in_its_place_is_less_likely_to_be_copied() -> None:
     )
     made = list[tuple[int, float]]()
     candidates: Any = SimpleNamespace(
-        least=0.0, add=lambda node, token, chance: made.append((token, chance))
+        min_chance=0.0, add=lambda node, token, chance: made.append((token, chance))
     )
     lookup = PromptLookup(False)
     lookup.begin(sequence)
