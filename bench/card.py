@@ -32,8 +32,8 @@ from torch import Tensor
 from benchmarks.common import fill, median, pass_times
 from tokenswift.kernels.cuda.backend import CudaBackend, cublas, padded, settle, sizes_that_keep
 from tokenswift.kernels.cuda.plan import SIZES
-from tokenswift.kv import Segment
-from tokenswift.loader.config import HEAD, Layout
+from tokenswift.kv.passes import Segment
+from tokenswift.loader.layout import HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
 

@@ -136,7 +136,7 @@ def check_jobs(jobs: list[Job]) -> None:
     """
     from benchmarks.prompts import check_source
     from tokenswift.cli.options import check_heads
-    from tokenswift.config import LoadConfig
+    from tokenswift.config.loading import LoadConfig
     from tokenswift.loader.find import check_name, locate
     from tokenswift.loader.load import check_place
 

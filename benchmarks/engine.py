@@ -16,7 +16,7 @@ from benchmarks.common import AUTO, PLAIN, Trial, in_turns, median, pass_times, 
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, Scheduler
 from tokenswift.engine.sequence import Prefilled
-from tokenswift.kv import large_empty
+from tokenswift.kv.memory import large_empty
 from tokenswift.types import Step
 
 ROWS = (1, 2, 4, 5, 8, 16, 41, 64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import PLAIN, Side, Trial, in_turns, spread
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.types import check_choice
 

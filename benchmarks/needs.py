@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import HEAD_KINDS
+from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.loader.find import DEFAULT, DRAFT, SHIPPED
 
 #: strategy → the kind of heads that it drafts with

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.cli.measure import repeating_list
-from tokenswift.config import shown
-from tokenswift.types import InputError
+from tokenswift.types import InputError, shown
 
 SHIPPED = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
 PG19 = "emozilla/pg19-test"

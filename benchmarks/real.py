@@ -30,7 +30,7 @@ from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, Grammar
-from tokenswift.config import ANSWERS, CONTINUED
+from tokenswift.config.sampling import ANSWERS, CONTINUED
 from tokenswift.loader.prompts import has_template
 from tokenswift.types import RunError, Step
 

@@ -19,7 +19,7 @@ from benchmarks.common import Trial, options_of
 from benchmarks.decode import decode
 from benchmarks.needs import heads_place, missing
 from benchmarks.settings import LATER
-from tokenswift.config import build_options
+from tokenswift.config.strategies import build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.load import locate

@@ -38,8 +38,7 @@ from typing import Any
 
 from benchmarks.needs import METHODS, of_model
 from benchmarks.settings import DEFAULTS, KINDS, TAKEN, axes, check_keys, resolve
-from tokenswift.config import shown
-from tokenswift.types import InputError, check_choice, check_integer
+from tokenswift.types import InputError, check_choice, check_integer, shown
 
 FOLDER = Path(__file__).parent / "specs"
 PRESETS = ("smoke", "cpu", "gpu")

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from tokenswift import LLM
-from tokenswift.loader.config import HEAD
+from tokenswift.loader.layout import HEAD
 from tokenswift.loader.weights import unstored
 from tokenswift.speculation.drafters.eagle import NARROW_NOISE
 from tokenswift.speculation.eagle import load_eagle

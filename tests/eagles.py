@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tokenswift.speculation import eagle as files
 from torch import Tensor
 
+from tokenswift.speculation import eagle as files
 from tokenswift.speculation.eagle import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}

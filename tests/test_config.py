@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenswift import SamplingParams
-from tokenswift.config import OPTIONS, TokenSwiftOptions
+from tokenswift.config.strategies import OPTIONS, TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError
 

@@ -27,7 +27,7 @@ TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.chat import Reply as Reply
     from tokenswift.chat import ToolCall as ToolCall
-    from tokenswift.config import SamplingParams as SamplingParams
+    from tokenswift.config.sampling import SamplingParams as SamplingParams
     from tokenswift.engine.llm import LLM as LLM
     from tokenswift.engine.llm import resume as resume
     from tokenswift.engine.request import Request as Request
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "chat": "Reply ToolCall",
-    "config": "SamplingParams",
+    "config.sampling": "SamplingParams",
     "engine.llm": "LLM resume",
     "engine.request": "Request",
     "engine.scheduler": "Scheduler Ticket",

@@ -17,7 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenswift.config import LoadConfig, SamplingParams, names_of
+from tokenswift.config.loading import LoadConfig
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.strategies import names_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget

@@ -12,8 +12,8 @@ import psutil
 import torch
 
 from tokenswift.cgroups import MOUNTS, OWN_GROUPS, memory_limits
-from tokenswift.config import CONTINUED_LENGTH, shown
-from tokenswift.types import InputError, counted
+from tokenswift.config.sampling import CONTINUED_LENGTH
+from tokenswift.types import InputError, counted, shown
 
 ANSWER = 1024  # least default of an answer's new tokens
 SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much

@@ -19,7 +19,7 @@ from tokenswift.cli import chat, measure, terminal
 from tokenswift.cli.main import COMMANDS, build_parser
 from tokenswift.cli.options import piped_text
 from tokenswift.cli.terminal import Signals, Stages, write_text
-from tokenswift.config import ANSWERS, CONTINUED, PAPER
+from tokenswift.config.sampling import ANSWERS, CONTINUED, PAPER
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -25,7 +25,7 @@ from tokenswift.kernels.cuda.backend import (  # noqa: E402  # noqa: E402
 )
 from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR  # noqa: E402
-from tokenswift.kv import Segment  # noqa: E402
+from tokenswift.kv.passes import Segment  # noqa: E402
 from tokenswift.loader.rope import rotary_of  # noqa: E402
 from tokenswift.models.decoder import NativeTarget  # noqa: E402
 from tokenswift.models.target import make_target  # noqa: E402

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenswift.kernels.cpu.backend import CpuBackend, Pages
 from tokenswift.kernels.weights import FORMATS, Format, Packed, Stored
-from tokenswift.kv import FullCache
+from tokenswift.kv.cache import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.check import Case
@@ -18,7 +18,7 @@ from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.weights import Q8_0, Packed, Stored
-from tokenswift.kv import Entries, FullCache
+from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.sampling.choice import LogitRows, Sampler
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tiny import VOCAB, tiny_model
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.weights import Q4_1, Q8_0, Stored

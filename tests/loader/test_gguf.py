@@ -26,7 +26,7 @@ from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tests.malformed.gguf_bytes import TEXT, Draft, Value
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import Weights
+from tokenswift.config.loading import Weights
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
 from tokenswift.loader.gguf import GgufFile, config_of

@@ -26,7 +26,7 @@ from tests.lossless.enumeration import joint_distribution, processed
 from tests.lossless.toy import CASES
 from tests.stats import chi_square
 from tests.tiny import add_levels
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling.choice import LogitRows, Sampler
 from tokenswift.speculation.accept import accept_exact, accept_published
 from tokenswift.tree import CandidateTree, children

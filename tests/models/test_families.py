@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.speculation import resources
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.models import target
 from tokenswift.models.generic import GenericTarget
+from tokenswift.speculation import resources
 from tokenswift.types import InputError
 
 GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}

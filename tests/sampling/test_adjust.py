@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.chats import calling_tokenizer
-from tokenswift.config import ADJUSTING, SamplingParams, settings_of
+from tokenswift.config.sampling import ADJUSTING, SamplingParams, settings_of
 from tokenswift.sampling import penalties
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.penalties import RecentBreakers, TextRules, rules_of

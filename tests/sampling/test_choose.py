@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.sampling.test_adjust import ALL, RULES, texts_of
 from tests.sampling.test_adjust import SETTINGS as ADJUSTED
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.choice import LogitRows, Sampler, Subset, allowed_tokens
 from tokenswift.sampling.penalties import NO_RULES, TextRules

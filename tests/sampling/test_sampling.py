@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling import choice as sampling
 from tokenswift.sampling.choice import Sampler
 

@@ -24,7 +24,7 @@ from tests.serve.conftest import Running, Slow, Start, until
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
 from tokenswift.cli.options import add_options
-from tokenswift.config import ANSWERS
+from tokenswift.config.sampling import ANSWERS
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.memory import Memory
 from tokenswift.serve import openai as openai_forms

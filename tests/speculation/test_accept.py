@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import add_levels
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling.choice import Sampler
 from tokenswift.speculation.accept import accept_exact, accept_published
 from tokenswift.tree import CandidateTree, published_paths

@@ -15,7 +15,7 @@ from tests.conftest import tiny_tokenizer
 from tests.speculation.eagle.reference import EagleCache, EagleReference
 from tests.tiny import byte_model
 from tests.train.test_train import states_of
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.eagle import EagleModel, EagleWeights, load_eagle
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle

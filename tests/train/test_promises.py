@@ -15,7 +15,7 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.train.test_train import D, V, filled, frozen, full_run, small, words
 from tokenswift.cli.train import CUDA
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.heads import Heads, HeadsConfig
 from tokenswift.train import states

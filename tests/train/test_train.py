@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.sampling.choice import processed
 from tokenswift.speculation.heads import Heads, HeadsConfig, host_of, load_heads, read_heads

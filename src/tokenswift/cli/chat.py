@@ -22,7 +22,7 @@ from tokenswift.cli import options
 from tokenswift.cli.generate import Text, stream
 from tokenswift.cli.options import add_options, command
 from tokenswift.cli.terminal import Interrupted, Signals, TextSink, summary, table
-from tokenswift.config import ANSWERS, SamplingParams
+from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.files import line_of
 from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError, RunError, counted

@@ -31,7 +31,7 @@ from tokenswift.cli.terminal import (
     write_json,
     write_text,
 )
-from tokenswift.config import CONTINUED
+from tokenswift.config.sampling import CONTINUED
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat

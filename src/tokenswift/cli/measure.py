@@ -16,7 +16,7 @@ from tokenswift.cli import options
 from tokenswift.cli.generate import add_call_options, call_from, with_model
 from tokenswift.cli.options import add_options, command, option
 from tokenswift.cli.terminal import check_record, give, say, table
-from tokenswift.config import SamplingParams, settings_of
+from tokenswift.config.sampling import SamplingParams, settings_of
 from tokenswift.types import Generation, InputError, RunError, Step, check_integer, counted
 
 STRATEGIES = ("autoregressive", "auto")

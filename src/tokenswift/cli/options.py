@@ -35,9 +35,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tokenswift import config
 from tokenswift.cli.terminal import Stages
-from tokenswift.config import HEAD_KINDS, OPTIONS, LoadConfig, SamplingParams, names_of
+from tokenswift.config.loading import HEAD_KINDS, LoadConfig
+from tokenswift.config.sampling import ADJUSTING, SamplingParams, preset, sampling_over
+from tokenswift.config.strategies import OPTIONS, MethodOptions, build_options, names_of
 from tokenswift.files import line_of
 from tokenswift.loader.find import DEFAULT, HUB_ID, check_name
 from tokenswift.types import InputError, check_choice, meant
@@ -333,7 +334,7 @@ class Shown(Quiet):
 
 
 def add_model_options(parser: Parser, dtype: str = "auto") -> None:
-    """The fields of :class:`Model` and of `config.LoadConfig`."""
+    """The fields of :class:`Model` and of `LoadConfig`."""
     group = parser.add_argument_group("model")
     add_options(group, Model)
     add_options(group, LoadConfig, dtype=dtype)
@@ -345,14 +346,14 @@ def add_sampling_options(
     plain: bool = False,
     **usual: Any,
 ) -> None:
-    """The fields of `config.SamplingParams`, seed included, and --preset.
+    """The fields of `SamplingParams`, seed included, and --preset.
 
     Args:
         plain: without what goes by more of a text than the contextual penalty.
         usual: defaults that are told.
     """
     group = parser.add_argument_group(title)
-    only = [name for name in SAMPLING if not (plain and name in config.ADJUSTING)]
+    only = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
     add_options(group, SamplingParams, only, unset=True, **usual)
     add_options(group, Preset)
 
@@ -367,7 +368,7 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
         f"default: {strategy}"
     )
     group.add_argument("--strategy", default=strategy, metavar="S", help=words)
-    texts = texts_of(config.MethodOptions)
+    texts = texts_of(MethodOptions)
     for name in METHOD:
         owners = {
             key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name
@@ -385,7 +386,7 @@ def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None)
     Raises:
         InputError: naming the bad field.
     """
-    return config.sampling_over(usual or SamplingParams(), given_sampling(args))
+    return sampling_over(usual or SamplingParams(), given_sampling(args))
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -394,7 +395,7 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     given = {
         name: value for name, value in given.items() if value is not None and value is not False
     }
-    return given if args.preset is None else {**config.preset(args.preset), **given}
+    return given if args.preset is None else {**preset(args.preset), **given}
 
 
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
@@ -408,7 +409,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
             if args.strategy != "all"
             else [name for name in given if name in names_of(strategy)]
         )
-        config.build_options(strategy, {name: given[name] for name in known})
+        build_options(strategy, {name: given[name] for name in known})
     return given
 
 
@@ -450,7 +451,7 @@ def load_model(args: argparse.Namespace) -> Any:
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `config.LoadConfig` that the model options are."""
+    """The fields of `LoadConfig` that the model options are."""
     return {name: getattr(args, name) for name in LOADING}
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.options import add_options, command, option
 from tokenswift.cli.terminal import Stages, check_writable, keeping
-from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
+from tokenswift.config.loading import LoadConfig
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.loader.find import DEFAULT, HEADS, cache_dir, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError, check_choice

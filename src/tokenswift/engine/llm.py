@@ -13,17 +13,9 @@ import msgspec
 import torch
 
 from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
-from tokenswift.config import (
-    CONTINUED,
-    Backend,
-    Device,
-    Dtype,
-    HeadKind,
-    LoadConfig,
-    OnLoop,
-    SamplingParams,
-    Strategy,
-)
+from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConfig
+from tokenswift.config.sampling import CONTINUED, SamplingParams
+from tokenswift.config.strategies import OnLoop, Strategy
 from tokenswift.engine.detokenize import begins_turn
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all

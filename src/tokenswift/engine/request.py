@@ -10,21 +10,26 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import (
-    OnLoop,
+from tokenswift.config.fields import check_fields
+from tokenswift.config.sampling import (
     SamplingParams,
-    Strategy,
-    build_options,
-    check_fields,
     check_texts,
     listed,
     sampling_over,
     settings_of,
-    shown,
 )
+from tokenswift.config.strategies import OnLoop, Strategy, build_options
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
-from tokenswift.types import Generation, InputError, OnProgress, check_callback, keep_field, meant
+from tokenswift.types import (
+    Generation,
+    InputError,
+    OnProgress,
+    check_callback,
+    keep_field,
+    meant,
+    shown,
+)
 
 EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -29,7 +29,7 @@ from tokenswift.engine.failures import without_frames
 from tokenswift.engine.request import SHARED_STRATEGIES, Request
 from tokenswift.engine.sequence import PrefixCache, Sequence, failure
 from tokenswift.engine.step import step
-from tokenswift.kv import FeatureStore
+from tokenswift.kv.passes import FeatureStore
 from tokenswift.types import (
     Cancelled,
     Generation,

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from tokenswift.chat import Tools
-from tokenswift.config import SamplingParams, settings_of
+from tokenswift.config.sampling import SamplingParams, settings_of
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import prefill, step
-from tokenswift.kv import OBSERVED, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.loader.weights import digest_of, versions
 from tokenswift.memory import check_run, default_length, needs_of

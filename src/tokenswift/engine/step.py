@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tokenswift.kv import OBSERVED, Pass, Segment, to_device
+from tokenswift.kv.memory import to_device
+from tokenswift.kv.passes import Pass, Segment
+from tokenswift.kv.sparse import OBSERVED
 from tokenswift.speculation.accept import accept_exact, accept_published
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step

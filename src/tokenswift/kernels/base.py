@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.weights import (
     Q8_0,
     STORED_IN,
@@ -34,7 +34,9 @@ from tokenswift.kernels.weights import (
     Stored,
     active_type,
 )
-from tokenswift.kv import Arena, Entries, FullCache, KVCache, Segment
+from tokenswift.kv.cache import Entries, FullCache, KVCache
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import Segment
 from tokenswift.sampling.choice import Ranker
 from tokenswift.tree import ancestor_mask
 from tokenswift.types import check_tokens

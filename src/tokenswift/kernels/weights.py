@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from tokenswift.kv import Arena, large_empty
+from tokenswift.kv.memory import Arena, large_empty
 
 PANEL = 32  # rows of a weight side by side in a panel of the CPU kernels; NR of cpu_tile.h
 AT_ONCE = 1 << 18  # weights that are unpacked together: what is made on the way stays in the caches

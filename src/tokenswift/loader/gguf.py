@@ -28,22 +28,12 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.weights import BY_CODE, FORMATS, Stored
-from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
-    FULL,
-    HEAD,
-    NORM,
-    SAMPLING,
-    SLIDING,
-    Family,
-    Layout,
-    check_numbers,
-    completed,
-    refusal,
-)
+from tokenswift.loader.config import SAMPLING, completed
+from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
 from tokenswift.loader.find import MERGED
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout
 from tokenswift.loader.parts import part_paths
+from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
 from tokenswift.types import InputError, shown

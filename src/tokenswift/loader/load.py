@@ -24,21 +24,20 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from tokenswift.config import Dtype, LoadConfig, check_backend
+from tokenswift.config.loading import Dtype, LoadConfig, check_backend
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, object_in
 from tokenswift.kernels.weights import Stored
 from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
     SUPPORTED,
     completed,
     counts_factor,
-    layout_of,
     named_sampling,
     read_config,
 )
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, locate, refused_as
 from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
+from tokenswift.loader.layout import EMBEDDING, layout_of
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config

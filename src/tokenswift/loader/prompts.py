@@ -24,7 +24,6 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from tokenswift.config import integer_of
 from tokenswift.loader import control_tokens
 from tokenswift.loader.abilities import Abilities, LimitReached
 from tokenswift.loader.call_forms import family_of
@@ -32,7 +31,7 @@ from tokenswift.loader.find import refused_as
 from tokenswift.loader.fitting import fitted
 from tokenswift.loader.messages import Turns, checked
 from tokenswift.sandbox import templates
-from tokenswift.types import InputError, RunError, check_text, shown
+from tokenswift.types import InputError, RunError, check_text, integer_of, shown
 
 logger = logging.getLogger("tokenswift")
 

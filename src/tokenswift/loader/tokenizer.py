@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
-from tokenswift.loader.config import converted, refusal
 from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.find import refused_as
+from tokenswift.loader.schema import converted, refusal
 from tokenswift.types import InputError, counted
 
 if TYPE_CHECKING:

@@ -36,15 +36,10 @@ from torch import Tensor
 
 from tokenswift.files import weight_map
 from tokenswift.kernels.weights import FORMATS, Stored
-from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
-    HEAD,
-    Layout,
-    activation_of,
-    layout_of,
-)
+from tokenswift.loader.config import activation_of
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import MERGED, refused_as
+from tokenswift.loader.layout import EMBEDDING, HEAD, Layout, layout_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 

@@ -22,33 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.config import LoadConfig, SamplingParams
+from tokenswift.config.loading import LoadConfig
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import (
-    OBSERVED,
-    Arena,
-    FeatureStore,
-    FullCache,
-    KVCache,
-    Pass,
-    Segment,
-    Tail,
-    tail_room,
-)
-from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
-    GELU,
-    HEAD,
-    NORM,
-    Layout,
-    activation_of,
-    head_width,
-    layout_of,
-)
+from tokenswift.kv.cache import FullCache, KVCache, Tail, tail_room
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import FeatureStore, Pass, Segment
+from tokenswift.kv.sparse import OBSERVED
+from tokenswift.loader.config import activation_of
+from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.gguf import straightened
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
 from tokenswift.models.key_types import TOKENS as KEY_TOKENS

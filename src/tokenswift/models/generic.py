@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from tokenswift.config import LoadConfig
+from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.kv import Pass, Segment
+from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.rope import Rotary
 from tokenswift.loader.weights import whole

@@ -29,7 +29,6 @@ from threading import Event, Thread
 from threading import Lock as Mutex
 from typing import Any
 
-from tokenswift.config import shown
 from tokenswift.files import line_of
 from tokenswift.runs import journal
 from tokenswift.runs.journal import (
@@ -47,7 +46,7 @@ from tokenswift.runs.journal import (
     sources_of,
     write_whole,
 )
-from tokenswift.types import PREFILL, InputError, RunError, Step, counted
+from tokenswift.types import PREFILL, InputError, RunError, Step, counted, shown
 
 JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held

@@ -39,9 +39,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from tokenswift.config import OPTIONS, SamplingParams, shown
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.strategies import OPTIONS
 from tokenswift.files import replacing, sync
-from tokenswift.types import InputError, Loop, Step, check_choice
+from tokenswift.types import InputError, Loop, Step, check_choice, shown
 from tokenswift.version import __version__
 
 VERSION = ".".join(__version__.split(".")[:2])

@@ -40,7 +40,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.penalties import NO_RULES, Adjustments, Places, TextRules
 from tokenswift.types import Logprob, RunError, check_tokens

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenswift.config import SamplingParams, Texts
+from tokenswift.config.sampling import SamplingParams, Texts
 from tokenswift.types import InputError, check_tokens, shown
 
 #: history, path of each row after it, and the positions that rows predict (None: the next ones)

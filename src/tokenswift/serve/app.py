@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from tokenswift.config import OPTIONS
+from tokenswift.config.strategies import OPTIONS
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.loader.find import short_name

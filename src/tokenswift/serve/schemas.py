@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PrivateAttr
 
-from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams
+from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.grammar import Grammar

@@ -28,8 +28,10 @@ from torch import Tensor
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.kernels.base import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import Arena, FullCache, KVCache, Segment
-from tokenswift.loader.config import check_numbers, positions_said, refusal
+from tokenswift.kv.cache import FullCache, KVCache
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import Segment
+from tokenswift.loader.config import positions_said
 from tokenswift.loader.find import (
     SHIPPED,
     check_name,
@@ -41,6 +43,7 @@ from tokenswift.loader.find import (
 )
 from tokenswift.loader.gguf import CALLED, GgufFile, positions, read_tensor
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
+from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.models.target import Target

@@ -34,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tokenswift.config import HEAD_KINDS
+from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
 from tokenswift.kernels.base import Backend, check_ids
 from tokenswift.kernels.weights import Q8_0, Stored

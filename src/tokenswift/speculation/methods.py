@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.config import (
+from tokenswift.config.strategies import (
     AutoOptions,
     MagicDecOptions,
     MedusaOptions,

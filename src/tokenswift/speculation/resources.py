@@ -18,14 +18,8 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import (
-    ANSWERS,
-    LoadConfig,
-    RopeScaling,
-    SamplingParams,
-    check_backend,
-    shown,
-)
+from tokenswift.config.loading import LoadConfig, RopeScaling, check_backend
+from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader.config import named_sampling, usable_sampling
@@ -62,7 +56,7 @@ from tokenswift.speculation.heads import (
     resolve_heads,
     shipped_heads,
 )
-from tokenswift.types import InputError, OnProgress, check_callback
+from tokenswift.types import InputError, OnProgress, check_callback, shown
 
 logger = logging.getLogger("tokenswift")
 

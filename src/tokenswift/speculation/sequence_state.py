@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenswift.kv import FullCache, Pass
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Pass
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import Sampler
 from tokenswift.speculation.eagle import Features

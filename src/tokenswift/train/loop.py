@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import get_cosine_schedule_with_warmup
 
-from tokenswift.config import SamplingParams, settings_of
+from tokenswift.config.sampling import SamplingParams, settings_of
 from tokenswift.files import replacing
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import Stored
-from tokenswift.loader.config import HEAD
+from tokenswift.loader.layout import HEAD
 from tokenswift.loader.weights import digest_of
 from tokenswift.models.generic import shaped_logits
 from tokenswift.sampling.choice import processed

@@ -14,7 +14,8 @@ from tokenswift.kernels.base import Backend, turned
 from tokenswift.kernels.cuda.backend import CudaBackend, Product
 from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv import Entries, FullCache, Segment
+from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.passes import Segment
 
 CPU = torch.device("cpu")
 TORCH = Backend()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.speculation import eagle as eagle_model
 
 from tests import eagles
 from tests.kernels.cuda.cases import standing
@@ -25,12 +24,13 @@ from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.kv import Segment
+from tokenswift.kv.passes import Segment
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
+from tokenswift.speculation import eagle as eagle_model
 from tokenswift.speculation.control import PLAIN, Control
 from tokenswift.speculation.eagle import Features
 from tokenswift.speculation.sequence_state import BatchLoad

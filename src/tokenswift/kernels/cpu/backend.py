@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend, Batch, Body, Taps
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
@@ -31,7 +31,7 @@ from tokenswift.kernels.weights import (
     Stored,
     active_type,
 )
-from tokenswift.kv import Entries, FullCache, KVCache
+from tokenswift.kv.cache import Entries, FullCache, KVCache
 from tokenswift.types import check_tokens
 
 

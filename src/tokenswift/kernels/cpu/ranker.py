@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.structs import address, fields
 from tokenswift.sampling.choice import LogitRows, Ranked, position_key
 

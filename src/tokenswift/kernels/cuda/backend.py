@@ -30,7 +30,8 @@ from tokenswift.kernels.base import Backend, Body, Taps, capped
 from tokenswift.kernels.check import TAIL, WIDTH, Case, keeps_bits
 from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored
-from tokenswift.kv import Arena, Segment, to_device
+from tokenswift.kv.memory import Arena, to_device
+from tokenswift.kv.passes import Segment
 
 logger = logging.getLogger("tokenswift")
 CAPABLE = (8, 0)  # compute capability

@@ -14,7 +14,8 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from tokenswift.kv import KVCache, SparseCache, select, useful_budget
+from tokenswift.kv.cache import KVCache
+from tokenswift.kv.sparse import SparseCache, select, useful_budget
 from tokenswift.memory import Need
 from tokenswift.models.decoder import BaseTarget
 from tokenswift.sampling.choice import RefusedRow
