@@ -15,7 +15,7 @@ import torch
 from benchmarks.prompts import Prompt, prompt
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.sequence import Prefilled
+from tokenswift.engine.stream import Prefilled
 from tokenswift.types import Generation
 
 PLAIN, AUTO = "autoregressive", "auto"

@@ -11,7 +11,7 @@ import torch
 
 from tokenswift import SamplingParams
 from tokenswift.config.strategies import OPTIONS, TokenSwiftOptions
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.types import InputError
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tokenswift.engine.request import Request as Request
     from tokenswift.engine.scheduler import Scheduler as Scheduler
     from tokenswift.engine.scheduler import Ticket as Ticket
-    from tokenswift.engine.sequence import Stream as Stream
+    from tokenswift.engine.stream import Stream as Stream
     from tokenswift.grammar import Grammar as Grammar
     from tokenswift.types import Generation as Generation
     from tokenswift.types import InputError as InputError
@@ -49,7 +49,7 @@ _MODULES = {
     "engine.llm": "LLM resume",
     "engine.request": "Request",
     "engine.scheduler": "Scheduler Ticket",
-    "engine.sequence": "Stream",
+    "engine.stream": "Stream",
     "grammar": "Grammar",
     "types": "Generation InputError Logprob Loop Metrics RunError Step",
 }

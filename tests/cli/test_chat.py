@@ -24,7 +24,7 @@ from tests.cli.conftest import Call, Outcome, chatty_model, interrupted
 from tokenswift.config.sampling import ANSWERS, SamplingParams, settings_of
 from tokenswift.config.sampling import CONTINUED as CONTINUED_SAMPLING
 from tokenswift.engine.llm import LLM
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.runs import folder as folders
 
 ANSWERED, CONTINUED = (

@@ -19,7 +19,8 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.weights import Q8_0, Packed, Stored
 from tokenswift.kv.cache import Entries, FullCache
-from tokenswift.sampling.choice import LogitRows, Sampler
+from tokenswift.sampling.rows import LogitRows
+from tokenswift.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
 

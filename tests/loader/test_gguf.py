@@ -29,7 +29,8 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.config.loading import Weights
 from tokenswift.kernels.weights import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
-from tokenswift.loader.gguf import GgufFile, config_of
+from tokenswift.loader.gguf import GgufFile
+from tokenswift.loader.gguf_config import config_of
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
 from tokenswift.speculation.resources import FromFiles

@@ -20,7 +20,8 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.kernels.base import Backend
 from tokenswift.kv import cache as kv
 from tokenswift.models import target
-from tokenswift.models.decoder import BaseTarget, NativeTarget
+from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.speculation import resources
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}

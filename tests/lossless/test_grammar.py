@@ -28,8 +28,8 @@ from tokenswift.engine import step
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all
 from tokenswift.loader.tokenizer import PlainTokenizer
-from tokenswift.sampling.choice import allowed_tokens
 from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
+from tokenswift.sampling.rows import allowed_tokens
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.drafters.base import Candidates, Outcome
 from tokenswift.speculation.drafters.lookup import GrammarDrafter

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.tiny import add_levels
 from tokenswift.config.sampling import SamplingParams
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.accept import accept_exact, accept_published
 from tokenswift.tree import CandidateTree, published_paths
 from tokenswift.types import Accepted, DraftTree, RunError

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.rows import Ranked
 from tokenswift.speculation.control import PLAIN, Calibration, Control, CostEstimate, Costs, Drafted
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree

@@ -17,7 +17,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.sampling.choice import processed
+from tokenswift.sampling.filters import processed
 from tokenswift.speculation.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
 from tokenswift.train import loop
 from tokenswift.train.heads import HeadsStudent, train_heads

@@ -130,7 +130,7 @@ class Chat:
     def __init__(
         self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any
     ) -> None:
-        from tokenswift.engine.sequence import PrefixCache
+        from tokenswift.engine.prefix_cache import PrefixCache
 
         self._llm, self._args, self._call = llm, args, call
         self.prefixes = PrefixCache.for_model(llm.target)  # an answer has to read only what is new

@@ -17,10 +17,12 @@ from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConf
 from tokenswift.config.sampling import CONTINUED, SamplingParams
 from tokenswift.config.strategies import OnLoop, Strategy
 from tokenswift.engine.detokenize import begins_turn
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
+from tokenswift.engine.run_journal import chat_digest
 from tokenswift.engine.scheduler import Scheduler, run_all
-from tokenswift.engine.sequence import Prefilled, PrefixCache, Stream, chat_digest
 from tokenswift.engine.sequence import Sequence as TextSequence
+from tokenswift.engine.stream import Prefilled, Stream
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target

@@ -26,8 +26,9 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 from tokenswift.engine.failures import without_frames
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import SHARED_STRATEGIES, Request
-from tokenswift.engine.sequence import PrefixCache, Sequence, failure
+from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.kv.passes import FeatureStore
 from tokenswift.types import (

@@ -1,5 +1,4 @@
-"""One generation, from its request to its result: checks, prefill, steps, text and journal. And the
-prefix cache.
+"""One generation, from its request to its result: checks, prefill, steps, text and journal.
 
 A caller that wants one generation iterates it; the scheduler makes the same calls for several at
 once.
@@ -8,31 +7,21 @@ once.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from time import perf_counter
+from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tokenswift.chat import Tools
-from tokenswift.config.sampling import SamplingParams, settings_of
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
+from tokenswift.engine.run_journal import kept_prompt, open_journal
 from tokenswift.engine.step import prefill, step
-from tokenswift.kv.cache import FullCache
-from tokenswift.kv.sparse import OBSERVED
-from tokenswift.loader.prompts import Prompt, is_chat
-from tokenswift.loader.weights import digest_of, versions
+from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.runs.folder import RunWriter, load
-from tokenswift.runs.journal import End, Header, Identity, Loading, RunState, Session
+from tokenswift.runs.journal import End, RunState
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.sequence_state import SequenceState
@@ -44,16 +33,11 @@ from tokenswift.types import (
     Logprob,
     RunError,
     Step,
-    check_callback,
     check_tokens,
     counted,
-    shown,
 )
 
 logger = logging.getLogger("tokenswift")
-JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a journal can hold
-MEMORY_SHARE = 4  # ended sequences may take 1 / this of the free memory
-MIN_PREFIX = 16  # tokens that a prefix needs to be worth a copy
 
 
 class Sequence(SequenceState):
@@ -341,337 +325,3 @@ def failure(error: BaseException) -> Exception:
         made = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
     made.__cause__ = error
     return made
-
-
-class Stream(Iterator[Step], AbstractContextManager["Stream"]):
-    """The steps of a generation, as they happen; afterwards its result.
-
-    ::
-
-        stream = llm.stream("Once upon a time")
-        for step in stream:
-            print(step.text, end="", flush=True)
-        print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
-
-    A stream is a context manager: leaving it early frees the run's memory and closes its journal,
-        as `close`
-    does.
-    """
-
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence, self._steps = sequence, iter(sequence)
-
-    def __next__(self) -> Step:
-        return next(self._steps)
-
-    @property
-    def result(self) -> Generation:
-        """The finished generation: all tokens, the text, ``finish_reason``, ``metrics``.
-
-        Raises:
-            InputError: the last step has not been taken.
-        """
-        if self._sequence.finish_reason is None:
-            raise InputError(
-                "stream.result is not available before the end; valid: after the last step"
-            )
-        return self._sequence.result()
-
-    def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:
-        """Run to the end and return the result; ``on_step`` is called with each step. The run's
-        journal is closed even if that raises."""
-        with self:
-            check_callback("on_step", on_step)
-            for step in self:
-                if on_step is not None:
-                    on_step(step)
-            return self.result
-
-    def close(self) -> None:
-        """End the generation here; its journal stays and can be resumed."""
-        self._steps.close()
-        self._sequence.close()  # the steps do not, where none was taken
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-# ---- the prefix cache ----------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class CachedPrefix:
-    """The cache of a sequence that has ended; for the fields see `SequenceState`."""
-
-    owner: str
-    tokens: list[int]
-    prompt_tokens: int
-    cache: FullCache
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the cache, with the kernels' scratch memory."""
-        return self.cache.nbytes + self.cache.work.nbytes
-
-
-class PrefixCache:
-    """KV caches of running sequences and of some that have ended, for one model and one thread: a
-    shared prefix is copied from them instead of prefilled.
-
-    The copy is part of the new sequence's own cache, so neither sees what the other does. But the
-    time to the first token tells which prefixes are cached, so only sequences of one owner share
-    them. A copy has the bits of a prefill because a row's bits depend on its own context alone;
-    models for which this does not hold share nothing. Where it holds for decoding alone (see
-    `BaseTarget.prefill_keeps_bits`), only whole prefill chunks that both prompts have are copied.
-
-    Args:
-        max_bytes: bytes that caches of ended sequences may take.
-
-    Attributes:
-        reused: number of tokens copied instead of prefilled.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.reused = 0
-        self._running: list[SequenceState] = []
-        self._kept: list[CachedPrefix] = []  # the least recently used first
-
-    @classmethod
-    def for_model(cls, model: BaseTarget) -> PrefixCache:
-        """Make one in which ended sequences may take a quarter of the memory that is free now."""
-        memory = model.backend.memory()
-        return cls(0 if memory is None else memory.free // MEMORY_SHARE)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the caches of ended sequences."""
-        return sum(one.nbytes for one in self._kept)
-
-    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
-        """A new cache with the longest known prefix of a sequence; None where none is long enough.
-
-        The last `kv.OBSERVED` tokens are left to prefill, since their queries select the partial
-        cache.
-
-        Args:
-            sequence: the sequence; its last token is not cached.
-            capacity: tokens that the cache must hold, scratch rows included.
-        """
-        tokens, model, prompt = sequence.tokens, sequence.model, sequence.prompt_tokens
-        best, longest = None, MIN_PREFIX - 1
-        for one in (*self._running, *self._kept):
-            if one.owner != sequence.owner:
-                continue
-            shared = min(
-                common_prefix(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED
-            )
-            if not model.prefill_keeps_bits:
-                shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
-                shared -= shared % model.prefill_chunk
-            if shared > longest and one.cache.holds(shared):
-                best, longest = one, shared
-        if best is None or not model.equal_bits:
-            return None
-        self._kept = sorted(self._kept, key=lambda one: one is best)
-        self.reused += longest
-        return best.cache.fork(capacity, longest)
-
-    def add_running(self, sequence: SequenceState) -> None:
-        """Let later sequences copy from this one, which is about to run."""
-        self._running.append(sequence)
-
-    def retire(self, sequence: SequenceState) -> None:
-        """Keep the cache of a sequence that has ended while there is room; it replaces its own
-        prefixes."""
-        self._running = [one for one in self._running if one is not sequence]
-        tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
-        if not MIN_PREFIX <= length < len(tokens) or not sequence.model.equal_bits:
-            return  # too short, or interrupted within a step
-        own = [
-            (one, common_prefix(one.tokens, tokens))
-            for one in self._kept
-            if one.owner == sequence.owner
-        ]
-        if any(shared >= length and one.cache.holds(length) for one, shared in own):
-            return
-        if 2 * length <= cache.capacity:
-            cache = cache.fork(length)  # it ended early, and most of its memory is unused
-        contained = [
-            one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)
-        ]
-        self._kept = [one for one in self._kept if one not in contained]
-        self._kept.append(CachedPrefix(sequence.owner, tokens, sequence.prompt_tokens, cache))
-        self.shrink(self.max_bytes)
-
-    def shrink(self, max_bytes: int) -> None:
-        """Drop the least recently used caches until the others take at most ``max_bytes``."""
-        kept = list(self._kept)
-        while kept and sum(one.nbytes for one in kept) > max_bytes:
-            del kept[0]
-        self._kept = kept
-
-    def clear(self) -> bool:
-        """Drop the caches of all ended sequences; returns whether there were any."""
-        there, self._kept = bool(self._kept), []
-        return there
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    """Length of the common prefix of two lists."""
-    size = min(len(one), len(other))
-    return next((i for i in range(size) if one[i] != other[i]), size)
-
-
-class Prefilled(PrefixCache):
-    """A prefilled prompt, made by ``LLM.prefill``. Generations start from a copy: they neither
-    change it nor see one another, in whatever order or thread they run, and give the tokens of
-    ``LLM.generate``.
-
-    Attributes:
-        tokens: token ids of the prompt.
-        seconds: time of its prefill.
-        sequence: the prompt with its cache.
-    """
-
-    def __init__(self, llm: Any, prompt: Prompt) -> None:
-        super().__init__(0)
-        self._llm, self._prompt, target = llm, prompt, llm.target
-        self.tokens: list[int] = llm.encode(prompt)
-        count = len(self.tokens)
-        target.check_room(count + 1)
-        cache = target.new_cache(max(1, count - 1))
-        self.sequence = SequenceState(
-            self.tokens, count, cache, target, target.sampler(SamplingParams())
-        )
-        self.sequence.features = llm.resources.features()
-        begun = perf_counter()
-        prefill(self.sequence)
-        self.seconds = perf_counter() - begun
-
-    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache:
-        """A copy for a sequence with this prompt."""
-        base = self.sequence
-        sequence.last_pass, sequence.last_row = base.last_pass, base.last_row
-        if base.features is not None:
-            sequence.features = base.features.copy()
-        return base.cache.fork(capacity)
-
-    def add_running(self, sequence: SequenceState) -> None:
-        """Nothing: sequences share the prompt alone."""
-
-    def retire(self, sequence: SequenceState) -> None:
-        """Nothing."""
-
-    def generate(
-        self, *args: Any, on_step: Callable[[Step], None] | None = None, **options: Any
-    ) -> Generation:
-        """``LLM.generate`` for this prompt, from a copy; ``prefill_seconds`` is then the time of
-        copying."""
-        return self.stream(*args, **options).finish(on_step)
-
-    def stream(self, *args: Any, **options: Any) -> Stream:
-        """``LLM.stream`` for this prompt, from a copy.
-
-        Raises:
-            InputError: a prompt is given; as ``LLM.stream``.
-        """
-        first = args[0] if args else None
-        if "prompt" in options or isinstance(first, str | list | tuple | Prefilled):
-            value = shown(options.get("prompt", first))
-            valid = (
-                "generate(max_new_tokens, …) here, or LLM.generate(prompt, …) for another prompt"
-            )
-            raise InputError(
-                f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt"
-            )
-        return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
-
-
-# ---- the journal ---------------------------------------------------------------------------------
-
-
-def chat_digest(
-    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
-) -> str | None:
-    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a
-    prompt that is no conversation."""
-    asked = [prompt, tools and tools.forms, *([options] if options else [])]
-    return digest_of(asked, default=str) if is_chat(prompt) else None
-
-
-def _chat_digest(request: Request) -> str | None:
-    return request.asked or chat_digest(request.prompt, None, request.template_options)
-
-
-def kept_prompt(request: Request) -> list[int] | None:
-    """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A
-    template may write today's date, which would make another prompt of it.)"""
-    if request.run_dir is not None and (asked := _chat_digest(request)) is not None:
-        with suppress(InputError):  # no run there; `open_journal` reports anything worse
-            header = load(Path(request.run_dir).expanduser())[1].header
-            return header.prompt if header.asked == asked else None
-    return None
-
-
-def open_journal(sequence: Any) -> RunWriter:
-    """Lock the folder of a sequence's run; if it holds a run already, the sequence resumes it.
-
-    Raises:
-        InputError: the folder cannot be written, holds another run, or one that is longer.
-    """
-    request, llm = sequence.request, sequence.llm
-    identity = Identity(
-        **llm.resources.identity(),
-        sampling=settings_of(request.sampling),
-        eos=sorted(sequence.eos),
-        stop=[text if isinstance(text, str) else list(text) for text in request.stop],
-        acceptance=sequence.strategy.acceptance,
-    )
-    loading = None if llm.loading is None else Loading(**llm.loading)
-    header = Header(
-        time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request)
-    )
-    checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
-    options: dict[str, Any] = {
-        name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)
-    }
-    session = Session(
-        time=time.time(),
-        pid=os.getpid(),
-        max_new_tokens=request.max_new_tokens,
-        strategy=request.strategy,
-        options=options,
-        on_loop=request.on_loop,
-        ignore_eos=request.ignore_eos,
-        numerics=llm.target.numerics(),
-        threads=torch.get_num_threads(),
-        versions=versions(),
-    )
-    writer = RunWriter(Path(request.run_dir), header, session)
-    if writer.state is not None:
-        try:
-            sequence.restore(writer.state)
-        except BaseException:
-            writer.close()
-            raise
-        if sequence.finish_reason is None:
-            _warn(writer.state.session, session, identity.acceptance)
-    return writer
-
-
-def _warn(then: Session, now: Session, acceptance: str) -> None:
-    """Log one line if, and why, the text may differ from an uninterrupted run's."""
-    old, new = ({**one.versions, **one.numerics} for one in (then, now))
-    keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
-    why = [
-        f"{key} is {new.get(key)}, was {old.get(key)}"
-        for key in keys
-        if old.get(key) != new.get(key)
-    ]
-    if acceptance != "exact":
-        why = ["the published rule draws by what was drafted"]
-    elif not why and not new["equal_bits"]:
-        why = [f"prefill and decoding may round differently ({new['how']}, {new['device']})"]
-    if why:
-        logger.warning("%s: the text may differ from the uninterrupted run's", "; ".join(why))

@@ -37,7 +37,7 @@ from tokenswift.kernels.weights import (
 from tokenswift.kv.cache import Entries, FullCache, KVCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
-from tokenswift.sampling.choice import Ranker
+from tokenswift.sampling.rows import Ranker
 from tokenswift.tree import ancestor_mask
 from tokenswift.types import check_tokens
 

@@ -36,7 +36,9 @@ from tokenswift.loader.config import (
 )
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, METADATA_KEY, gguf_in, locate, refused_as
-from tokenswift.loader.gguf import OUTER, GgufFile, config_of, own_dtype, weights_of
+from tokenswift.loader.gguf import GgufFile, weights_of
+from tokenswift.loader.gguf_config import config_of, own_dtype
+from tokenswift.loader.gguf_names import OUTER
 from tokenswift.loader.layout import EMBEDDING, layout_of
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.prompts import end_ids

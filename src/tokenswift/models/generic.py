@@ -23,7 +23,7 @@ from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.find import refused_as
 from tokenswift.loader.rope import Rotary
 from tokenswift.loader.weights import whole
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
 
 NAME = "tokenswift"

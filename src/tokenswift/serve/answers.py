@@ -34,8 +34,8 @@ from tokenswift.chat import Calls, message_of, thought_of
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.folder import has_run, load_whole
 from tokenswift.runs.journal import read_regular, write_whole
-from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.masks import LEFT, NoMask
+from tokenswift.sampling.sampler import RefusedRow
 from tokenswift.serve.refusals import Refused
 from tokenswift.serve.schemas import Body, Responses
 from tokenswift.serve.settings import Settings

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Ranked, Sampler
+from tokenswift.sampling.rows import Ranked
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.control import PLAIN, Control, CostEstimate, Costs, Drafted, Learnt
 from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import ALONE, SequenceState

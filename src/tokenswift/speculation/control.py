@@ -30,7 +30,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.rows import Ranked
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 # ---- chances -------------------------------------------------------------------------------------

@@ -41,13 +41,15 @@ from tokenswift.loader.find import (
     shipped_files,
     trained_files,
 )
-from tokenswift.loader.gguf import CALLED, GgufFile, positions, read_tensor
+from tokenswift.loader.gguf import GgufFile, read_tensor
+from tokenswift.loader.gguf_config import positions
+from tokenswift.loader.gguf_names import CALLED
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
 from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.models.target import Target
-from tokenswift.sampling.choice import Subset
+from tokenswift.sampling.rows import Subset
 from tokenswift.speculation.files import read_tensors, tensors_in
 from tokenswift.types import InputError, integer_of
 

@@ -16,7 +16,7 @@ from tokenswift.config.strategies import (
 )
 from tokenswift.loader.find import rivals_note
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST
 from tokenswift.speculation.adaptive import AdaptiveStrategy
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Pass
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import Sampler
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.eagle import Features
 from tokenswift.types import Cancelled, Meter
 

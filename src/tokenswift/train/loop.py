@@ -37,7 +37,7 @@ from tokenswift.kernels.weights import Stored
 from tokenswift.loader.layout import HEAD
 from tokenswift.loader.weights import digest_of
 from tokenswift.models.generic import shaped_logits
-from tokenswift.sampling.choice import processed
+from tokenswift.sampling.filters import processed
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import (
     HiddenStore,

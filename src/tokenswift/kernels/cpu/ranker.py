@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.structs import address, fields
-from tokenswift.sampling.choice import LogitRows, Ranked, position_key
+from tokenswift.sampling.noise import position_key
+from tokenswift.sampling.rows import LogitRows, Ranked
 
 OFF = (1.0, 0, 1.0, 0.0, -math.inf)  # temperature and filters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenswift.kv.memory import to_device
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.speculation.control import LEVEL, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary
 from tokenswift.speculation.heads import Heads

@@ -17,9 +17,9 @@ from torch import Tensor
 from tokenswift.kv.cache import KVCache
 from tokenswift.kv.sparse import SparseCache, select, useful_budget
 from tokenswift.memory import Need
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import RefusedRow
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.masks import NoMask
+from tokenswift.sampling.sampler import RefusedRow
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.control import LEVEL, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary, Outcome
