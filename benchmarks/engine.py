@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.common import AUTO, PLAIN, Trial, in_turns, median, pass_times, times
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Event, Scheduler
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.stream import Prefilled
+from tokenswift.engine.ticket import Event
 from tokenswift.kv.memory import large_empty
 from tokenswift.types import Step
 

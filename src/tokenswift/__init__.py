@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tokenswift.engine.llm import resume as resume
     from tokenswift.engine.request import Request as Request
     from tokenswift.engine.scheduler import Scheduler as Scheduler
-    from tokenswift.engine.scheduler import Ticket as Ticket
     from tokenswift.engine.stream import Stream as Stream
+    from tokenswift.engine.ticket import Ticket as Ticket
     from tokenswift.grammar import Grammar as Grammar
     from tokenswift.types import Generation as Generation
     from tokenswift.types import InputError as InputError
@@ -48,8 +48,9 @@ _MODULES = {
     "config.sampling": "SamplingParams",
     "engine.llm": "LLM resume",
     "engine.request": "Request",
-    "engine.scheduler": "Scheduler Ticket",
+    "engine.scheduler": "Scheduler",
     "engine.stream": "Stream",
+    "engine.ticket": "Ticket",
     "grammar": "Grammar",
     "types": "Generation InputError Logprob Loop Metrics RunError Step",
 }

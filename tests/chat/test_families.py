@@ -33,7 +33,7 @@ from tokenswift.loader.call_forms import (
 )
 from tokenswift.loader.call_forms import MISTRAL as MISTRAL_FORM
 from tokenswift.loader.prompts import abilities_of, prompt_ids
-from tokenswift.sampling.masks import Grammars
+from tokenswift.sampling.grammars import Grammars
 from tokenswift.types import InputError
 
 Message: TypeAlias = dict[str, object]

@@ -17,7 +17,7 @@ import pytest
 from tests.cli.conftest import Call, Terminal, chatty_model, interrupted
 from tokenswift.cli import chat, measure, terminal
 from tokenswift.cli.main import COMMANDS, build_parser
-from tokenswift.cli.options import piped_text
+from tokenswift.cli.prompts import piped_text
 from tokenswift.cli.terminal import Signals, Stages, write_text
 from tokenswift.config.sampling import ANSWERS, CONTINUED, PAPER
 

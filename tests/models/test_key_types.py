@@ -19,7 +19,7 @@ from tokenswift.models.key_types import needs_wide_keys, score_error
 from tokenswift.models.quality import Quality, compared, judged
 from tokenswift.models.target import backend_for
 from tokenswift.runs.folder import load
-from tokenswift.runs.journal import check_same
+from tokenswift.runs.records import check_same
 
 pytestmark = pytest.mark.skipif(
     not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"

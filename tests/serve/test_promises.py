@@ -23,7 +23,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.serve.conftest import Running, Slow, Start, until
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
-from tokenswift.cli.options import add_options
+from tokenswift.cli.declare import add_options
 from tokenswift.config.sampling import ANSWERS
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.memory import Memory

@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenswift.cli.options import Parser
+from tokenswift.cli.declare import Parser
 from tokenswift.cli.places import check_apart
 from tokenswift.cli.terminal import LogHandler, flush, reason, usable_streams, visible
 from tokenswift.types import InputError, RunError, meant, shown

@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.generate import add_call_options, call_from, with_model
-from tokenswift.cli.options import add_options, command, option
+from tokenswift.cli.call import add_call_options, call_from, with_model
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.prompts import read_named, token_ids
 from tokenswift.cli.terminal import check_record, give, say, table
 from tokenswift.config.sampling import SamplingParams, settings_of
 from tokenswift.types import Generation, InputError, RunError, Step, check_integer, counted
@@ -46,7 +47,7 @@ class Measured(options.Record):
         prompt_file: text to continue; default: the stories that come with the library
     """
 
-    contexts: list[int] = option((1024, 4096), "N,N,…", type=options.token_ids)
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
     repeats: int = option(5, least=1)
     max_new_tokens: int = option(64, least=1)
     prompt_file: str | None = option(None, "F")
@@ -128,7 +129,7 @@ def bench(args: argparse.Namespace) -> int:
             one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name)
         )
     else:
-        text = options.read_named(args.prompt_file, "--prompt-file")
+        text = read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
     with options.load_model(args) as llm:
         from tokenswift.loader.weights import versions

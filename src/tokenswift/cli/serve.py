@@ -10,7 +10,7 @@ from signal import SIGTERM
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.options import add_options, command
+from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.terminal import Interrupted, check_writable
 from tokenswift.serve.settings import Settings, held, loading
 from tokenswift.types import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.options import add_options, command, option
+from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.terminal import Stages, check_writable, keeping
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import NEUTRAL, SamplingParams

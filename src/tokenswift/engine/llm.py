@@ -17,17 +17,18 @@ from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConf
 from tokenswift.config.sampling import CONTINUED, SamplingParams
 from tokenswift.config.strategies import OnLoop, Strategy
 from tokenswift.engine.detokenize import begins_turn
+from tokenswift.engine.many import run_all
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
 from tokenswift.engine.run_journal import chat_digest
-from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.stream import Prefilled, Stream
 from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
-from tokenswift.runs.journal import RunState
+from tokenswift.runs.records import RunState
 from tokenswift.speculation.eagle import EagleWeights
 from tokenswift.speculation.heads import Heads
 from tokenswift.speculation.resources import Resources, Source, open_model, wrap_model

@@ -18,7 +18,7 @@ from tokenswift.engine.request import Request
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.loader.weights import digest_of, versions
 from tokenswift.runs.folder import RunWriter, load
-from tokenswift.runs.journal import Header, Identity, Loading, Session
+from tokenswift.runs.records import Header, Identity, Loading, Session
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")

@@ -21,7 +21,7 @@ from tokenswift.engine.run_journal import kept_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of
-from tokenswift.runs.journal import End, RunState
+from tokenswift.runs.records import End, RunState
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.sequence_state import SequenceState

@@ -31,21 +31,19 @@ from typing import Any
 
 from tokenswift.files import line_of
 from tokenswift.runs import journal
-from tokenswift.runs.journal import (
+from tokenswift.runs.records import (
     End,
     Header,
     Record,
     RunState,
     Session,
     Tokens,
-    check_regular,
+    check_readable,
     check_same,
-    open_regular,
-    read_regular,
     replay,
     sources_of,
-    write_whole,
 )
+from tokenswift.runs.regular_files import check_regular, open_regular, read_regular, write_whole
 from tokenswift.types import PREFILL, InputError, RunError, Step, counted, shown
 
 JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
@@ -202,7 +200,7 @@ class RunWriter:
     def __init__(self, folder: Path, header: Header, session: Session) -> None:
         self.folder = folder.expanduser()
         self.state: RunState | None = None
-        journal.check_readable(str(self.folder), (header, session))
+        check_readable(str(self.folder), (header, session))
         with ExitStack() as held:
             try:
                 check_new(self.folder)

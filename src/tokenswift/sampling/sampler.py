@@ -2,11 +2,11 @@
 
 *Processing*, in this order: logit biases, contextual penalty, presence and frequency penalties,
 DRY, forbidden tokens (all but the second are in `sampling.penalties`), temperature, top-k, top-p,
-min-p, eta. Rows are (n, V) float32. The processors equal transformers' of the same names, in its order,
-except for exact ties: each filter is a threshold on the score, so tokens tied at the cut are all
-kept. Filtered tokens get -inf; a row's largest score always survives. The penalty is the paper's
-contextual one (section 3.4): it covers the last W tokens of a row's own context, a window that
-slides along a drafted path exactly as in autoregressive decoding.
+min-p, eta. Rows are (n, V) float32. The processors equal transformers' of the same names, in its
+order, except for exact ties: each filter is a threshold on the score, so tokens tied at the cut are
+all kept. Filtered tokens get -inf; a row's largest score always survives. The penalty is the
+paper's contextual one (section 3.4): it covers the last W tokens of a row's own context, a window
+that slides along a drafted path exactly as in autoregressive decoding.
 """
 
 from __future__ import annotations

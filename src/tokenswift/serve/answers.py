@@ -31,9 +31,9 @@ from typing import Any
 import msgspec
 
 from tokenswift.chat import Calls, message_of, thought_of
-from tokenswift.engine.scheduler import QueueFull
+from tokenswift.engine.failures import QueueFull
 from tokenswift.runs.folder import has_run, load_whole
-from tokenswift.runs.journal import read_regular, write_whole
+from tokenswift.runs.regular_files import read_regular, write_whole
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.sampling.sampler import RefusedRow
 from tokenswift.serve.refusals import Refused

@@ -22,8 +22,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from tokenswift.config.strategies import OPTIONS
+from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.request import SHARED_STRATEGIES
-from tokenswift.engine.scheduler import QueueFull, Scheduler
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.find import short_name
 from tokenswift.serve import openai as wire
 from tokenswift.serve.answers import Answer, Answers, owner_of

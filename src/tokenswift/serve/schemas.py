@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PrivateAttr
 
 from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
+from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import QueueFull
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.serve.messages import (

@@ -44,7 +44,7 @@ from tokenswift.loader.weights import (
 )
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import DraftModels, Target, backend_for, check_model, make_target
-from tokenswift.sampling.masks import Grammars
+from tokenswift.sampling.grammars import Grammars
 from tokenswift.speculation.control import Calibration, Learnt
 from tokenswift.speculation.eagle import EagleWeights, Features, eagle_of, eagle_trained
 from tokenswift.speculation.heads import (

@@ -31,7 +31,8 @@ from torch.utils.data import Dataset
 
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, Ticket
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.ticket import Ticket
 from tokenswift.files import line_of, replacing
 from tokenswift.loader.weights import digest_of, file_digest
 from tokenswift.speculation.eagle import Features
