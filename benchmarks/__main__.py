@@ -15,7 +15,8 @@ from benchmarks.needs import FETCHED, missing
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
-from tokenswift.types import InputError, RunError, check_choice
+from tokenswift.checks import check_choice
+from tokenswift.types import InputError, RunError
 
 GIVEN = ("model", "dtype", "device", "heads", "threads", "prompts")
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenswift.checks import shown
 from tokenswift.cli.measure import repeating_list
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 SHIPPED = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
 PG19 = "emozilla/pg19-test"

@@ -22,8 +22,8 @@ from benchmarks.settings import LATER
 from tokenswift.config.strategies import build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in
+from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
-from tokenswift.loader.weights import file_digest, versions, weights_digest
 from tokenswift.speculation.eagle import place_of
 from tokenswift.speculation.methods import drafts_from
 from tokenswift.types import InputError

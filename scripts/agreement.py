@@ -25,9 +25,9 @@ from tokenswift.loader.weights import unstored
 from tokenswift.speculation.drafters.eagle import NARROW_NOISE
 from tokenswift.speculation.eagle import load_eagle
 from tokenswift.speculation.heads import read_heads
+from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
-from tokenswift.train.loop import FrozenBase, Student
 from tokenswift.train.states import HiddenStore, held_out
 
 WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what training held out

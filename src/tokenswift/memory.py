@@ -12,8 +12,9 @@ import psutil
 import torch
 
 from tokenswift.cgroups import MOUNTS, OWN_GROUPS, memory_limits
+from tokenswift.checks import counted, shown
 from tokenswift.config.sampling import CONTINUED_LENGTH
-from tokenswift.types import InputError, counted, shown
+from tokenswift.types import InputError
 
 ANSWER = 1024  # least default of an answer's new tokens
 SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli import measure
-from tokenswift.cli.terminal import write_json
+from tokenswift.cli.results import write_json
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
 from tokenswift.types import RunError, Step

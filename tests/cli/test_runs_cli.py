@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Call, interrupted
 from tokenswift.runs import folder as folders
-from tokenswift.runs.folder import summary_of
+from tokenswift.runs.lists import summary_of
 
 LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.cpu.backend import CpuBackend, Pages
-from tokenswift.kernels.weights import FORMATS, Format, Packed, Stored
+from tokenswift.kernels.formats import FORMATS, Format, Stored
+from tokenswift.kernels.weights import Packed
 from tokenswift.kv.cache import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h

@@ -12,7 +12,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.weights import Q4_1, Q8_0, Stored
+from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
 from tokenswift.models.target import make_target
 from tokenswift.sampling.rows import LogitRows, Subset
 from tokenswift.sampling.sampler import Sampler

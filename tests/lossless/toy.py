@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
-from tokenswift.audit import LogitError, logit_error
+from tokenswift.audit.logits import LogitError, logit_error
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import OPTIONS
 from tokenswift.engine.llm import LLM

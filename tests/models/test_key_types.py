@@ -12,7 +12,8 @@ import torch
 
 from tests.gguf_files import QuantType, small, write
 from tokenswift import LLM, InputError
-from tokenswift.audit import IN_FLOATS, int8_quality, surely_worse
+from tokenswift.audit.logits import IN_FLOATS, int8_quality
+from tokenswift.audit.report import surely_worse
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.key_types import needs_wide_keys, score_error

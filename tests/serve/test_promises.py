@@ -28,7 +28,8 @@ from tokenswift.config.sampling import ANSWERS
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.memory import Memory
 from tokenswift.serve import openai as openai_forms
-from tokenswift.serve.answers import Answer, Answers
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.answers import Answers
 from tokenswift.serve.settings import Settings
 
 NEW = 24

@@ -18,8 +18,8 @@ from tests.train.test_train import states_of
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.eagle import EagleModel, EagleWeights, load_eagle
+from tokenswift.train.distillation import FrozenBase
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
-from tokenswift.train.loop import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
 

@@ -19,9 +19,9 @@ from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.heads import Heads, HeadsConfig
 from tokenswift.train import states
+from tokenswift.train.distillation import Distillation
 from tokenswift.train.eagle import eagle_config
 from tokenswift.train.heads import HeadsStudent, start
-from tokenswift.train.loop import Distillation
 from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
 from tokenswift.train.states import (
     Windows,

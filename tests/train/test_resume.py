@@ -13,7 +13,7 @@ from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small, words
 from tokenswift.speculation.heads import host_of, load_heads
 from tokenswift.train import heads, loop
-from tokenswift.train.loop import Distillation
+from tokenswift.train.distillation import Distillation
 from tokenswift.train.states import HiddenStore
 
 TRAINING = small(steps=9)

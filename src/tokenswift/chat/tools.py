@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tokenswift.checks import check_flag, shown
 from tokenswift.grammar import Grammar, closed
-from tokenswift.types import InputError, check_flag, shown
+from tokenswift.types import InputError
 
 MOST = 128  # tools of a chat
 CHOICES = ("none", "auto", "required")

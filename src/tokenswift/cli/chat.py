@@ -18,16 +18,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.call import Text
 from tokenswift.cli.declare import add_options, command
 from tokenswift.cli.prompts import System, asking, check_template
-from tokenswift.cli.terminal import Interrupted, Signals, TextSink, summary, table
+from tokenswift.cli.results import TextSink, summary
+from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.terminal import table
 from tokenswift.cli.write import stream
 from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.files import line_of
-from tokenswift.loader.prompts import check_template_options
-from tokenswift.types import InputError, RunError, counted
+from tokenswift.loader.chat_template import check_template_options
+from tokenswift.types import InputError, RunError
 
 KEYS = (
     "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps "

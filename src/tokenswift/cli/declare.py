@@ -28,7 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tokenswift.types import InputError, meant
+from tokenswift.checks import meant
+from tokenswift.types import InputError
 
 #: short names of options, the same in every command
 SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t", "verbose": "-v"}

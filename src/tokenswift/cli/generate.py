@@ -11,8 +11,8 @@ from tokenswift.cli import options
 from tokenswift.cli.call import Text, add_call_options, call_from, settings_from, with_model
 from tokenswift.cli.declare import add_options, command, option
 from tokenswift.cli.many import Several, write_all
+from tokenswift.cli.results import STDOUT, check_record, check_writable
 from tokenswift.cli.runs import Listed, Longer, list_runs, resume
-from tokenswift.cli.terminal import STDOUT, check_record, check_writable
 from tokenswift.cli.write import write
 from tokenswift.types import InputError
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             "the published acceptance rule is not lossless: the text differs from plain decoding"
         )
     if not args.raw and args.prompt_ids is None:
-        from tokenswift.loader.prompts import prepare
+        from tokenswift.loader.chat_template import prepare
 
         prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)

@@ -18,10 +18,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
+from tokenswift.checks import meant, shown
 from tokenswift.cli.declare import Parser
 from tokenswift.cli.places import check_apart
-from tokenswift.cli.terminal import LogHandler, flush, reason, usable_streams, visible
-from tokenswift.types import InputError, RunError, meant, shown
+from tokenswift.cli.signals import reason
+from tokenswift.cli.terminal import LogHandler, flush, usable_streams, visible
+from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()

@@ -8,13 +8,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import check_choice
 from tokenswift.cli.declare import Parser, add_option, add_options, option, shown, texts_of
-from tokenswift.cli.terminal import Stages
+from tokenswift.cli.progress import Stages
 from tokenswift.config.loading import HEAD_KINDS, LoadConfig
 from tokenswift.config.sampling import ADJUSTING, SamplingParams, preset, sampling_over
 from tokenswift.config.strategies import OPTIONS, MethodOptions, build_options, names_of
-from tokenswift.loader.find import DEFAULT, HUB_ID, check_name
-from tokenswift.types import InputError, check_choice
+from tokenswift.loader.default_model import DEFAULT
+from tokenswift.loader.find import HUB_ID, check_name
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]

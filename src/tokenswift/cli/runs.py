@@ -9,21 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.declare import option
 from tokenswift.cli.places import Input, check_written_apart
-from tokenswift.cli.terminal import (
-    ENDINGS,
-    STDOUT,
-    Stages,
-    check_record,
-    on_one_line,
-    say,
-    table,
-    write_json,
-    write_text,
-)
-from tokenswift.types import InputError, counted
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.results import ENDINGS, STDOUT, check_record, write_json, write_text
+from tokenswift.cli.terminal import on_one_line, say, table
+from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from tokenswift.runs.records import RunState
@@ -126,7 +119,7 @@ def list_runs(args: argparse.Namespace) -> int:
     """List the runs that were kept with generate --run-dir, with state and figures; or print the
     text of one (--text). No model is needed."""
     from tokenswift.runs import folder as folders
-    from tokenswift.runs.folder import COLUMNS, cells, summaries
+    from tokenswift.runs.lists import COLUMNS, cells, summaries
 
     folder = Path(args.folder).expanduser()
     record, text = check_record(args.json), check_record(args.text, "--text")

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli.terminal import STDOUT, Stages, TextSink, keeping, summary, write_json
+from tokenswift.checks import counted
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
+from tokenswift.cli.signals import keeping
 from tokenswift.engine.request import Request, record_of
-from tokenswift.types import Generation, RunError, counted
+from tokenswift.types import Generation, RunError
 
 if TYPE_CHECKING:
     from tokenswift.runs.records import RunState

@@ -8,9 +8,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
-from tokenswift.types import (
+from tokenswift.checks import (
     LARGEST,
-    InputError,
     check_choice,
     check_flag,
     finite,
@@ -18,6 +17,7 @@ from tokenswift.types import (
     keep_field,
     shown,
 )
+from tokenswift.types import InputError
 
 MAX_NODES = 4096  # of a tree, its root included
 MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more

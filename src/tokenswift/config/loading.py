@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from tokenswift.checks import keep_field, shown
 from tokenswift.config.fields import check_fields, refuse
-from tokenswift.types import InputError, keep_field, shown
+from tokenswift.types import InputError
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int16"]

@@ -9,9 +9,10 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from tokenswift.checks import check_choice, check_text, keep_field, shown
 from tokenswift.config.fields import check_fields
 from tokenswift.grammar import Grammar
-from tokenswift.types import InputError, check_choice, check_text, keep_field, shown
+from tokenswift.types import InputError
 
 Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
 Biases: TypeAlias = (

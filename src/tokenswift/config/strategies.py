@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
+from tokenswift.checks import LARGEST, integer_of, keep_field, meant, shown
 from tokenswift.config.fields import MAX_NODES, check_fields, refuse
-from tokenswift.types import LARGEST, InputError, integer_of, keep_field, meant, shown
+from tokenswift.types import InputError
 
 # words that arguments take: editors complete them, and checks take the valid ones from them
 

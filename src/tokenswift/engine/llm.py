@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
+from tokenswift.checks import check_callback, meant, shown
 from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConfig
 from tokenswift.config.sampling import CONTINUED, SamplingParams
 from tokenswift.config.strategies import OnLoop, Strategy
@@ -24,7 +25,8 @@ from tokenswift.engine.run_journal import chat_digest
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.stream import Prefilled, Stream
-from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.loader.chat_template import has_template
+from tokenswift.loader.prompts import Prompt, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.target import Target
 from tokenswift.runs.folder import load
@@ -32,15 +34,7 @@ from tokenswift.runs.records import RunState
 from tokenswift.speculation.eagle import EagleWeights
 from tokenswift.speculation.heads import Heads
 from tokenswift.speculation.resources import Resources, Source, open_model, wrap_model
-from tokenswift.types import (
-    Generation,
-    InputError,
-    OnProgress,
-    Step,
-    check_callback,
-    meant,
-    shown,
-)
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 
 class LLM(AbstractContextManager["LLM"]):

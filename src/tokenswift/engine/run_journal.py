@@ -15,8 +15,8 @@ import torch
 from tokenswift.chat import Tools
 from tokenswift.config.sampling import settings_of
 from tokenswift.engine.request import Request
+from tokenswift.loader.identity import digest_of, versions
 from tokenswift.loader.prompts import Prompt, is_chat
-from tokenswift.loader.weights import digest_of, versions
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.records import Header, Identity, Loading, Session
 from tokenswift.types import InputError

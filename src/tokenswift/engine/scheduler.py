@@ -22,6 +22,7 @@ from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from tokenswift.checks import check_integer, counted
 from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.figures import FIGURES
 from tokenswift.engine.prefix_cache import PrefixCache
@@ -30,7 +31,7 @@ from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.engine.ticket import Ticket
 from tokenswift.kv.passes import FeatureStore
-from tokenswift.types import Cancelled, InputError, Step, check_integer, counted
+from tokenswift.types import Cancelled, InputError, Step
 
 logger = logging.getLogger("tokenswift")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tokenswift.checks import check_tokens, counted
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
@@ -21,21 +22,12 @@ from tokenswift.engine.run_journal import kept_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of
+from tokenswift.metrics import PREFILL
 from tokenswift.runs.records import End, RunState
 from tokenswift.sampling.penalties import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.sequence_state import SequenceState
-from tokenswift.types import (
-    PREFILL,
-    SOURCES,
-    Generation,
-    InputError,
-    Logprob,
-    RunError,
-    Step,
-    check_tokens,
-    counted,
-)
+from tokenswift.types import SOURCES, Generation, InputError, Logprob, RunError, Step
 
 logger = logging.getLogger("tokenswift")
 

@@ -11,9 +11,10 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import TypeAlias
 
+from tokenswift.checks import check_callback
 from tokenswift.engine.failures import without_frames
 from tokenswift.engine.sequence import Sequence
-from tokenswift.types import Generation, InputError, Step, check_callback
+from tokenswift.types import Generation, InputError, Step
 
 #: a step; None at the end of the sequence; or the exception that ended it
 Event: TypeAlias = "Step | Exception | None"

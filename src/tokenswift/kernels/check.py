@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import Format, LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kernels.formats import Format, Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Segment
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tokenswift.checks import shown
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.bounds import check_bounds
 from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
 from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.loader.schema import ROPE, ROPES, check_numbers, refusal
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 #: what runs

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.weights import FORMATS, Stored
+from tokenswift.checks import shown
+from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.config import SAMPLING
 from tokenswift.loader.families import FAMILIES, Family
 from tokenswift.loader.gguf_header import MOST_TENSORS, WEIGHTS, read_header
@@ -35,7 +36,7 @@ from tokenswift.loader.layout import Layout
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.schema import refusal
 from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 #: what is valid where a part of a model is not named as one
 PART_NAME = "a file named …-00001-of-00003.gguf, as llama.cpp names parts"

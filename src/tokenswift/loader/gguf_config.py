@@ -14,9 +14,9 @@ from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.gguf import GgufFile, short
 from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, CALLED, FACTORS, OUTER
+from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
 from tokenswift.loader.schema import check_numbers, refusal
-from tokenswift.loader.tokenizer import words_of
 from tokenswift.loader.weights import DENSE, unstored
 from tokenswift.types import InputError
 

@@ -13,9 +13,10 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenswift.kernels.weights import BY_CODE
+from tokenswift.checks import shown
+from tokenswift.kernels.formats import BY_CODE
 from tokenswift.loader.weights import DENSE
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 TEXT, ARRAY = 8, 9  # types of values; the others are numbers:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from tokenswift.types import InputError, check_text, shown
+from tokenswift.checks import check_text, shown
+from tokenswift.types import InputError
 
 Turns: TypeAlias = list[dict[str, Any]]
 

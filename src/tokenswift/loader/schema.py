@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tokenswift.checks import shown
 from tokenswift.loader.bounds import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 #: greatest width of a head: the angles of the first positions are computed at once
 MOST_HEAD = 1024

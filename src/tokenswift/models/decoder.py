@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.config.loading import LoadConfig
-from tokenswift.kernels.base import Backend, Taps, check_ids
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.config import activation_of

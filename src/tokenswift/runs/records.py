@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from tokenswift.checks import check_choice, shown
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import OPTIONS
-from tokenswift.types import InputError, Loop, Step, check_choice, shown
+from tokenswift.types import InputError, Loop, Step
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]

@@ -8,8 +8,9 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from tokenswift.checks import shown
 from tokenswift.files import replacing, sync
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 
 def check_regular(path: Path, handle: int | None = None) -> None:

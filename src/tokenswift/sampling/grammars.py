@@ -16,15 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar
-from tokenswift.json_schema import (
-    Digits,
-    closed,
-    compilable,
-    lark_of_numbers,
-    lark_parts,
-    lark_with,
-    multiples,
-)
+from tokenswift.json_schema import Digits, closed, compilable, multiples
+from tokenswift.lark import lark_of_numbers, lark_parts, lark_with
 from tokenswift.sampling.masks import Compiled, Masks, one_line
 from tokenswift.sandbox import Process
 from tokenswift.types import InputError

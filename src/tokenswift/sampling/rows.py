@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tokenswift.types import check_tokens
+from tokenswift.checks import check_tokens
 
 
 class Ranked(NamedTuple):

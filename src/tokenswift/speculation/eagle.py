@@ -25,33 +25,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.checks import integer_of
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.kernels.base import row_paths
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
+from tokenswift.kernels.batch import row_paths
+from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.cache import FullCache, KVCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
 from tokenswift.loader.config import positions_said
-from tokenswift.loader.find import (
-    SHIPPED,
-    check_name,
-    gguf_in,
-    left_out,
-    locate,
-    shipped_files,
-    trained_files,
-)
+from tokenswift.loader.default_model import left_out, shipped_files, trained_files
+from tokenswift.loader.find import SHIPPED, check_name, gguf_in, locate
 from tokenswift.loader.gguf import GgufFile, read_tensor
 from tokenswift.loader.gguf_config import positions
 from tokenswift.loader.gguf_names import CALLED
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.loader.rope import AngleTable, Rotary, rotary_of_config
 from tokenswift.loader.schema import check_numbers, refusal
-from tokenswift.loader.weights import TOLERANCE, BaseIdentity, Entry, unstored
+from tokenswift.loader.weights import Entry, unstored
 from tokenswift.models.base import BaseTarget
 from tokenswift.models.target import Target
 from tokenswift.sampling.rows import Subset
 from tokenswift.speculation.files import read_tensors, tensors_in
-from tokenswift.types import InputError, integer_of
+from tokenswift.types import InputError
 
 #: layers of the target that features are taken of
 FEATURES = 3

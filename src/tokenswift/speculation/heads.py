@@ -34,32 +34,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tokenswift.checks import shown
 from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.files import MOST_CONFIG, line_of, object_in, replacing
-from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.loader.find import (
-    HEADS,
-    HUB_ID,
-    cached,
-    fetch,
-    left_out,
-    rivals_note,
-    shipped_files,
-    trained_files,
-)
-from tokenswift.loader.weights import (
-    TOLERANCE,
-    BaseIdentity,
-    Entry,
-    base_of,
-    base_of_weights,
-    entries_of,
-    open_weights,
-    unstored,
-)
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import check_ids
+from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.loader.default_model import left_out, rivals_note, shipped_files, trained_files
+from tokenswift.loader.find import HEADS, HUB_ID, cached, fetch
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity, base_of, base_of_weights
+from tokenswift.loader.weights import Entry, entries_of, open_weights, unstored
 from tokenswift.speculation.files import read_tensors, tensors_in
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 _Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 

@@ -14,7 +14,7 @@ from tokenswift.config.strategies import (
     TriForceOptions,
     tree_nodes,
 )
-from tokenswift.loader.find import rivals_note
+from tokenswift.loader.default_model import rivals_note
 from tokenswift.memory import Need
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST

@@ -8,10 +8,11 @@ from typing import Any
 
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Pass
+from tokenswift.metrics import Meter
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.eagle import Features
-from tokenswift.types import Cancelled, Meter
+from tokenswift.types import Cancelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.speculation.heads import Heads, HeadsConfig, save_heads
-from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
+from tokenswift.train.distillation import FrozenBase, Student
+from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.options import Job
 from tokenswift.train.states import HiddenStore, Windows, covering
 from tokenswift.train.work import working_in

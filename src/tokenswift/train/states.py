@@ -34,7 +34,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.ticket import Ticket
 from tokenswift.files import line_of, replacing
-from tokenswift.loader.weights import digest_of, file_digest
+from tokenswift.loader.identity import digest_of, file_digest
 from tokenswift.speculation.eagle import Features
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.work import BadData, claim

@@ -23,7 +23,7 @@ from tests.speculation.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import Q8_0, Stored
+from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kv.passes import Segment
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.speculation.heads.test_heads import names, random_heads, tiny
-from tokenswift.loader.weights import base_of
+from tokenswift.loader.identity import base_of
 from tokenswift.speculation import heads as module
 from tokenswift.speculation.heads import host_of, load_heads, resolve_heads, save_heads
 from tokenswift.types import InputError
