@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tokenswift.chat import ToolCall as ToolCall
     from tokenswift.config.sampling import SamplingParams as SamplingParams
     from tokenswift.engine.llm import LLM as LLM
-    from tokenswift.engine.llm import resume as resume
     from tokenswift.engine.request import Request as Request
+    from tokenswift.engine.resume import resume as resume
     from tokenswift.engine.scheduler import Scheduler as Scheduler
     from tokenswift.engine.stream import Stream as Stream
     from tokenswift.engine.ticket import Ticket as Ticket
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "chat": "Reply ToolCall",
     "config.sampling": "SamplingParams",
-    "engine.llm": "LLM resume",
+    "engine.llm": "LLM",
     "engine.request": "Request",
+    "engine.resume": "resume",
     "engine.scheduler": "Scheduler",
     "engine.stream": "Stream",
     "engine.ticket": "Ticket",

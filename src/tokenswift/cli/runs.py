@@ -70,7 +70,7 @@ def resume(args: argparse.Namespace) -> int:
     check_written_apart(args, [Input("the run's model", Path(name)) for name in names])
     logger.info("loading %s", ", ".join(names) or state.header.name)
     with Stages(args.quiet, "loading") as stages:
-        from tokenswift.engine.llm import reload, request_of
+        from tokenswift.engine.resume import reload, request_of
 
         request = request_of(state, folder, args.max_new_tokens, args.on_loop)
         llm = reload(state, stages)
