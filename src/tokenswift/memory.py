@@ -48,7 +48,7 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
     """Check that a run fits the memory of the model's device.
 
     Args:
-        model: a `models.decoder.BaseTarget`.
+        model: a `models.base.BaseTarget`.
         strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full
             cache.
         prompt, max_new_tokens: numbers of tokens.

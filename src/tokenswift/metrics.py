@@ -70,7 +70,7 @@ class Meter:
 
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
         """Add the steps of an earlier part of the run, in the journal's form
-        (`runs.journal.Tokens`), and its seconds by phase."""
+        (`runs.records.Tokens`), and its seconds by phase."""
         for _, drafted, accepted, ngram_accepted, gamma, _ in steps:
             self.add(Step((), drafted, accepted, ngram_accepted, gamma))
         for name, value in seconds.items():

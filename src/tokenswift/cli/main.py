@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
 subcommand is in a module of this package, by :data:`MODULES`, whose ``add_parser(subparsers)``
-makes it by `options.command` of a function ``run(args) -> int``. Heavy imports (torch,
+makes it by `declare.command` of a function ``run(args) -> int``. Heavy imports (torch,
 transformers) belong inside that.
 """
 

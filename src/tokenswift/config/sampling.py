@@ -36,7 +36,7 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table
     10); where no sampling is given, `LLM.default_sampling` says what is taken.
 
-    What is on takes effect in the order of `sampling.choice`.
+    What is on takes effect in the order of `sampling.sampler`.
 
     Attributes:
         temperature: logits are divided by it, from 1e-30 to 1e30; 0 is greedy decoding

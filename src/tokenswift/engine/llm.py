@@ -236,7 +236,7 @@ class LLM(AbstractContextManager["LLM"]):
             strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive
                 drafting, "tokenswift" the paper's method.
             strategy_options: a dict of its options, such as ``{"tree": (1, 3)}``
-                (`config.MethodOptions`).
+                (`config.strategies.MethodOptions`).
             sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt.
                 Instead of it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.

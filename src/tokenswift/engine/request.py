@@ -43,7 +43,7 @@ class Request:
 
     Attributes:
         asked: the digest of the conversation that the prompt's ids are of (see
-            `sequence.chat_digest`), or None.
+            `run_journal.chat_digest`), or None.
         new_turn: whether the prompt's ids are of a conversation whose answer is a new turn.
         options: the strategy's options as a dataclass.
 

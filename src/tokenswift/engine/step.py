@@ -264,7 +264,7 @@ def _decode_again(sequence: SequenceState) -> None:
 
 def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
     """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in
-    front: the queries of the last `kv.OBSERVED` tokens select the partial cache."""
+    front: the queries of the last `sparse.OBSERVED` tokens select the partial cache."""
     before = sequence.last_pass
     if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
         pairs = zip(before.queries, result.queries, strict=True)

@@ -288,7 +288,7 @@ class Backend:
         """Attention of one layer, with the pass's own keys and values in the cache's scratch rows.
 
         Args:
-            parents: see `kv.Segment`.
+            parents: see `passes.Segment`.
             window: newest keys that a row sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
             sinks: a score for each head that takes part in the softmax and has no value (gpt-oss).
@@ -339,5 +339,5 @@ class Backend:
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
     def ranker(self, params: SamplingParams) -> Ranker | None:
-        """Compiled code that ranks tokens; None: `sampling.choice.Sampler` does it in torch."""
+        """Compiled code that ranks tokens; None: `sampling.sampler.Sampler` does it in torch."""
         return None

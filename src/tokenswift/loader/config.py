@@ -272,12 +272,12 @@ def _check_stated_once(said: Mapping[str, object], where: str) -> None:
 
 # ---- the sampling that a model itself names ------------------------------------------------------
 
-#: fields of `config.SamplingParams` that a generation_config.json may have
+#: fields of `SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 
 
 def named_sampling(config: Any) -> dict[str, Any]:
-    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of
+    """The fields of `SamplingParams` that a transformers ``GenerationConfig`` names; of
     None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
@@ -288,7 +288,7 @@ def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams |
     of the logger ``tokenswift`` names each of these. None: there are no others.
 
     Args:
-        named: fields of `config.SamplingParams`.
+        named: fields of `SamplingParams`.
         model: its name, for messages.
     """
     usable: SamplingParams | None = None

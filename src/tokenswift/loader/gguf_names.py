@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
 
-#: what files call settings of sampling, where it is not `config.SamplingParams`' name
+#: what files call settings of sampling, where it is not `SamplingParams`' name
 SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
 #: what files call a config's numbers, behind the name of the architecture
@@ -33,7 +33,7 @@ INNER = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
 INNER |= {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
 INNER |= {"self_attn.o_proj": "attn_output"}
 INNER |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
-#: norms of a layer in the order of `config.Family.norms`
+#: norms of a layer in the order of `families.Family.norms`
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 #: fields that say whether a model has biases, and tensors that say so in files
 BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}

@@ -51,7 +51,7 @@ class Weights:
         layout: which weights there must be.
         dtype: the type that those are given in which are not stored in a quantized format.
         entries: tensors of the files by their names in transformers.
-        kind: what matrices are stored as in memory, one of `config.Weights`.
+        kind: what matrices are stored as in memory, one of `config.loading.Weights`.
 
     Attributes:
         copies: whether what is packed stands beside the weights themselves.

@@ -45,7 +45,7 @@ class BaseTarget(ABC):
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes of packed copies of a given model's weights.
         kv_bytes: bytes of keys and values per cached token, without layers in a tail.
-        tail_bytes: bytes per token of layers in a tail (`kv.Tail`), which holds `kv.tail_room`
+        tail_bytes: bytes per token of layers in a tail (`Tail`), which holds `tail_room`
             tokens.
         padding: rows of the LM head without a token, (m,), which are never chosen; None: none.
         int8: whether activations are quantized to int8 for products.
@@ -83,7 +83,7 @@ class BaseTarget(ABC):
         cache: KVCache,
         parents: Sequence[int] | None = None,
     ) -> Pass:
-        """Run n tokens of one sequence (see `kv.Segment`); their entries go to the cache's scratch
+        """Run n tokens of one sequence (see `Segment`); their entries go to the cache's scratch
         rows."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
@@ -105,7 +105,7 @@ class BaseTarget(ABC):
         """Run tokens of the prompt in chunks of :attr:`prefill_chunk`, and commit them.
 
         Returns the pass over the last chunk. At the end of a prompt, that chunk is its last
-        `kv.OBSERVED` tokens, or all of fewer: their queries are kept, which take more memory than
+        `OBSERVED` tokens, or all of fewer: their queries are kept, which take more memory than
             keys.
 
         Args:

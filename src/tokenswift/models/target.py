@@ -49,7 +49,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
     """The backend of a device; made, and its kernels checked, once in a process.
 
     Args:
-        wanted: one of `config.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
+        wanted: one of `loading.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
             torch (with a warning) where they cannot run or fail the check that a row's bits do not
             depend on the others.
     Raises:

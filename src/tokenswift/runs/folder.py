@@ -256,7 +256,7 @@ class RunWriter:
 
         Args:
             step: its tokens, their text and figures.
-            newest: of the run after it, the other fields of `runs.journal.Tokens`.
+            newest: of the run after it, the other fields of `runs.records.Tokens`.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """

@@ -35,7 +35,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Identity(Strict):
-    """What decides the tokens; see `loader.weights` and `runs.journal.check_same`."""
+    """What decides the tokens; see `loader.identity` and `runs.records.check_same`."""
 
     dtype: Word
     config: Word

@@ -106,7 +106,7 @@ class Masks:
             self.allowed(history, [])
 
     def allowed(self, history: list[int], path: Sequence[int]) -> Int[Tensor, " w"] | None:
-        """The mask after ``history + path``, a bit for each token (see `choice.allowed_tokens`), on
+        """The mask after ``history + path``, a bit for each token (see `rows.allowed_tokens`), on
         the CPU; None if the path leaves the grammar or the text has ended.
 
         Raises:
@@ -204,7 +204,7 @@ class Masks:
     def of(
         self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
     ) -> list[Int[Tensor, " w"] | None]:
-        """The masks of rows; arguments as in `choice.LogitRows`. None for a row whose context is
+        """The masks of rows; arguments as in `rows.LogitRows`. None for a row whose context is
         not fully known, or whose path leaves the grammar, so that it cannot be accepted.
 
         Raises:

@@ -2,7 +2,7 @@
 
 A body has the fields of OpenAI's interface that mean something here, and our own. Unknown fields
 are left out, which the log says; they are refused only where the answer would mean something else
-(`WITHOUT`). Types are checked here, ranges where the command line's are, by `config.SamplingParams`
+(`WITHOUT`). Types are checked here, ranges where the command line's are, by `SamplingParams`
 and `engine.request`.
 """
 

@@ -1,4 +1,4 @@
-"""The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch."""
+"""The choice rule in C (cpu_choose.h), as `sampling.sampler.Sampler` has it in torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CRow(ctypes.Structure):
 
 
 class NativeRanker:
-    """The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch.
+    """The choice rule in C (cpu_choose.h), as `sampling.sampler.Sampler` has it in torch.
 
-    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has
+    Implements ``sampling.rows.Ranker``. Keeps work space between calls, so each generation has
     its own.
 
     Args:
@@ -47,7 +47,7 @@ class NativeRanker:
         self._rule = CRule(0, None, *how)
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """See ``sampling.choice.Ranker.rank``."""
+        """See ``sampling.rows.Ranker.rank``."""
         rule, subset, logits = self._rule, rows.subset, rows.logits.float().contiguous()
         count, size = logits.shape
         rule.size, rule.ids, tokens = size, None, size
@@ -87,7 +87,7 @@ class NativeRanker:
         return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
-        """See ``sampling.choice.Ranker.best``."""
+        """See ``sampling.rows.Ranker.best``."""
         logits = logits.float().contiguous()
         count, size = logits.shape
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()

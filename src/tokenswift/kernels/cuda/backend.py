@@ -37,7 +37,7 @@ class CudaBackend(Backend):
 
     Args:
         device: where tensors are.
-        ops: `kernels.Kernels`; None: those of the device.
+        ops: `launch.Kernels`; None: those of the device.
         product: rows and a weight (N, K) → their float32 product.
 
     Attributes:
