@@ -85,7 +85,7 @@ def test_generate_goes_on_with_its_own_run(
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
-from tokenswift.engine.sequence import Stream
+from tokenswift.engine.stream import Stream
 real, steps = Stream.__next__, []
 def slow(self):
     if steps:

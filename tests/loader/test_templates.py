@@ -143,7 +143,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }
 DRIVER = """
 import json, resource, sys
-from tokenswift.loader.prompts import rendered
+from tokenswift.loader.chat_template import rendered
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 asked = [{"role": "user", "content": "Hi"}]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO
 
 from tokenswift.checks import counted
 from tokenswift.cli.terminal import say
@@ -120,7 +120,7 @@ class TextSink:
             say("\n")
 
 
-def give(record: Path | None, made: Mapping[str, Any], text: str) -> None:
+def give(record: Path | None, made: Mapping[str, object], text: str) -> None:
     """Write a record where one is asked for, and the text unless the record takes its place.
 
     Raises: as :func:`write_json`.
@@ -131,7 +131,7 @@ def give(record: Path | None, made: Mapping[str, Any], text: str) -> None:
         say(text + "\n")
 
 
-def write_json(path: Path, *records: Mapping[str, Any]) -> None:
+def write_json(path: Path, *records: Mapping[str, object]) -> None:
     """Write records, a line each; into a file whole or not at all.
 
     Raises:

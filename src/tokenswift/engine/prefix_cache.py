@@ -65,7 +65,8 @@ class PrefixCache:
     def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
         """A new cache with the longest known prefix of a sequence; None where none is long enough.
 
-        The last `OBSERVED` tokens are left to prefill, since their queries select the partial cache.
+        The last `OBSERVED` tokens are left to prefill, since their queries select the partial
+        cache.
 
         Args:
             sequence: the sequence; its last token is not cached.

@@ -7,7 +7,6 @@ the committed ones, and ``commit`` moves the accepted rows into place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -41,7 +40,7 @@ class KVCache:
     data: Tensor
     ordered: bool
     work: Tensor
-    tail: Any = None
+    tail: Tail | None = None
 
     @property
     def length(self) -> int:

@@ -7,7 +7,6 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Arena:
         return self._slab[start : start + size].view(dtype).view(shape)
 
 
-def to_device(numbers: Sequence[Any], device: torch.device | str) -> Tensor:
+def to_device(numbers: Sequence[int] | Sequence[float], device: torch.device | str) -> Tensor:
     """A list of numbers as a tensor on a device, without waiting for the device."""
     device, dtype = torch.device(device), None if numbers else torch.long
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
