@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.sampling.choice import LogitRows, Ranked
+from tokenswift.sampling.rows import LogitRows, Ranked
 from tokenswift.speculation.calibration import features
 from tokenswift.speculation.drafters.heads import HeadDrafter
 from tokenswift.speculation.heads.files import read_heads, save_heads

@@ -17,7 +17,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.config import ANSWERS, CONTINUED, NEUTRAL
+from tokenswift.config.sampling import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
 from tokenswift.models.source import FromFiles, Source
 from tokenswift.runs import folder as folders

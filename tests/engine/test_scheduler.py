@@ -23,10 +23,13 @@ from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
+from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
+from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.memory import Memory
 from tokenswift.runs.folder import RunWriter
 from tokenswift.speculation.fixed_tree import FixedTreeStrategy

@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.rivals.published import published_paths
 from tokenswift.types import DraftTree

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.models import source
 
 from tests.families import rare
 from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
 from tests.lossless.test_tokens import random_heads, same
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
-from tokenswift import LLM, SamplingParams, kv, resume
-from tokenswift.config import LoadConfig
+from tokenswift import LLM, SamplingParams, resume
+from tokenswift.config.loading import LoadConfig
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.kernels.base import Backend
-from tokenswift.models import target
-from tokenswift.models.decoder import BaseTarget, NativeTarget
+from tokenswift.kv import cache as kv
+from tokenswift.models import source, target
+from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import NativeTarget
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}

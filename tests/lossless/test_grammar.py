@@ -24,11 +24,13 @@ from tests.speculation.drafters.prices import fix_prices
 from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.tokenizer import PlainTokenizer
-from tokenswift.sampling.choice import allowed_tokens
-from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
+from tokenswift.sampling.grammars import Grammars
+from tokenswift.sampling.masks import LEFT, Masks, NoMask
+from tokenswift.sampling.rows import allowed_tokens
 from tokenswift.speculation import accept as acceptance
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.drafters.base import Candidates, Outcome

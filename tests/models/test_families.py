@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tokenswift.models import source
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.models import target
+from tokenswift.models import source, target
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.tiny import add_levels
-from tokenswift.config import SamplingParams
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.rivals.published import accept_published, published_paths
 from tokenswift.tree import CandidateTree

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.rows import Ranked
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.control import PLAIN, Control, Drafted
 from tokenswift.speculation.costs import CostEstimate, Costs

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.config import TokenSwiftOptions
+from tokenswift.config.strategies import TokenSwiftOptions
 from tokenswift.tree import CandidateTree, ancestor_mask, check_tree, children
 from tokenswift.types import DraftTree, InputError
 

@@ -14,7 +14,7 @@ from tests.train.test_train import full_run, small, words
 from tokenswift.loader.host import host_of
 from tokenswift.speculation.heads.find import load_heads
 from tokenswift.train import heads, loop
-from tokenswift.train.loop import Distillation
+from tokenswift.train.distillation import Distillation
 from tokenswift.train.states import HiddenStore
 
 TRAINING = small(steps=9)

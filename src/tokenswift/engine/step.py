@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tokenswift.kv import OBSERVED, Pass, Segment, to_device
+from tokenswift.kv.memory import to_device
+from tokenswift.kv.passes import Pass, Segment
+from tokenswift.kv.sparse import OBSERVED
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
@@ -254,7 +256,7 @@ def _decode_again(sequence: SequenceState) -> None:
 
 def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
     """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in
-    front: the queries of the last `kv.OBSERVED` tokens select the partial cache."""
+    front: the queries of the last `sparse.OBSERVED` tokens select the partial cache."""
     before = sequence.last_pass
     if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
         pairs = zip(before.queries, result.queries, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.weights import BaseIdentity, base_of
+from tokenswift.loader.identity import BaseIdentity, base_of
 from tokenswift.types import InputError
 
 

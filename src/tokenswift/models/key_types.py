@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.kv import FullCache, Pass
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Pass
 
 #: tokens that are looked at
 TOKENS = 32

@@ -15,33 +15,35 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import ANSWERS, LoadConfig, RopeScaling, SamplingParams, check_backend, shown
+from tokenswift.checks import check_callback, shown
+from tokenswift.config.loading import LoadConfig, RopeScaling, check_backend
+from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import FORMATS
+from tokenswift.kernels.formats import FORMATS
+from tokenswift.loader.chat_template import prepare
 from tokenswift.loader.config import named_sampling, usable_sampling
+from tokenswift.loader.ends import end_ids, end_tokens, turn_ends, unnamed_rows
 from tokenswift.loader.find import locate, short_name
 from tokenswift.loader.host import HeadsHost, holds_heads, host_of
-from tokenswift.loader.load import (
-    Opened,
-    check_memory,
-    check_place,
-    fitting,
-    load_located,
-    load_tokenizer,
-    model_of,
-    open_files,
-)
-from tokenswift.loader.prompts import end_ids, end_tokens, prepare, turn_ends, unnamed_rows
-from tokenswift.loader.weights import (
+from tokenswift.loader.identity import (
     base_of_weights,
     digest_of,
     identity_of,
     parameters,
     tokenizer_digest,
 )
+from tokenswift.loader.load import (
+    check_memory,
+    check_place,
+    fitting,
+    load_located,
+    load_tokenizer,
+    model_of,
+)
+from tokenswift.loader.opened import Opened, open_files
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
-from tokenswift.types import InputError, OnProgress, check_callback
+from tokenswift.types import InputError, OnProgress
 
 logger = logging.getLogger("tokenswift")
 

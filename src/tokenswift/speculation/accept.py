@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.tree import children
 from tokenswift.types import Accepted, DraftTree, RunError
 

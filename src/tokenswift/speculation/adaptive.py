@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Ranked, Sampler
+from tokenswift.sampling.rows import Ranked
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome

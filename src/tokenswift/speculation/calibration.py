@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.rows import Ranked
 
 _LOGS = [math.log(at + 1.0) for at in range(64)]
 _MAX_GAP = 3.0  # larger differences of noisy scores carry no further information

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.files import line_of
-from tokenswift.kernels.weights import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.weights import Entry, check_tensors, entries_of, weight_files
 from tokenswift.types import InputError
 

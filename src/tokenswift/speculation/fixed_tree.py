@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenswift.config import tree_nodes
+from tokenswift.config.strategies import tree_nodes
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.accept import EXACT, AcceptanceRule
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState, Strategy

@@ -6,8 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenswift.config import AutoOptions, MethodOptions, TokenSwiftOptions
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.strategies import (
+    AutoOptions,
+    MethodOptions,
+    TokenSwiftOptions,
+)
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST
 from tokenswift.speculation.adaptive import AdaptiveStrategy
 from tokenswift.speculation.drafters.base import Drafter

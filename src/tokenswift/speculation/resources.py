@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import LoadConfig
+from tokenswift.config.loading import LoadConfig
 from tokenswift.models.source import Source
 from tokenswift.models.target import DraftModels
-from tokenswift.sampling.masks import Grammars
+from tokenswift.sampling.grammars import Grammars
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.control import Learnt
 from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter

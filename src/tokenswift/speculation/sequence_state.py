@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from tokenswift.kv import FullCache, Pass
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Pass
 from tokenswift.memory import Need
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import Sampler
+from tokenswift.metrics import Meter
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.accept import EXACT, AcceptanceRule
 from tokenswift.speculation.eagle.features import Features
-from tokenswift.types import Cancelled, DraftTree, Meter, Step
+from tokenswift.types import Cancelled, DraftTree, Step
 
 
 @dataclass(frozen=True, slots=True)

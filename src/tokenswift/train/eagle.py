@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import replacing
-from tokenswift.kernels.base import turned
-from tokenswift.kernels.weights import Q8_0
+from tokenswift.kernels.attention import turned
+from tokenswift.kernels.formats import Q8_0
 from tokenswift.loader.gguf import straight
 from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
 from tokenswift.speculation.eagle.files import BASE
-from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
+from tokenswift.train.distillation import FrozenBase, Student
+from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.options import Job
 from tokenswift.train.work import working_in
 from tokenswift.types import InputError, OnProgress, RunError

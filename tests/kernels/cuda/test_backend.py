@@ -22,7 +22,7 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import prefill, step
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kv import OBSERVED
+from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.speculation.methods import autoregressive

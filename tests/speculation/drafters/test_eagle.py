@@ -23,15 +23,15 @@ from tests.speculation.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import tiny_model
 from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import Q8_0, Stored
-from tokenswift.kv import Segment
+from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.kv.passes import Segment
 from tokenswift.loader.rope import rotary_of
 from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
-from tokenswift.speculation.eagle import model as eagle_model
 from tokenswift.speculation.control import PLAIN, Control
+from tokenswift.speculation.eagle import model as eagle_model
 from tokenswift.speculation.eagle.features import Features
 from tokenswift.speculation.sequence_state import BatchLoad
 

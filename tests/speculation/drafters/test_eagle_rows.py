@@ -18,7 +18,8 @@ from tokenswift.kernels.base import Backend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.sampling.choice import LogitRows, Ranked, Sampler
+from tokenswift.sampling.rows import LogitRows, Ranked
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.control import Control
 from tokenswift.speculation.drafters.base import Candidates
 from tokenswift.speculation.drafters.eagle import Branches

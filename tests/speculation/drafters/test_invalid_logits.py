@@ -12,7 +12,7 @@ from tests.speculation.drafters.prices import always, fix_prices
 from tests.speculation.drafters.scripted import prompt, scripted_heads, scripted_model
 from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
 from tokenswift import LLM, InputError, RunError, SamplingParams
-from tokenswift.kv import SparseCache
+from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.speculation.control import Control
 from tokenswift.speculation.drafters.draft_model import MODEL, ModelContext

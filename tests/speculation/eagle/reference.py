@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenswift.kernels.base import turned
+from tokenswift.kernels.attention import turned
 from tokenswift.loader.weights import unstored
 from tokenswift.speculation.eagle.config import EagleWeights
 

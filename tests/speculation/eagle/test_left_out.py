@@ -14,7 +14,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, U32, Draft, Value
 from tokenswift import LLM
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader.weights import base_of
+from tokenswift.loader.identity import base_of
 from tokenswift.memory import Memory
 from tokenswift.speculation.eagle.files import BASE
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import tiny_model
 from tokenswift.loader.find import HEADS
 from tokenswift.loader.host import host_of
-from tokenswift.loader.weights import base_of
+from tokenswift.loader.identity import base_of
 from tokenswift.models.target import backend_for, make_target
 from tokenswift.speculation.eagle.find import eagle_trained
 from tokenswift.speculation.heads.config import HeadsConfig

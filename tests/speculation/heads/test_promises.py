@@ -10,7 +10,7 @@ import torch
 
 from tests.speculation.heads.test_heads import names, random_heads, tiny
 from tokenswift.loader.host import host_of
-from tokenswift.loader.weights import base_of
+from tokenswift.loader.identity import base_of
 from tokenswift.speculation.heads import find as module
 from tokenswift.speculation.heads.files import save_heads
 from tokenswift.speculation.heads.find import load_heads, resolve_heads

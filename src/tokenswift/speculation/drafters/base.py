@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.memory import Need
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import LogitRows, Ranked, RefusedRow, Sampler, Subset
+from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.masks import NoMask
+from tokenswift.sampling.rows import LogitRows, Ranked, Subset
+from tokenswift.sampling.sampler import RefusedRow, Sampler
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.tree import CandidateTree

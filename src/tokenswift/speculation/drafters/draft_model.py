@@ -9,9 +9,9 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from tokenswift.kv import SparseCache, select
+from tokenswift.kv.sparse import SparseCache, select
 from tokenswift.memory import Need
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary, Outcome
 from tokenswift.speculation.sequence_state import SequenceState

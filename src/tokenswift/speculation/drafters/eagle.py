@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.kv import FullCache
+from tokenswift.kv.cache import FullCache
 from tokenswift.memory import Need
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter

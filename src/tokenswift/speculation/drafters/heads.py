@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenswift.kv import to_device
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.kv.memory import to_device
+from tokenswift.models.base import BaseTarget
 from tokenswift.speculation.costs import LEVEL, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary
 from tokenswift.speculation.heads.modules import Heads

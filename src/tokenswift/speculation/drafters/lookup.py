@@ -28,8 +28,9 @@ from collections.abc import Iterable
 import torch
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler, gumbels_of
 from tokenswift.sampling.masks import Masks
+from tokenswift.sampling.noise import gumbels_of
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.calibration import Regression
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState

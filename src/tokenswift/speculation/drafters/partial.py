@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenswift.kv import KVCache, SparseCache, select, useful_budget
+from tokenswift.kv.cache import KVCache
+from tokenswift.kv.sparse import SparseCache, select, useful_budget
 from tokenswift.memory import Need
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.speculation.costs import LEVEL, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.drafters.heads import HeadDrafter

@@ -20,7 +20,8 @@ from collections import OrderedDict
 from torch import Tensor
 
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import Sampler, gumbel, position_key
+from tokenswift.sampling.noise import gumbel, position_key
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import DraftTree

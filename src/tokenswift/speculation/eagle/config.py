@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from tokenswift.kernels.weights import Stored
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.rope import Rotary, rotary_of_config
 
 #: layers of the target that features are taken of

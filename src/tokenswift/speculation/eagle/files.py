@@ -15,10 +15,14 @@ from typing import Any
 
 import torch
 
+from tokenswift.checks import integer_of
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.config import check_numbers, positions_said, refusal
+from tokenswift.loader.config import positions_said
 from tokenswift.loader.find import gguf_in
-from tokenswift.loader.gguf import CALLED, GgufFile, positions, read_tensor
+from tokenswift.loader.gguf import GgufFile, read_tensor
+from tokenswift.loader.gguf_config import positions
+from tokenswift.loader.gguf_names import CALLED
+from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.weights import Entry
 from tokenswift.speculation.eagle.config import (
     FEATURES,
@@ -29,7 +33,7 @@ from tokenswift.speculation.eagle.config import (
     TargetConfig,
 )
 from tokenswift.speculation.files import read_tensors, tensors_in
-from tokenswift.types import InputError, integer_of
+from tokenswift.types import InputError
 
 #: greatest window of a drafter: its keys and values stand beside those of each text
 MOST_WINDOW = 1 << 18

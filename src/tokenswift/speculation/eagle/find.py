@@ -8,16 +8,10 @@ from pathlib import Path
 
 import torch
 
-from tokenswift.loader.find import (
-    SHIPPED,
-    check_name,
-    left_out,
-    locate,
-    shipped_files,
-    trained_files,
-)
+from tokenswift.loader.default_model import left_out, shipped_files, trained_files
+from tokenswift.loader.find import SHIPPED, check_name, locate
 from tokenswift.loader.gguf import GgufFile
-from tokenswift.loader.weights import TOLERANCE, BaseIdentity
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.models.target import Target
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.eagle.files import BASE, load_eagle

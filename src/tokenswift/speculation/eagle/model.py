@@ -13,13 +13,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.base import row_paths
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import Arena, FullCache, KVCache, Segment
+from tokenswift.kernels.batch import row_paths
+from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.cache import FullCache, KVCache
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import Segment
 from tokenswift.loader.rope import AngleTable
 from tokenswift.loader.weights import unstored
-from tokenswift.models.decoder import BaseTarget
-from tokenswift.sampling.choice import Subset
+from tokenswift.models.base import BaseTarget
+from tokenswift.sampling.rows import Subset
 from tokenswift.speculation.eagle.config import FEATURES, EagleWeights
 from tokenswift.speculation.eagle.features import Features
 

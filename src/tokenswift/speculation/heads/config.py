@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenswift.config import HEAD_KINDS
+from tokenswift.config.loading import HEAD_KINDS
 
 _Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 

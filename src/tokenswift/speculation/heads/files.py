@@ -21,16 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tokenswift.files import line_of, replacing
-from tokenswift.kernels.base import check_ids
-from tokenswift.kernels.weights import Q8_0, Stored
+from tokenswift.kernels.batch import check_ids
+from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.loader.host import HeadsHost
-from tokenswift.loader.weights import (
-    BaseIdentity,
-    Entry,
-    entries_of,
-    open_weights,
-    unstored,
-)
+from tokenswift.loader.identity import BaseIdentity
+from tokenswift.loader.weights import Entry, entries_of, open_weights, unstored
 from tokenswift.speculation.files import read_tensors
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads

@@ -5,22 +5,15 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from tokenswift.config import HEAD_KINDS
-from tokenswift.loader.find import (
-    HEADS,
-    HUB_ID,
-    cached,
-    fetch,
-    left_out,
-    rivals_note,
-    shipped_files,
-    trained_files,
-)
+from tokenswift.checks import shown
+from tokenswift.config.loading import HEAD_KINDS
+from tokenswift.loader.default_model import left_out, rivals_note, shipped_files, trained_files
+from tokenswift.loader.find import HEADS, HUB_ID, cached, fetch
 from tokenswift.loader.host import HeadsHost, holds_heads
-from tokenswift.loader.weights import TOLERANCE
+from tokenswift.loader.identity import TOLERANCE
 from tokenswift.speculation.heads.files import kind_for, read_heads
 from tokenswift.speculation.heads.modules import Heads
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 
 def load_heads(path: str | Path, host: HeadsHost) -> Heads:

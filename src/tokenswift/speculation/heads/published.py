@@ -14,7 +14,8 @@ import msgspec
 from torch import Tensor
 
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.weights import BaseIdentity, Entry, base_of_weights
+from tokenswift.loader.identity import BaseIdentity, base_of_weights
+from tokenswift.loader.weights import Entry
 from tokenswift.speculation.files import tensors_in
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.types import InputError

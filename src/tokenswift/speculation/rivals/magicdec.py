@@ -3,8 +3,8 @@ cache."""
 
 from __future__ import annotations
 
-from tokenswift.config import MagicDecOptions
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.strategies import MagicDecOptions
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.drafters.base import Drafter
 from tokenswift.speculation.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.speculation.fixed_tree import FixedTreeStrategy

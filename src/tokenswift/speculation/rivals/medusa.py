@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokenswift.config import MedusaOptions
-from tokenswift.loader.find import rivals_note
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.strategies import MedusaOptions
+from tokenswift.loader.default_model import rivals_note
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.drafters.heads import HeadDrafter
 from tokenswift.speculation.fixed_tree import FixedTreeStrategy
 from tokenswift.speculation.heads.modules import Heads

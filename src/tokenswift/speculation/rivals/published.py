@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.sampling.choice import Sampler, finite_or_raise, noise_bits, uniforms_
+from tokenswift.sampling.noise import noise_bits, uniforms_
+from tokenswift.sampling.sampler import Sampler, finite_or_raise
 from tokenswift.speculation.accept import EXACT, AcceptanceRule
 from tokenswift.types import Accepted, DraftTree
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import torch
 
-from tokenswift.config import TriForceOptions
-from tokenswift.kv import SparseCache
+from tokenswift.config.strategies import TriForceOptions
+from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
+from tokenswift.sampling.sampler import RefusedRow, Sampler
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.drafters.partial import SparseContext
