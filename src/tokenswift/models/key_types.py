@@ -24,7 +24,7 @@ from tokenswift.kv.passes import Pass
 #: tokens that are looked at
 TOKENS = 32
 #: the standard deviation of scores from which on a layer's keys are of 16 bits
-MOST_ERROR = 0.05
+MOST_ERROR = 0.045
 LEVELS = 127  # of a number in int8
 
 
