@@ -54,7 +54,7 @@ eagle-peer: setup
 	test -d build/eagle-peer || $(BIN)/python -m venv build/eagle-peer
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > build/eagle-peer/lib/python3.$$($(BIN)/python -c "import sys; print(sys.version_info.minor)")/site-packages/main.pth
 	build/eagle-peer/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv
-	PYTHONPATH=src:. build/eagle-peer/bin/python -m pytest tests/spec/eagle/test_peer.py
+	PYTHONPATH=src:. build/eagle-peer/bin/python -m pytest tests/speculation/eagle/test_peer.py
 
 # Token ids of GGUF vocabularies against those of llama.cpp, which is compiled for some minutes by a C++ compiler.
 peer: setup

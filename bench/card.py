@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import fill, median, pass_times
-from tokenswift.kernels.cuda.backend import CudaBackend, cublas, padded, settle, sizes_that_keep
+from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import SIZES
-from tokenswift.kv import Segment
-from tokenswift.loader.config import HEAD, Layout
+from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
+from tokenswift.kv.passes import Segment
+from tokenswift.loader.layout import HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
 
@@ -145,7 +146,7 @@ def versions(rows: Rows, device: torch.device) -> None:
             found["properties"] = str(torch.cuda.get_device_properties(device))
     if device.type == "cpu":
         return
-    from tokenswift.kernels.cuda.backend import started
+    from tokenswift.kernels.cuda.check import started
 
     with rows.one(what="check at loading") as found:
         begun = time.monotonic()

@@ -15,7 +15,8 @@ from benchmarks.needs import FETCHED, missing
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
-from tokenswift.types import InputError, RunError, check_choice
+from tokenswift.checks import check_choice
+from tokenswift.types import InputError, RunError
 
 GIVEN = ("model", "dtype", "device", "heads", "threads", "prompts")
 
@@ -136,7 +137,7 @@ def check_jobs(jobs: list[Job]) -> None:
     """
     from benchmarks.prompts import check_source
     from tokenswift.cli.options import check_heads
-    from tokenswift.config import LoadConfig
+    from tokenswift.config.loading import LoadConfig
     from tokenswift.loader.find import check_name, locate
     from tokenswift.loader.load import check_place
 

@@ -22,7 +22,7 @@ from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import IN_FLOATS
+from tokenswift.audit.logits import IN_FLOATS
 from tokenswift.models.decoder import NativeTarget
 
 PALINDROME = (

@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 
 from benchmarks.prompts import Prompt, prompt
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.sequence import Prefilled
+from tokenswift.engine.stream import Prefilled
 from tokenswift.types import Generation
 
 PLAIN, AUTO = "autoregressive", "auto"

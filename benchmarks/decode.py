@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.common import PLAIN, Trial
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.sequence import Prefilled, Stream
+from tokenswift.engine.stream import Prefilled, Stream
 from tokenswift.types import Step, distinct
 
 TURNS = 128  # at most about so many turns a run

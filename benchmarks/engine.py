@@ -14,9 +14,10 @@ import torch
 
 from benchmarks.common import AUTO, PLAIN, Trial, in_turns, median, pass_times, times
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Event, Scheduler
-from tokenswift.engine.sequence import Prefilled
-from tokenswift.kv import large_empty
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.stream import Prefilled
+from tokenswift.engine.ticket import Event
+from tokenswift.kv.memory import large_empty
 from tokenswift.types import Step
 
 ROWS = (1, 2, 4, 5, 8, 16, 41, 64)

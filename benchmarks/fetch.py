@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from benchmarks.needs import FETCHED
-from tokenswift.loader.find import cache_dir
+from tokenswift.loader.default_model import cache_dir
 from tokenswift.types import RunError
 
 

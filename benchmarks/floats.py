@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import PLAIN, Side, Trial, in_turns, spread
-from tokenswift.config import SamplingParams
+from tokenswift.checks import check_choice
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.types import check_choice
 
 FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
 WARM = 64  # tokens of a prompt that is read before

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import HEAD_KINDS
-from tokenswift.loader.find import DEFAULT, DRAFT, SHIPPED
+from tokenswift.config.loading import HEAD_KINDS
+from tokenswift.loader.default_model import DEFAULT, DRAFT
+from tokenswift.loader.find import SHIPPED
 
 #: strategy → the kind of heads that it drafts with
 HEADS_OF = {"auto": "conditioned", "tokenswift": "conditioned", "medusa": "medusa"}

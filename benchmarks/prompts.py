@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenswift.checks import shown
 from tokenswift.cli.measure import repeating_list
-from tokenswift.config import shown
 from tokenswift.types import InputError
 
 SHIPPED = Path(__file__).parents[1] / "src/tokenswift/data/prompts"

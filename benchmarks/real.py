@@ -30,8 +30,8 @@ from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from benchmarks.row import commit, machine
 from tokenswift import LLM, Grammar
-from tokenswift.config import ANSWERS, CONTINUED
-from tokenswift.loader.prompts import has_template
+from tokenswift.config.sampling import ANSWERS, CONTINUED
+from tokenswift.loader.chat_template import has_template
 from tokenswift.types import RunError, Step
 
 PEER = """

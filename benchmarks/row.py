@@ -19,13 +19,12 @@ from benchmarks.common import Trial, options_of
 from benchmarks.decode import decode
 from benchmarks.needs import heads_place, missing
 from benchmarks.settings import LATER
-from tokenswift.config import build_options
+from tokenswift.config.strategies import build_options
 from tokenswift.engine.llm import LLM
-from tokenswift.loader.find import gguf_in
-from tokenswift.loader.load import locate
-from tokenswift.loader.weights import file_digest, versions, weights_digest
-from tokenswift.spec.eagle import place_of
-from tokenswift.spec.methods import drafts_from
+from tokenswift.loader.find import gguf_in, locate
+from tokenswift.loader.identity import file_digest, versions, weights_digest
+from tokenswift.speculation.eagle.find import place_of
+from tokenswift.speculation.methods import drafts_from
 from tokenswift.types import InputError
 
 CHECKOUT = Path(__file__).parents[1]

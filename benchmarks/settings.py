@@ -11,8 +11,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, settings_of, shown
-from tokenswift.types import InputError, check_choice, check_integer
+from tokenswift.checks import check_choice, check_integer, shown
+from tokenswift.config.sampling import NEUTRAL, SamplingParams, settings_of
+from tokenswift.config.strategies import OPTIONS, build_options
+from tokenswift.types import InputError
 
 #: the paper's samplers: of its models (Table 10), and those that it compares (Tables 6 and 12)
 SAMPLERS: dict[str, dict[str, float]] = {

@@ -38,8 +38,8 @@ from typing import Any
 
 from benchmarks.needs import METHODS, of_model
 from benchmarks.settings import DEFAULTS, KINDS, TAKEN, axes, check_keys, resolve
-from tokenswift.config import shown
-from tokenswift.types import InputError, check_choice, check_integer
+from tokenswift.checks import check_choice, check_integer, shown
+from tokenswift.types import InputError
 
 FOLDER = Path(__file__).parent / "specs"
 PRESETS = ("smoke", "cpu", "gpu")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.settings import FILE, value_of
-from tokenswift.loader.find import DEFAULT, DRAFT
+from tokenswift.loader.default_model import DEFAULT, DRAFT
 
 Row = dict[str, Any]
 #: figure → its head in tables, and digits after the point

@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 
 from tokenswift import LLM
-from tokenswift.loader.config import HEAD
+from tokenswift.loader.layout import HEAD
 from tokenswift.loader.weights import unstored
-from tokenswift.spec.drafters.eagle import NARROW_NOISE
-from tokenswift.spec.eagle import load_eagle
-from tokenswift.spec.heads import read_heads
+from tokenswift.speculation.drafters.eagle import NARROW_NOISE
+from tokenswift.speculation.eagle.files import load_eagle
+from tokenswift.speculation.heads.files import read_heads
+from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
-from tokenswift.train.loop import FrozenBase, Student
 from tokenswift.train.states import HiddenStore, held_out
 
 WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what training held out

@@ -136,7 +136,7 @@ def kernels_in(folder: Path) -> Path:
 def cache_with_model(folder: Path) -> Path:
     """A cache of its own, with this machine's copy of the default model."""
     from tokenswift import LLM
-    from tokenswift.loader.find import cache_dir
+    from tokenswift.loader.default_model import cache_dir
 
     if not (cache_dir() / MODEL).exists():
         LLM(MODEL, device="cpu").close()

@@ -1,4 +1,4 @@
-"""Fit the weights of `spec.control` for heads from what they predict on held-out text.
+"""Fit the weights of `speculation.calibration` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.sampling.choice import LogitRows, Ranked
-from tokenswift.spec.control import features
-from tokenswift.spec.drafters.heads import HeadDrafter
-from tokenswift.spec.heads import read_heads, save_heads
+from tokenswift.sampling.rows import LogitRows, Ranked
+from tokenswift.speculation.calibration import features
+from tokenswift.speculation.drafters.heads import HeadDrafter
+from tokenswift.speculation.heads.files import read_heads, save_heads
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came

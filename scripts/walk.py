@@ -156,7 +156,7 @@ def main() -> int:
     subprocess.run(
         ["tokenswift", "generate", "--continue", "One", "--max-new-tokens", "1"], check=True
     )
-    from tokenswift.loader.find import cache_dir
+    from tokenswift.loader.default_model import cache_dir
 
     failed = ran = 0
     for page in sys.argv[1:] or pages():

@@ -16,7 +16,7 @@ from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader.find import cache_dir, fetch_default
+from tokenswift.loader.default_model import cache_dir, fetch_default
 
 __all__ = ["FAMILIES", "tiny_model"]
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.spec import eagle as files
-from tokenswift.spec.eagle import EagleConfig, EagleWeights
+from tokenswift.speculation.eagle.config import NAMES as TENSORS
+from tokenswift.speculation.eagle.config import EagleConfig, EagleWeights
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 NAMES = {
@@ -176,7 +176,7 @@ def write_gguf(
     for name, value in found.items():
         if name in heads:
             value = value.unflatten(0, (heads[name], 2, -1)).transpose(1, 2).flatten(0, 2)
-        writer.add_tensor(files.NAMES[name][1], value.contiguous().numpy().astype(np.float32))
+        writer.add_tensor(TENSORS[name][1], value.contiguous().numpy().astype(np.float32))
     if d2t is not None:
         writer.add_tensor("d2t", d2t.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
     writer.write_header_to_file()

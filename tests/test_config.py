@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tokenswift import SamplingParams
-from tokenswift.config import OPTIONS, TokenSwiftOptions
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.strategies import OPTIONS, TokenSwiftOptions
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.types import InputError
 
 

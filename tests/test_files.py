@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tokenswift import files
-from tokenswift.cli.terminal import check_writable, write_text
+from tokenswift.cli.results import check_writable, write_text
 from tokenswift.files import replacing
 from tokenswift.loader.load import load
 from tokenswift.memory import Memory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenswift.types import Meter, Step
+from tokenswift.metrics import Meter
+from tokenswift.types import Step
 
 
 def test_figures_from_steps() -> None:
@@ -26,7 +27,7 @@ def test_figures_from_steps() -> None:
 
 def test_phases_add_up_and_keep_the_prefill_apart(monkeypatch) -> None:
     clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5, 30.0, 32.0])
-    monkeypatch.setattr("tokenswift.types.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("tokenswift.metrics.perf_counter", lambda: next(clock))
     meter = Meter()
     for name in ("prefill", "draft", "verify", "draft"):
         with meter.phase(name):

@@ -10,7 +10,7 @@ import torch
 from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.loader.rope import Rotary
-from tokenswift.sampling.choice import repetition_penalty
+from tokenswift.sampling.filters import repetition_penalty
 from tokenswift.tree import ancestor_mask, check_tree
 
 pytestmark = pytest.mark.skipif(

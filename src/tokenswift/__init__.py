@@ -27,13 +27,13 @@ TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.chat import Reply as Reply
     from tokenswift.chat import ToolCall as ToolCall
-    from tokenswift.config import SamplingParams as SamplingParams
+    from tokenswift.config.sampling import SamplingParams as SamplingParams
     from tokenswift.engine.llm import LLM as LLM
-    from tokenswift.engine.llm import resume as resume
     from tokenswift.engine.request import Request as Request
+    from tokenswift.engine.resume import resume as resume
     from tokenswift.engine.scheduler import Scheduler as Scheduler
-    from tokenswift.engine.scheduler import Ticket as Ticket
-    from tokenswift.engine.sequence import Stream as Stream
+    from tokenswift.engine.stream import Stream as Stream
+    from tokenswift.engine.ticket import Ticket as Ticket
     from tokenswift.grammar import Grammar as Grammar
     from tokenswift.types import Generation as Generation
     from tokenswift.types import InputError as InputError
@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "chat": "Reply ToolCall",
-    "config": "SamplingParams",
-    "engine.llm": "LLM resume",
+    "config.sampling": "SamplingParams",
+    "engine.llm": "LLM",
     "engine.request": "Request",
-    "engine.scheduler": "Scheduler Ticket",
-    "engine.sequence": "Stream",
+    "engine.resume": "resume",
+    "engine.scheduler": "Scheduler",
+    "engine.stream": "Stream",
+    "engine.ticket": "Ticket",
     "grammar": "Grammar",
     "types": "Generation InputError Logprob Loop Metrics RunError Step",
 }

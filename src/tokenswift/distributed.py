@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams, sampling_over
+from tokenswift.config.sampling import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.runs.folder import Busy
 from tokenswift.types import InputError

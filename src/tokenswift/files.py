@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tokenswift.types import InputError, depth_and_size, shown
+from tokenswift.checks import depth_and_size, shown
+from tokenswift.types import InputError
 
 #: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights'
 #: index

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenswift.checks import check_choice, check_text, depth_and_size, shown
 from tokenswift.json_schema import closed as closed
-from tokenswift.types import InputError, check_choice, check_text, depth_and_size, shown
+from tokenswift.types import InputError
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}

@@ -12,8 +12,9 @@ import psutil
 import torch
 
 from tokenswift.cgroups import MOUNTS, OWN_GROUPS, memory_limits
-from tokenswift.config import CONTINUED_LENGTH, shown
-from tokenswift.types import InputError, counted
+from tokenswift.checks import counted, shown
+from tokenswift.config.sampling import CONTINUED_LENGTH
+from tokenswift.types import InputError
 
 ANSWER = 1024  # least default of an answer's new tokens
 SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much
@@ -47,7 +48,7 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
     """Check that a run fits the memory of the model's device.
 
     Args:
-        model: a `models.decoder.BaseTarget`.
+        model: a `models.base.BaseTarget`.
         strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full
             cache.
         prompt, max_new_tokens: numbers of tokens.

@@ -146,21 +146,6 @@ def children(tree: DraftTree) -> list[dict[int, int]]:
     return below
 
 
-def published_paths(tree: DraftTree) -> list[list[int]]:
-    """The candidate paths of a tree in the published code's order, as nodes from the root on.
-
-    First the paths of the heads' tree: the deepest first, and at equal depth the lowest ranked
-        first (nodes
-    of a level were added by rank). Then every n-gram branch in the order of drafting, even one that
-    repeats another path or a part of it. A tree of the root alone has one path, the root.
-    """
-    heads = [node for node in range(1, len(tree)) if tree.sources[node] != "ngram"]
-    inner = {tree.parents[node] for node in heads}
-    leaves = [node for node in heads if node not in inner]
-    leaves.sort(key=lambda node: (tree.depths[node], node), reverse=True)
-    return [[0, *tree.path(node)] for node in [*leaves, *tree.branches]] or [[0]]
-
-
 def ancestor_mask(
     parents: Sequence[int], device: torch.device | str = "cpu"
 ) -> Bool[Tensor, "n n"]:

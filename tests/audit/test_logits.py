@@ -25,7 +25,7 @@ from tests.planted import (
 )
 from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM
-from tokenswift.audit import LogitError, logit_error
+from tokenswift.audit.logits import LogitError, logit_error
 
 LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
 

@@ -12,7 +12,9 @@ import pytest
 
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import Comparison, LogitError, Report, audit, difference, variants
+from tokenswift.audit.logits import LogitError
+from tokenswift.audit.report import Comparison, Report
+from tokenswift.audit.run import audit, difference, variants
 from tokenswift.types import InputError
 
 NUMBERS = LogitError(32, 1e-4, (1e-4, 1e-5), (1e-4, 1e-5), (4e-4, 1e-4))

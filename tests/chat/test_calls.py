@@ -25,8 +25,8 @@ from tokenswift.chat.answer_grammar import answer_grammar
 from tokenswift.chat.answers import special_ids
 from tokenswift.chat.values import LONGEST
 from tokenswift.loader.call_forms import FAMILIES, HERMES, LLAMA3, PLAIN, Family
-from tokenswift.sampling.choice import allowed_tokens
-from tokenswift.sampling.masks import Grammars
+from tokenswift.sampling.grammars import Grammars
+from tokenswift.sampling.rows import allowed_tokens
 
 NAMES = ["f", "fg"]
 VALUES = st.recursive(

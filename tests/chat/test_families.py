@@ -32,8 +32,9 @@ from tokenswift.loader.call_forms import (
     family_of,
 )
 from tokenswift.loader.call_forms import MISTRAL as MISTRAL_FORM
-from tokenswift.loader.prompts import abilities_of, prompt_ids
-from tokenswift.sampling.masks import Grammars
+from tokenswift.loader.chat_template import abilities_of
+from tokenswift.loader.prompts import prompt_ids
+from tokenswift.sampling.grammars import Grammars
 from tokenswift.types import InputError
 
 Message: TypeAlias = dict[str, object]

@@ -19,7 +19,7 @@ import pytest
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift.cli.main import main
-from tokenswift.engine.sequence import Stream
+from tokenswift.engine.stream import Stream
 from tokenswift.types import Step
 
 

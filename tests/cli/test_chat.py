@@ -21,10 +21,10 @@ import pytest
 
 from tests.chats import TEMPLATE, chat_tokenizer
 from tests.cli.conftest import Call, Outcome, chatty_model, interrupted
-from tokenswift import config
-from tokenswift.config import ANSWERS, SamplingParams, settings_of
+from tokenswift.config.sampling import ANSWERS, SamplingParams, settings_of
+from tokenswift.config.sampling import CONTINUED as CONTINUED_SAMPLING
 from tokenswift.engine.llm import LLM
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.runs import folder as folders
 
 ANSWERED, CONTINUED = (
@@ -71,7 +71,7 @@ def test_the_same_words_are_treated_the_same_however_they_come(
     with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
     both = template_tokens(("user", "Hi\n\nWhy?"))
     usual, warm = settings_of(ANSWERS), settings_of(replace(ANSWERS, temperature=0.9))
-    paper, continued = settings_of(SamplingParams()), settings_of(config.CONTINUED)
+    paper, continued = settings_of(SamplingParams()), settings_of(CONTINUED_SAMPLING)
     for argv, more, begins, tokens, sampling in (
         (("Hi",), {}, ANSWERED, asked, usual),
         (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cli.conftest import Call
 from tokenswift import SamplingParams
 from tokenswift.cli.main import parsed
-from tokenswift.config import CONTINUED, PAPER, sampling_over, settings_of
+from tokenswift.config.sampling import CONTINUED, PAPER, sampling_over, settings_of
 
 SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--continue")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tokenswift.cli.options import Parser, add_options, command, option
+from tokenswift.cli.declare import Parser, add_options, command, option
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli.main import COMMANDS
-from tokenswift.config import OPTIONS
+from tokenswift.config.strategies import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 

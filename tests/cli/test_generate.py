@@ -13,9 +13,9 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli import measure
-from tokenswift.cli.terminal import write_json
-from tokenswift.engine import sequence
+from tokenswift.cli.results import write_json
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.stream import Stream
 from tokenswift.types import RunError, Step
 
 
@@ -138,15 +138,15 @@ def test_failures_keep_the_text(
     code: int,
     words: str,
 ) -> None:
-    real, left = sequence.Stream.__next__, [3]
+    real, left = Stream.__next__, [3]
 
-    def step_or_failure(self: sequence.Stream) -> Step:
+    def step_or_failure(self: Stream) -> Step:
         left[0] -= 1
         if left[0] < 0:
             raise error
         return replace(real(self), text="x")
 
-    monkeypatch.setattr(sequence.Stream, "__next__", step_or_failure)
+    monkeypatch.setattr(Stream, "__next__", step_or_failure)
     argv = ("generate", "hello", "--model", tiny, "--strategy", "autoregressive", "--ignore-eos")
     done = cli(*argv, "--output", "t", "--json", "j", "--quiet")
     assert done.code == code and words in done.error

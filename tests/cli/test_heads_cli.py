@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.train.test_train import words
 from tokenswift.cli.train import place_for
-from tokenswift.spec.heads import read_heads
+from tokenswift.speculation.heads.files import read_heads
 
 SMALL = "--tokens 1500 --sequence-length 96 --write-batch 4 --steps 4 --num-heads 2"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, Outcome, chatty_model
-from tokenswift.config import ANSWERS
+from tokenswift.config.sampling import ANSWERS
 from tokenswift.engine.llm import LLM
 from tokenswift.runs import folder as folders
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, chatty_model
-from tokenswift.cli import options
 from tokenswift.cli.main import main
+from tokenswift.cli.prompts import prompt_from
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def prompt_of(
     seen: list[Any] = []
 
     def keep(args: Any) -> Any:
-        seen.append(options.prompt_from(args))
+        seen.append(prompt_from(args))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tokenswift.cli.generate.call_from", keep)

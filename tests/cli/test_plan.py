@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.cli.measure import expected, text_of
+from tokenswift.cli.plan import expected, text_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of

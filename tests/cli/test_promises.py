@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Terminal, chatty_model, interrupted
-from tokenswift.cli import chat, measure, terminal
+from tokenswift.cli import chat, measure, progress
 from tokenswift.cli.main import COMMANDS, build_parser
-from tokenswift.cli.options import piped_text
-from tokenswift.cli.terminal import Signals, Stages, write_text
-from tokenswift.config import ANSWERS, CONTINUED, PAPER
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.prompts import piped_text
+from tokenswift.cli.results import write_text
+from tokenswift.cli.signals import Signals
+from tokenswift.config.sampling import ANSWERS, CONTINUED, PAPER
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -160,7 +162,7 @@ def test_progress_moves_where_the_terminal_takes_it(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
     made: list[object] = []
-    monkeypatch.setattr(terminal, "_moving_line", lambda: made.append(1))
+    monkeypatch.setattr(progress, "_moving_line", lambda: made.append(1))
     monkeypatch.setattr(sys, "stderr", Terminal(sys.stderr))
     Stages()("prompt", 1, 2)
     assert bool(made) == moves

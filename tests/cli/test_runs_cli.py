@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Call, interrupted
 from tokenswift.runs import folder as folders
-from tokenswift.runs.folder import summary_of
+from tokenswift.runs.lists import summary_of
 
 LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
 
@@ -85,7 +85,7 @@ def test_generate_goes_on_with_its_own_run(
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
-from tokenswift.engine.sequence import Stream
+from tokenswift.engine.stream import Stream
 real, steps = Stream.__next__, []
 def slow(self):
     if steps:

@@ -92,7 +92,8 @@ def test_names_command_nothing_and_stay_on_their_line(
 #: a program whose work is told to a line of progress, with a log line in the middle
 DRIVER = """
 import logging, time
-from tokenswift.cli.terminal import LogHandler, Stages
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.terminal import LogHandler
 logger = logging.getLogger("tokenswift")
 logger.addHandler(LogHandler())
 with Stages(False, "beginning") as stages:

@@ -17,10 +17,10 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.config import ANSWERS, CONTINUED, NEUTRAL
+from tokenswift.config.sampling import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
+from tokenswift.models.source import FromFiles, Source
 from tokenswift.runs import folder as folders
-from tokenswift.spec.resources import FromFiles, Source
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NAMED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05}

@@ -14,7 +14,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, Generation, InputError, SamplingParams
-from tokenswift.config import ANSWERS
+from tokenswift.config.sampling import ANSWERS
 
 Options: TypeAlias = dict[str, Any]
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -23,15 +23,19 @@ from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
+from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
+from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.memory import Memory
 from tokenswift.runs.folder import RunWriter
-from tokenswift.spec.heads import Heads, HeadsConfig
-from tokenswift.spec.methods import FixedTreeStrategy
-from tokenswift.spec.strategy import SequenceState
+from tokenswift.speculation.fixed_tree import FixedTreeStrategy
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Cancelled, DraftTree, Generation, InputError, RunError, Step
 
 STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (

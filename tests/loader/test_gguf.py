@@ -26,13 +26,15 @@ from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tests.malformed.gguf_bytes import TEXT, Draft, Value
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import Weights
-from tokenswift.kernels.weights import FORMATS
+from tokenswift.config.loading import Weights
+from tokenswift.kernels.formats import FORMATS
 from tokenswift.loader import tokenizer as tokenizers
-from tokenswift.loader.gguf import GgufFile, config_of
-from tokenswift.loader.prompts import turn_ends, unnamed_rows
+from tokenswift.loader.ends import turn_ends, unnamed_rows
+from tokenswift.loader.gguf import GgufFile
+from tokenswift.loader.gguf_config import config_of
+from tokenswift.loader.gguf_tokenizer import Words, build, gguf_tokenizer, words_of
 from tokenswift.loader.rope import rotary_of, rotary_of_config
-from tokenswift.spec.resources import FromFiles
+from tokenswift.models.source import FromFiles
 from tokenswift.types import InputError
 
 PROMPT = [5, 9, 200, 33, 5, 9, 200, 34, 71, 5, 9]
@@ -250,12 +252,12 @@ WORDS = (
 )
 
 
-def words(fields: dict[str, Any]) -> tokenizers.Words:
-    return tokenizers.words_of(fields, Path("x.gguf"))
+def words(fields: dict[str, Any]) -> Words:
+    return words_of(fields, Path("x.gguf"))
 
 
 def built(fields: dict[str, Any]) -> Tokenizer:
-    return tokenizers.build(words(fields), Path("x.gguf"))
+    return build(words(fields), Path("x.gguf"))
 
 
 def trained(rule: str) -> PreTrainedTokenizerFast:
@@ -293,7 +295,7 @@ def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     real = trained(rule)
     fields = tokenizer_fields(real, pre=rule)
     made = built(fields)
-    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
+    ours = tokenizers.wrapped(gguf_tokenizer(fields, tmp_path))
     for text in TEXTS:
         ids = real(text)["input_ids"]
         assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
@@ -330,12 +332,12 @@ def sentencepiece(**more: Any) -> dict[str, Any]:
 )
 def test_sentencepiece_tokenizers(text: str, tokens: list[str], tmp_path: Path) -> None:
     fields = sentencepiece()
-    ours = tokenizers.wrapped(tokenizers.gguf_tokenizer(fields, tmp_path))
+    ours = tokenizers.wrapped(gguf_tokenizer(fields, tmp_path))
     ids = ours(text)["input_ids"]
     assert ours.convert_ids_to_tokens(ids) == tokens
     assert ours.decode(ids, skip_special_tokens=True) == text
     bare = sentencepiece(add_space_prefix=False, add_bos_token=False)
-    plain = tokenizers.wrapped(tokenizers.gguf_tokenizer(bare, tmp_path))
+    plain = tokenizers.wrapped(gguf_tokenizer(bare, tmp_path))
     assert plain.decode(plain(text)["input_ids"]) == text
 
 
@@ -384,7 +386,7 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
     fields = tokenizer_fields(real, pre="qwen2")
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD901]", "[PAD902]"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5, 5]
-    ours = tokenizers.gguf_tokenizer(fields, tmp_path)
+    ours = gguf_tokenizer(fields, tmp_path)
     assert ours.get_vocab() == real.get_vocab()
     assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
 
@@ -491,6 +493,6 @@ def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     if kind not in FORMATS:
         return weight.to(getattr(torch, kind)).float()
-    from tokenswift.kernels.weights import Stored
+    from tokenswift.kernels.formats import Stored
 
     return Stored(FORMATS[kind], FORMATS[kind].encode(weight)).decode()

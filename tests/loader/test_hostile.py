@@ -19,8 +19,10 @@ from tests.gguf_files import small, write
 from tests.malformed.cases import entry, put
 from tests.malformed.gguf_bytes import ARRAY, F32, TEXT, U32, Draft, Value
 from tokenswift import LLM
-from tokenswift.loader.config import check_numbers, read_config
-from tokenswift.types import InputError, shown
+from tokenswift.checks import shown
+from tokenswift.loader.config import read_config
+from tokenswift.loader.schema import check_numbers
+from tokenswift.types import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chats import chat_tokenizer
 from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.types import InputError
 
 PATH = Path("model.gguf")
@@ -31,7 +32,7 @@ def fields(tokens: list[str]) -> dict[str, object]:
 )
 def test_tokens_that_no_vocabulary_has_are_refused(tokens: list[str], line: str) -> None:
     with pytest.raises(InputError, match=line):
-        tokenizers.words_of(fields(tokens), PATH)
+        words_of(fields(tokens), PATH)
 
 
 @pytest.mark.parametrize("length", [1024, 1025])

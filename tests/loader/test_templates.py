@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_tokenizer
-from tokenswift.loader.prompts import prompt_ids, rendered
+from tokenswift.loader.chat_template import rendered
+from tokenswift.loader.prompts import prompt_ids
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 
@@ -142,7 +143,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }
 DRIVER = """
 import json, resource, sys
-from tokenswift.loader.prompts import rendered
+from tokenswift.loader.chat_template import rendered
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 asked = [{"role": "user", "content": "Hi"}]

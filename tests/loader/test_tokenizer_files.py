@@ -11,6 +11,7 @@ import pytest
 from tests.chats import chat_tokenizer
 from tests.gguf_files import tokenizer_fields
 from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader.gguf_tokenizer import gguf_tokenizer, words_of
 from tokenswift.types import InputError
 
 Change = Callable[[Path], object]
@@ -126,7 +127,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(
     changes: Mapping[str, object], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):
-        tokenizers.words_of(fields(changes), PATH, rows=300)
+        words_of(fields(changes), PATH, rows=300)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_a_tokenizer_that_cannot_be_built_is_refused_in_a_line(
     changes: Mapping[str, object], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):
-        tokenizers.gguf_tokenizer(fields(changes), PATH)
+        gguf_tokenizer(fields(changes), PATH)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +156,4 @@ def test_a_tokenizer_that_cannot_be_built_is_refused_in_a_line(
     ],
 )
 def test_which_tokens_end_a_text(changes: Mapping[str, object], ends: list[int]) -> None:
-    assert tokenizers.words_of(fields(changes), PATH).ends() == ends
+    assert words_of(fields(changes), PATH).ends() == ends

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.gguf_files import tokenizer_fields
-from tokenswift.loader import tokenizer as ours
 from tokenswift.loader.cuts import RULES, SAME
+from tokenswift.loader.gguf_tokenizer import Words, gguf_tokenizer, words_of
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="make peer installs llama-cpp-python")
 
@@ -110,7 +110,7 @@ def vocabulary() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
 
 
-def write(path: Path, words: ours.Words) -> None:
+def write(path: Path, words: Words) -> None:
     """A GGUF file of a vocabulary alone."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(words.model or "")
@@ -132,9 +132,9 @@ def test_ids_are_those_of_llama_cpp(
     fields = tokenizer_fields(vocabulary, pre=name)
     del fields["tokenizer.ggml.merges"][-UNREACHABLE:]
     path = tmp_path / "vocabulary.gguf"
-    write(path, ours.words_of(fields, path))
+    write(path, words_of(fields, path))
     peer = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
-    tokenizer = ours.gguf_tokenizer(fields, path)
+    tokenizer = gguf_tokenizer(fields, path)
     composes = RULES[SAME.get(name, name)].composes
     wrong = []
     for text in texts(TEXTS, 2):

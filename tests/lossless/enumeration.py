@@ -23,9 +23,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokenswift.config import SamplingParams
-from tokenswift.spec.accept import accept_exact
-from tokenswift.tree import published_paths
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.rivals.published import published_paths
 from tokenswift.types import DraftTree
 
 Tokens = tuple[int, ...]
@@ -113,7 +113,7 @@ class _Script:
 def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the exact rule, without sampling.
 
-    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can
+    `accept.accept_exact` itself is run over every sequence of choices that the target can
     make. A walk meets one node per position and the noise of different positions is independent, so
     a sequence's probability is the product of its choices'.
     """
@@ -144,7 +144,7 @@ def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
     half (a path that is alone with l matches is both). Its token is its own draw at that place.
 
     Args:
-        tree: its paths and their order are those of `tree.published_paths`.
+        tree: its paths and their order are those of `published.published_paths`.
         after: the distribution of the token after some path, one probability per token id.
     """
     paths = [[tree.tokens[node] for node in path[1:]] for path in published_paths(tree)]

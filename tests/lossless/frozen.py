@@ -19,7 +19,7 @@ import tokenswift
 from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader.find import cache_dir
+from tokenswift.loader.default_model import cache_dir
 from tokenswift.models import target as models
 
 FILE = Path(__file__).parent.parent / "data" / "frozen.json"

@@ -26,9 +26,11 @@ from tests.lossless.enumeration import joint_distribution, processed
 from tests.lossless.toy import CASES
 from tests.stats import chi_square
 from tests.tiny import add_levels
-from tokenswift.config import SamplingParams
-from tokenswift.sampling.choice import LogitRows, Sampler
-from tokenswift.spec.accept import accept_exact, accept_published
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.sampling.rows import LogitRows
+from tokenswift.sampling.sampler import Sampler
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.rivals.published import accept_published
 from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree
 

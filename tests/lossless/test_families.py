@@ -13,14 +13,15 @@ from tests.families import rare
 from tests.lossless.test_strategies import PROMPT, SMALL, draft_for, llm_of, runs
 from tests.lossless.test_tokens import random_heads, same
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
-from tokenswift import LLM, SamplingParams, kv, resume
-from tokenswift.config import LoadConfig
+from tokenswift import LLM, SamplingParams, resume
+from tokenswift.config.loading import LoadConfig
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.kernels.base import Backend
-from tokenswift.models import target
-from tokenswift.models.decoder import BaseTarget, NativeTarget
-from tokenswift.spec import resources
+from tokenswift.kv import cache as kv
+from tokenswift.models import source, target
+from tokenswift.models.base import BaseTarget
+from tokenswift.models.decoder import NativeTarget
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}
@@ -118,7 +119,7 @@ def test_layers_with_windows_keep_what_they_see(
 ) -> None:
     """Texts of which most was dropped are those of layers that keep all of it."""
     if kernels == "torch":
-        for where in (target, resources):
+        for where in (target, source):
             monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     model = tiny_model(family, max_position_embeddings=2048)
     draft = draft_for(family)

@@ -20,19 +20,21 @@ from tests.conftest import tiny_tokenizer
 from tests.default_model import default_llm
 from tests.lossless.test_tokens import random_heads, same
 from tests.runs.common import Stop, after
-from tests.spec.drafters.prices import fix_prices
+from tests.speculation.drafters.prices import fix_prices
 from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
-from tokenswift.engine import step
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.tokenizer import PlainTokenizer
-from tokenswift.sampling.choice import allowed_tokens
-from tokenswift.sampling.masks import LEFT, Grammars, Masks, NoMask
-from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.drafters.base import Candidates, Outcome
-from tokenswift.spec.drafters.lookup import GrammarDrafter
+from tokenswift.sampling.grammars import Grammars
+from tokenswift.sampling.masks import LEFT, Masks, NoMask
+from tokenswift.sampling.rows import allowed_tokens
+from tokenswift.speculation import accept as acceptance
+from tokenswift.speculation.accept import accept_exact
+from tokenswift.speculation.drafters.base import Candidates, Outcome
+from tokenswift.speculation.drafters.lookup import GrammarDrafter
 from tokenswift.types import DraftTree
 
 END = 257
@@ -428,7 +430,7 @@ def test_drafts_stay_in_the_grammar(
         return found
 
     forbidden_nodes = Candidates.forbidden
-    monkeypatch.setattr(step, "accept_exact", accept)
+    monkeypatch.setattr(acceptance, "accept_exact", accept)
     monkeypatch.setattr(Candidates, "forbidden", forbidden)
     llm.generate(prompt, 60, strategy, options, replace(SEEDED, grammar=grammar))
     assert out[0] > 3 and verified[0] > 3

@@ -15,8 +15,8 @@ from tests.planted import windowless
 from tests.stats import chi_square
 from tests.tiny import add_levels, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.accept import accept_published
+from tokenswift.sampling.sampler import Sampler
+from tokenswift.speculation.rivals.published import accept_published
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree
 

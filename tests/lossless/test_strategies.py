@@ -18,8 +18,8 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.drafters.passes import ModelContext
-from tokenswift.spec.methods import STRATEGIES
+from tokenswift.speculation.drafters.draft_model import ModelContext
+from tokenswift.speculation.methods import STRATEGIES
 from tokenswift.types import InputError
 
 PAPER = {"min_p": 0.1, "repetition_penalty": 1.2, "penalty_window": 40}

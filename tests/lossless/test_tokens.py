@@ -12,7 +12,8 @@ from tests.default_model import default_llm, prompt_of
 from tests.families import families
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, Generation, SamplingParams
-from tokenswift.spec.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 PAPER = SamplingParams(seed=11)  # T = 1, min-p 0.1, θ 1.2

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
-from tokenswift.audit import LogitError, logit_error
-from tokenswift.config import OPTIONS, SamplingParams
+from tokenswift.audit.logits import LogitError, logit_error
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.strategies import OPTIONS
 from tokenswift.engine.llm import LLM
 from tokenswift.models.decoder import PREFILL_CHUNK
-from tokenswift.spec.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3

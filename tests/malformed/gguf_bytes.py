@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.loader.gguf import ARRAY, KINDS, NUMBERS, TEXT, read_header
+from tokenswift.loader.gguf_header import ARRAY, KINDS, NUMBERS, TEXT, read_header
 
 U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
 #: kinds of values by their types in Python, those of lists where they differ

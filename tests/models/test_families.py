@@ -11,9 +11,8 @@ import torch
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.models import target
+from tokenswift.models import source, target
 from tokenswift.models.generic import GenericTarget
-from tokenswift.spec import resources
 from tokenswift.types import InputError
 
 GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
@@ -89,7 +88,7 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Backend, "attend", uncapped)
-    for where in (target, resources):
+    for where in (target, source):
         monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     monkeypatch.setattr(target, "fits", lambda *_: False)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)

@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.spec.drafters.base import DraftVocabulary
+from tokenswift.speculation.drafters.base import DraftVocabulary
 
 
 def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

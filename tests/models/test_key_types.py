@@ -12,14 +12,15 @@ import torch
 
 from tests.gguf_files import QuantType, small, write
 from tokenswift import LLM, InputError
-from tokenswift.audit import IN_FLOATS, int8_quality, surely_worse
+from tokenswift.audit.logits import IN_FLOATS, int8_quality
+from tokenswift.audit.report import surely_worse
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.key_types import needs_wide_keys, score_error
 from tokenswift.models.quality import Quality, compared, judged
 from tokenswift.models.target import backend_for
 from tokenswift.runs.folder import load
-from tokenswift.runs.journal import check_same
+from tokenswift.runs.records import check_same
 
 pytestmark = pytest.mark.skipif(
     not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"

@@ -14,7 +14,7 @@ from benchmarks.answers import PALINDROME, QUESTIONS, parting
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import IN_FLOATS
+from tokenswift.audit.logits import IN_FLOATS
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.quality import compared, judged
 

@@ -13,7 +13,7 @@ from tests.tiny import FAMILIES, VOCAB, add_levels, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
-from tokenswift.kernels.cuda import backend as check
+from tokenswift.kernels.cuda import check
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.spec.drafters.prices import fix_prices
+from tests.speculation.drafters.prices import fix_prices
 from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,19 @@ import pytest
 from msgspec.structs import replace
 
 from tokenswift.runs import journal
+from tokenswift.runs.records import (
+    End,
+    Header,
+    Identity,
+    Record,
+    RunState,
+    Session,
+    Tokens,
+    check_same,
+    replay,
+    sources_of,
+)
+from tokenswift.runs.regular_files import check_regular, write_whole
 from tokenswift.types import InputError, Loop, Step
 
 RECORDS = [
@@ -21,9 +35,9 @@ RECORDS = [
     {"kind": "c"},
 ]
 
-IDENTITY = journal.Identity("float32", "c", "w", None, "none", {"seed": 3}, [2], [], "exact")
-HEADER = journal.Header(0.0, "model", None, IDENTITY, [1, 5])
-SESSION = journal.Session(0.0, 1, 9, "auto", {}, "report", False, {}, 1, {})
+IDENTITY = Identity("float32", "c", "w", None, "none", {"seed": 3}, [2], [], "exact")
+HEADER = Header(0.0, "model", None, IDENTITY, [1, 5])
+SESSION = Session(0.0, 1, 9, "auto", {}, "report", False, {}, 1, {})
 
 
 def made(tmp_path: Path) -> tuple[Path, bytes]:
@@ -79,7 +93,7 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
         InputError,
         match=r"^x holds what no run writes \(record 1, [^\n]*'a'[^\n]*\); valid: a run's",
     ):
-        journal.decode(data, journal.Record, "x")
+        journal.decode(data, Record, "x")
     for other in (b"", b"hello", b"tokenswift journal x\n", data[5:]):
         path.write_bytes(other)
         with pytest.raises(InputError, match="is not a journal of tokenswift"):
@@ -94,9 +108,9 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None
     more = journal.Appender(path, journal.read(path))
     more.append({"kind": "d"})
     data = path.read_bytes()
-    real, room = journal.FileIO.write, [20]
+    real, room = FileIO.write, [20]
 
-    class Full(journal.FileIO):
+    class Full(FileIO):
         def write(self, content: Any) -> int:
             if not room:
                 raise OSError(28, "No space left on device")
@@ -117,12 +131,10 @@ def test_whole_files_are_never_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    journal.write_whole(path, b"old")
-    monkeypatch.setattr(
-        journal.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error"))
-    )
+    write_whole(path, b"old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
     with pytest.raises(OSError, match="I/O error"):
-        journal.write_whole(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
@@ -136,27 +148,27 @@ def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> Non
         with pytest.raises(
             InputError, match=f"^run_dir {tmp_path} holds '{path.name}', which is {what}; valid: "
         ):
-            journal.write_whole(path, b"new")
+            write_whole(path, b"new")
     with open(other) as opened, pytest.raises(InputError, match="'gone', which is a link;"):
-        journal.check_regular(tmp_path / "gone", opened.fileno())
+        check_regular(tmp_path / "gone", opened.fileno())
 
 
-def tokens(ids: list[int], passes: int = 0, **more: Any) -> journal.Tokens:
+def tokens(ids: list[int], passes: int = 0, **more: Any) -> Tokens:
     """A record of tokens of one letter each, in one step."""
     n, sources = (
         len(ids),
-        journal.sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids))),
+        sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids))),
     )
-    return journal.Tokens(
+    return Tokens(
         ids, sources, [1] * n, "x" * n, [(n, 3, 2, 1, 3, 5)], {"draft": n}, passes, **more
     )
 
 
 def test_where_the_records_of_a_run_lead_to() -> None:
-    loop, end = Loop(0, 1, 5), journal.End("eos", "tail")
+    loop, end = Loop(0, 1, 5), End("eos", "tail")
     records = [tokens([7, 8], 1), replace(SESSION, pid=2), tokens([8, 9, 9], 4, loop=loop)]
-    state = journal.replay([HEADER, SESSION, *records])
-    assert state == journal.RunState(
+    state = replay([HEADER, SESSION, *records])
+    assert state == RunState(
         HEADER,
         [SESSION, records[1]],
         [7, 8, 8, 9, 9],
@@ -168,18 +180,18 @@ def test_where_the_records_of_a_run_lead_to() -> None:
         4,
         loop,
     )
-    assert (state.session.pid, state.tail, journal.sources_of(Step((1, 2), 0, 0, 0, 0))) == (
+    assert (state.session.pid, state.tail, sources_of(Step((1, 2), 0, 0, 0, 0))) == (
         2,
         "",
         "tt",
     )
-    state = journal.replay([HEADER, SESSION, *records, tokens([4], 5, end=end)])
+    state = replay([HEADER, SESSION, *records, tokens([4], 5, end=end)])
     assert (state.loop, state.end, state.tail) == (loop, end, "tail")
     for bad in ([HEADER], [SESSION, HEADER], [HEADER, tokens([1])]):
         with pytest.raises(
             InputError, match="^x does not begin with a run's header; valid: a run's journal$"
         ):
-            journal.replay(bad, "x")
+            replay(bad, "x")
     wrong = [
         ("loop: ", tokens([1] * 5, loop=Loop(*one))) for one in ((-1, 1, 2), (1, 1, -1), (1, 1, 5))
     ]
@@ -187,7 +199,7 @@ def test_where_the_records_of_a_run_lead_to() -> None:
         with pytest.raises(
             InputError, match=f"^x holds what no run writes .record 4, {said}.*; valid: a run"
         ):
-            journal.replay([HEADER, SESSION, SESSION, record], "x")
+            replay([HEADER, SESSION, SESSION, record], "x")
     for field, value in {
         "ids": [1],
         "sources": "h",
@@ -202,7 +214,7 @@ def test_where_the_records_of_a_run_lead_to() -> None:
 
 
 def test_what_decides_the_tokens_has_to_be_the_same() -> None:
-    journal.check_same("run", HEADER, replace(HEADER, made=1.0, name="other"))
+    check_same("run", HEADER, replace(HEADER, made=1.0, name="other"))
     for said, change, prompt in (
         ("dtype is 'bfloat16', was 'float32'", {"dtype": "bfloat16", "weights": "v"}, [1, 5]),
         (
@@ -214,7 +226,7 @@ def test_what_decides_the_tokens_has_to_be_the_same() -> None:
     ):
         now = replace(HEADER, identity=replace(IDENTITY, **change), prompt=prompt)
         with pytest.raises(InputError) as caught:
-            journal.check_same("f", HEADER, now)
+            check_same("f", HEADER, now)
         valid = "valid: what the run began with, or another folder"
         assert str(caught.value) == f"run_dir f holds another run: {said}; {valid}"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, begin
 from tokenswift import LLM, InputError, resume
-from tokenswift.runs.folder import cells, summaries
+from tokenswift.runs.lists import cells, summaries
 
 
 def test_states_and_figures(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, OPTIONS, Stop, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
-from tokenswift.engine import sequence
+from tokenswift.engine import run_journal
 from tokenswift.engine.detokenize import TextStream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.folder import is_locked
@@ -297,8 +297,8 @@ def test_another_version_is_told(
     name: str,
 ) -> None:
     begin(llm, tmp_path / "run", 10)
-    now = {**sequence.versions(), name: "9.9"}
-    monkeypatch.setattr(sequence, "versions", lambda: now)
+    now = {**run_journal.versions(), name: "9.9"}
+    monkeypatch.setattr(run_journal, "versions", lambda: now)
     tokenswift.resume(tmp_path / "run", llm=llm)
     (line,) = caplog.messages
     assert line.startswith(f"{name} is 9.9, was ")

@@ -18,7 +18,7 @@ from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.folder import summary_of
+from tokenswift.runs.lists import summary_of
 
 Records = list[dict[str, Any]]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.chats import calling_tokenizer
-from tokenswift.config import ADJUSTING, SamplingParams, settings_of
+from tokenswift.config.sampling import ADJUSTING, SamplingParams, settings_of
 from tokenswift.sampling import penalties
-from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.penalties import RecentBreakers, TextRules, rules_of
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.types import InputError
 
 V = 200

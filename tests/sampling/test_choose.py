@@ -13,10 +13,11 @@ import torch.nn.functional as F
 
 from tests.sampling.test_adjust import ALL, RULES, texts_of
 from tests.sampling.test_adjust import SETTINGS as ADJUSTED
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.sampling.choice import LogitRows, Sampler, Subset, allowed_tokens
 from tokenswift.sampling.penalties import NO_RULES, TextRules
+from tokenswift.sampling.rows import LogitRows, Subset, allowed_tokens
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.types import InputError, RunError
 
 V = 3000

@@ -15,8 +15,10 @@ from tests.conftest import tiny_tokenizer
 from tests.lossless.test_grammar import ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
-from tokenswift.grammar import closed
-from tokenswift.sampling import masks as tried
+from tokenswift.json_schema import closed
+from tokenswift.sampling import grammars as tried
+from tokenswift.sampling.grammars import Grammars
+from tokenswift.sampling.masks import NoMask
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +134,12 @@ def test_what_llguidance_does_not_support_is_refused(schema: dict[str, object], 
 def test_too_many_optional_properties_end_the_text() -> None:
     properties = {f"name{i}": {"type": "integer"} for i in range(800)}
     masks = masks_of(Grammar.json_schema({"type": "object", "properties": properties}))
-    with pytest.raises(tried.NoMask, match="Current row has 3199 items; max is 2000"):
+    with pytest.raises(NoMask, match="Current row has 3199 items; max is 2000"):
         masks.allowed(ids_of("{"), [])
 
 
 def test_a_model_without_an_end_takes_no_grammar() -> None:
-    grammars = tried.Grammars(tiny_tokenizer(), 270, set)
+    grammars = Grammars(tiny_tokenizer(), 270, set)
     with pytest.raises(InputError, match="the model has no end-of-text token"):
         grammars.masks(Grammar.regex("a"), 0)
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field, SecretStr
 from tests.lossless.test_grammar import END, allowed_by, ids_of, masks_of
 from tests.sampling.test_grammars import nested
 from tokenswift import Grammar, InputError
-from tokenswift.sampling import masks as grammar_masks
-from tokenswift.sampling.masks import TOO_LONG, NoMask, reason_not_held
+from tokenswift.sampling import grammars as grammar_masks
+from tokenswift.sampling.grammars import reason_not_held
+from tokenswift.sampling.masks import TOO_LONG, NoMask
 
 Schema: TypeAlias = dict[str, object] | bool
 

@@ -12,7 +12,7 @@ import torch
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, Logprob, SamplingParams
-from tokenswift.sampling.choice import processed, repetition_penalty
+from tokenswift.sampling.filters import processed, repetition_penalty
 
 PROMPT, NEW, TOP = [5, 9, 5, 9, 30, 5, 9], 60, 4
 TREE: dict[str, Any] = {"tree": (3, 3), "draft": "partial", "budget": 24}

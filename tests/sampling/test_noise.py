@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import gumbel_r, kstest
 
 from tests.stats import chi_square
-from tokenswift.sampling.choice import (
+from tokenswift.sampling.noise import (
     Noise,
     gumbel,
     gumbels_,

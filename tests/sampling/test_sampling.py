@@ -22,9 +22,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokenswift.config import SamplingParams
-from tokenswift.sampling import choice as sampling
-from tokenswift.sampling.choice import Sampler
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.sampling import sampler as sampler_module
+from tokenswift.sampling.filters import eta, min_p, processed, repetition_penalty, top_k, top_p
+from tokenswift.sampling.sampler import Sampler
 
 IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids
 
@@ -52,15 +53,15 @@ def test_processors_equal_transformers(seed: int, width: int, spread: float) -> 
     ids = torch.randint(0, width, (3, 40), generator=torch.Generator().manual_seed(seed))
     for theta in (1.2, 3.0):
         theirs = RepetitionPenaltyLogitsProcessor(theta)(ids, rows)  # type: ignore[arg-type]
-        same(sampling.repetition_penalty(rows, ids, theta), theirs)
+        same(repetition_penalty(rows, ids, theta), theirs)
     for k in (1, 4, 50, 10_000):
-        same(sampling.top_k(rows, k), TopKLogitsWarper(k)(IDS, rows))  # type: ignore[arg-type]
+        same(top_k(rows, k), TopKLogitsWarper(k)(IDS, rows))  # type: ignore[arg-type]
     for p in (0.01, 0.5, 0.9, 0.999):
-        same(sampling.top_p(rows, p), TopPLogitsWarper(p)(IDS, exact).float())  # type: ignore[arg-type]
+        same(top_p(rows, p), TopPLogitsWarper(p)(IDS, exact).float())  # type: ignore[arg-type]
     for p in (0.01, 0.1, 0.9):
-        same(sampling.min_p(rows, p), MinPLogitsWarper(p)(IDS, rows))  # type: ignore[arg-type]
+        same(min_p(rows, p), MinPLogitsWarper(p)(IDS, rows))  # type: ignore[arg-type]
     for epsilon in (2e-4, 2e-3, 0.1, 0.9):
-        same(sampling.eta(rows, epsilon), EtaLogitsWarper(epsilon)(IDS, exact).float())  # type: ignore[arg-type]
+        same(eta(rows, epsilon), EtaLogitsWarper(epsilon)(IDS, exact).float())  # type: ignore[arg-type]
 
 
 def test_processors_in_sequence_equal_transformers() -> None:
@@ -145,7 +146,7 @@ def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: boo
         torch.randint(0, 64, (n % (1 + seed % 4),), generator=generator).tolist() for n in range(20)
     ]
     rows = (torch.randn(20, 64, generator=generator) * 2).bfloat16()  # nothing is computed in it
-    with mock.patch.object(sampling, "processed", wraps=sampling.processed) as seen:
+    with mock.patch.object(sampler_module, "processed", wraps=processed) as seen:
         together = sampler.choose(rows, history, paths)
     assert [len(call.args[0]) for call in seen.mock_calls] == [16, 16]
     assert sampler.perturbed(rows, history, paths).argmax(-1).tolist() == together

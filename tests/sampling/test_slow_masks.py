@@ -12,8 +12,9 @@ import pytest
 from tests.lossless.test_grammar import GRAMMARS, GREEDY, SEEDED, byte_llm
 from tests.lossless.test_tokens import same
 from tokenswift import LLM, Grammar
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.sampling import masks
 from tokenswift.sampling.masks import TOO_SLOW, Masks, NoMask
 

@@ -22,7 +22,7 @@ from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
 from tokenswift.cli.main import main
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.serve import answers
+from tokenswift.serve.answer import STRETCH
 from tokenswift.serve.app import Server
 from tokenswift.serve.settings import Settings, held
 
@@ -194,6 +194,6 @@ def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
 
 
 if __name__ == "__main__":
-    answers.STRETCH = 0.0
+    STRETCH = 0.0
     Slow(NativeTarget, float(sys.argv[1]))
     sys.exit(main(["serve", *sys.argv[2:]]))

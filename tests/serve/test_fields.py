@@ -274,7 +274,7 @@ def test_large_values_are_refused_before_they_are_read(
     def request(*args: object) -> None:
         raise AssertionError("the body was read")
 
-    monkeypatch.setattr("tokenswift.serve.schemas.Body.request", request)
+    monkeypatch.setattr("tokenswift.serve.base.Body.request", request)
     reply = server.post("/v1/chat/completions", {**CHAT, **fields})
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(line)

@@ -18,7 +18,7 @@ from tests.cli.conftest import Call
 from tests.serve.conftest import Launch, Running, Start, until
 from tokenswift import LLM, InputError
 from tokenswift.engine import scheduler as scheduling
-from tokenswift.serve import answers as answer_module
+from tokenswift.serve import answer as answer_module
 from tokenswift.serve.settings import Settings
 
 NEW = 160

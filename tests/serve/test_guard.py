@@ -17,7 +17,7 @@ import pytest
 
 from tests.serve.conftest import Running, Start, until
 from tokenswift.serve import guard
-from tokenswift.serve.schemas import Body
+from tokenswift.serve.base import Body
 from tokenswift.serve.settings import Settings, held, loading
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"

@@ -11,7 +11,8 @@ import pytest
 
 from tests.serve.conftest import Running, Start, until
 from tokenswift import LLM
-from tokenswift.serve.schemas import CHARACTERS, Chat, Completion, Responses
+from tokenswift.serve.base import CHARACTERS
+from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 

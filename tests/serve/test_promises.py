@@ -23,12 +23,13 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.serve.conftest import Running, Slow, Start, until
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
-from tokenswift.cli.options import add_options
-from tokenswift.config import ANSWERS
+from tokenswift.cli.declare import add_options
+from tokenswift.config.sampling import ANSWERS
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.memory import Memory
 from tokenswift.serve import openai as openai_forms
-from tokenswift.serve.answers import Answer, Answers
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.answers import Answers
 from tokenswift.serve.settings import Settings
 
 NEW = 24

@@ -14,7 +14,7 @@ from openai.types.chat.chat_completion import Choice
 
 from tests.serve.conftest import Running
 from tokenswift import LLM
-from tokenswift.loader.find import cache_dir
+from tokenswift.loader.default_model import cache_dir
 
 Message: TypeAlias = dict[str, object] | ChatCompletionMessage
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.chats import calling_model, calling_tokenizer, thinking_model, thinki
 from tests.serve.conftest import Running, Start, until
 from tests.serve.test_openai import COLOUR, streamed
 from tokenswift import LLM
-from tokenswift.serve import answers
+from tokenswift.serve import answer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -162,8 +162,8 @@ def test_going_on_from_a_response_after_a_restart(
         **of_responses(call, input=result), previous_response_id=first.id
     )
     assert second.output_text == "ok"
-    write, pause = answers.write_whole, 0.3
-    monkeypatch.setattr(answers, "write_whole", lambda *kept: (time.sleep(pause), write(*kept)))
+    write, pause = answer.write_whole, 0.3
+    monkeypatch.setattr(answer, "write_whole", lambda *kept: (time.sleep(pause), write(*kept)))
     slow = client.responses.create(**of_responses(call), background=True)
     assert until(lambda: server.answers.known[slow.id].reason != "")
     for name in (slow.id, first.id):  # also while its end is written

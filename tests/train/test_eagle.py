@@ -12,14 +12,16 @@ from safetensors.torch import load_file
 
 from tests import eagles
 from tests.conftest import tiny_tokenizer
-from tests.spec.eagle.reference import EagleCache, EagleReference
+from tests.speculation.eagle.reference import EagleCache, EagleReference
 from tests.tiny import byte_model
 from tests.train.test_train import states_of
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.spec.eagle import EagleModel, EagleWeights, load_eagle
+from tokenswift.speculation.eagle.config import EagleWeights
+from tokenswift.speculation.eagle.files import load_eagle
+from tokenswift.speculation.eagle.model import EagleModel
+from tokenswift.train.distillation import FrozenBase
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
-from tokenswift.train.loop import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
 

@@ -15,13 +15,14 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.train.test_train import D, V, filled, frozen, full_run, small, words
 from tokenswift.cli.train import CUDA
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.spec.heads import Heads, HeadsConfig
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.train import states
+from tokenswift.train.distillation import Distillation
 from tokenswift.train.eagle import eagle_config
 from tokenswift.train.heads import HeadsStudent, start
-from tokenswift.train.loop import Distillation
 from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
 from tokenswift.train.states import (
     Windows,

@@ -11,9 +11,10 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.train.test_train import full_run, small, words
-from tokenswift.spec.heads import host_of, load_heads
+from tokenswift.loader.host import host_of
+from tokenswift.speculation.heads.find import load_heads
 from tokenswift.train import heads, loop
-from tokenswift.train.loop import Distillation
+from tokenswift.train.distillation import Distillation
 from tokenswift.train.states import HiddenStore
 
 TRAINING = small(steps=9)

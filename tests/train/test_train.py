@@ -15,13 +15,18 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.sampling.choice import processed
-from tokenswift.spec.heads import Heads, HeadsConfig, host_of, load_heads, read_heads
-from tokenswift.train import loop
+from tokenswift.loader.host import host_of
+from tokenswift.sampling.filters import processed
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.files import read_heads
+from tokenswift.speculation.heads.find import load_heads
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.train import distillation
+from tokenswift.train.distillation import LIKELIEST, Distillation, FrozenBase, Student
 from tokenswift.train.heads import HeadsStudent, train_heads
-from tokenswift.train.loop import Distillation, FrozenBase, Student, picks
+from tokenswift.train.loop import picks
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import HiddenStore, Recorder, Windows, blocks, read_texts
 from tokenswift.types import InputError, RunError
@@ -263,7 +268,7 @@ def test_the_teacher_is_the_models_processed_distribution(sampling: SamplingPara
 def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's distribution is told of the likeliest; what the student gives any other token
     counts."""
-    monkeypatch.setattr(loop, "MANY", 16)
+    monkeypatch.setattr(distillation, "MANY", 16)
     base, states, made = frozen(tiny_model()), torch.randn(1, 9, D), torch.randn(8, D)
     plain = SamplingParams(**NEUTRAL)
     student = Mock(spec=Student, levels=1, return_value=[made])
@@ -271,7 +276,7 @@ def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyP
         torch.zeros(1, 10).long(), states, torch.ones(1, 8).bool()
     )
     shares, places = base.teacher(states[:, 1:], plain)
-    assert shares.shape == (1, 8, loop.LIKELIEST)
+    assert shares.shape == (1, 8, LIKELIEST)
     log_chances = base.logits(made).log_softmax(-1).gather(-1, places[0])
     torch.testing.assert_close(loss, -(shares[0] * log_chances).sum(-1).mean()[None])
 

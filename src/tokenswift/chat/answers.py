@@ -11,7 +11,7 @@ from typing import Any
 from tokenswift.chat.answer_grammar import answer_grammar
 from tokenswift.chat.parser import Delta, Parser
 from tokenswift.chat.tools import Tools
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar
 from tokenswift.loader import prompts
 from tokenswift.loader.abilities import SHORT

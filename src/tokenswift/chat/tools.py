@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tokenswift.grammar import Grammar, closed
-from tokenswift.types import InputError, check_flag, shown
+from tokenswift.checks import check_flag, shown
+from tokenswift.grammar import Grammar
+from tokenswift.json_schema import closed
+from tokenswift.types import InputError
 
 MOST = 128  # tools of a chat
 CHOICES = ("none", "auto", "required")

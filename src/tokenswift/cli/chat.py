@@ -18,14 +18,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import counted
 from tokenswift.cli import options
-from tokenswift.cli.generate import Text, stream
-from tokenswift.cli.options import add_options, command
-from tokenswift.cli.terminal import Interrupted, Signals, TextSink, summary, table
-from tokenswift.config import ANSWERS, SamplingParams
+from tokenswift.cli.call import Text
+from tokenswift.cli.declare import add_options, command
+from tokenswift.cli.prompts import System, asking, check_template
+from tokenswift.cli.results import TextSink, summary
+from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.terminal import table
+from tokenswift.cli.write import stream
+from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.files import line_of
-from tokenswift.loader.prompts import check_template_options
-from tokenswift.types import InputError, RunError, counted
+from tokenswift.loader.chat_template import check_template_options
+from tokenswift.types import InputError, RunError
 
 KEYS = (
     "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps "
@@ -38,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "chat", run, "talk with a model")
     group = parser.add_argument_group("conversation")
-    add_options(group, options.System)
+    add_options(group, System)
     add_options(group, Text, only=("max_new_tokens",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
@@ -59,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     live = sys.stdin.isatty() and sys.stdout.isatty()
     with Signals():
         ask, llm = editor() if live else piped, options.load_model(args)
-        options.check_template(llm, "chat")
-        sampling = options.sampling_from(args, llm.default_sampling(options.asking(None, "?")))
+        check_template(llm, "chat")
+        sampling = options.sampling_from(args, llm.default_sampling(asking(None, "?")))
         if args.seed is None:  # a chat need not begin like the one before
             sampling = replace(sampling, seed=secrets.randbits(31))
     seed = f"; --seed {sampling.seed} repeats the answers" if args.verbose else ""
@@ -130,11 +135,11 @@ class Chat:
     def __init__(
         self, llm: Any, sampling: SamplingParams, args: argparse.Namespace, **call: Any
     ) -> None:
-        from tokenswift.engine.sequence import PrefixCache
+        from tokenswift.engine.prefix_cache import PrefixCache
 
         self._llm, self._args, self._call = llm, args, call
         self.prefixes = PrefixCache.for_model(llm.target)  # an answer has to read only what is new
-        self._sampling, self.messages = sampling, options.asking(args.system, "")[:-1]
+        self._sampling, self.messages = sampling, asking(args.system, "")[:-1]
 
     def take(self, line: str) -> None:
         """Do what a line says, a command or a message.
@@ -191,7 +196,7 @@ class Chat:
 
     def do_clear(self, _: str) -> None:
         """begin a new conversation; the system prompt stays"""
-        self.messages = options.asking(self._args.system, "")[:-1]
+        self.messages = asking(self._args.system, "")[:-1]
         logger.info("a new conversation")
 
     def do_exit(self, _: str) -> None:

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
 subcommand is in a module of this package, by :data:`MODULES`, whose ``add_parser(subparsers)``
-makes it by `options.command` of a function ``run(args) -> int``. Heavy imports (torch,
+makes it by `declare.command` of a function ``run(args) -> int``. Heavy imports (torch,
 transformers) belong inside that.
 """
 
@@ -18,10 +18,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenswift.cli.options import Parser
+from tokenswift.checks import meant, shown
+from tokenswift.cli.declare import Parser
 from tokenswift.cli.places import check_apart
-from tokenswift.cli.terminal import LogHandler, flush, reason, usable_streams, visible
-from tokenswift.types import InputError, RunError, meant, shown
+from tokenswift.cli.signals import reason
+from tokenswift.cli.terminal import LogHandler, flush, usable_streams, visible
+from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
 
 COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()

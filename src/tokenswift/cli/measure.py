@@ -6,18 +6,24 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from importlib import resources
 from statistics import median
 from typing import Any
 
+from tokenswift.checks import check_integer, counted
 from tokenswift.cli import options
-from tokenswift.cli.generate import add_call_options, call_from, with_model
-from tokenswift.cli.options import add_options, command, option
-from tokenswift.cli.terminal import check_record, give, say, table
-from tokenswift.config import SamplingParams, settings_of
-from tokenswift.types import Generation, InputError, RunError, Step, check_integer, counted
+from tokenswift.cli.audit import Audited, audit
+from tokenswift.cli.call import add_call_options
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.plan import Plan, plan
+from tokenswift.cli.prompts import read_named, token_ids
+from tokenswift.cli.results import check_record, give
+from tokenswift.cli.terminal import say, table
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.types import Generation, InputError, RunError, Step
+
+logger = logging.getLogger("tokenswift")
 
 STRATEGIES = ("autoregressive", "auto")
 LETTERS = 16  # characters of a token at most: what of a text is tokenized
@@ -27,12 +33,6 @@ LIST, NEW = (
     384,
 )  # tokens of the demo's list that is continued, and of each of its texts, at most
 READING, WRITING = 20, 25  # seconds that a prompt, and each of the demo's four texts, may take
-SHORT, NEAR = (
-    96,
-    1024,
-)  # tokens of a plan's short run, and of the end of the prompt that it continues
-GIGA = 1e9
-logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Measured(options.Record):
         prompt_file: text to continue; default: the stories that come with the library
     """
 
-    contexts: list[int] = option((1024, 4096), "N,N,…", type=options.token_ids)
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
     repeats: int = option(5, least=1)
     max_new_tokens: int = option(64, least=1)
     prompt_file: str | None = option(None, "F")
@@ -62,32 +62,6 @@ class Demo(options.Record):
     """
 
     max_new_tokens: int | None = option(None, least=1)
-
-
-@dataclass(frozen=True)
-class Plan(options.Record):
-    """What is planned.
-
-    Attributes:
-        no_measure: no measurement, memory only
-    """
-
-    no_measure: bool = option(False)
-
-
-@dataclass(frozen=True)
-class Audited:
-    """What is compared.
-
-    Attributes:
-        prompt: a text to continue with every strategy; default: three shipped texts
-        max_new_tokens: new tokens per text, at least 1
-        seeds: sampled texts per prompt, at least 1, with seeds from --seed on
-    """
-
-    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
-    max_new_tokens: int = option(32, least=1)
-    seeds: int = option(1, least=1)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -128,10 +102,10 @@ def bench(args: argparse.Namespace) -> int:
             one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name)
         )
     else:
-        text = options.read_named(args.prompt_file, "--prompt-file")
+        text = read_named(args.prompt_file, "--prompt-file")
     record = check_record(args.json)
     with options.load_model(args) as llm:
-        from tokenswift.loader.weights import versions
+        from tokenswift.loader.identity import versions
 
         prompts = [beginning(llm, text, context, args) for context in args.contexts]
         heads = llm.resources.heads
@@ -292,115 +266,3 @@ def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
     limit = llm.target.rotary.limit or LIST + NEW
     length = min(limit // 2, max(TRIAL, int(READING / trial.seconds * TRIAL)))
     return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
-
-
-# ---- plan ----------------------------------------------------------------------------------------
-
-
-def plan(args: argparse.Namespace) -> int:
-    """Estimate what generate would take with these options: memory by part, compared with what is
-    free, and time, from a short run. A run that cannot fit is refused, with the greatest length
-    that would fit."""
-    prompt, call = call_from(args)
-    record = check_record(args.json)
-    llm = options.load_model(args)
-
-    from tokenswift.engine.sequence import Sequence
-
-    made = expected(Sequence(llm, with_model(args, llm, prompt, call)), not args.no_measure)
-    give(record, made, text_of(made))
-    return 0
-
-
-def expected(run: Any, measured: bool) -> dict[str, Any]:
-    """What a run will take: its parts of memory in bytes, their sum, what is free and the most new
-    tokens that fit it (None where the system does not tell), and seconds (None where nothing is
-    measured).
-
-    Args:
-        run: the run, made but not begun (so it is known to fit what is free).
-        measured: whether a short run is timed.
-    """
-    from tokenswift.memory import largest, needs_of
-
-    target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
-    memory, limit = target.backend.memory(), target.rotary.limit
-    parts = {"weights": target.weight_bytes + target.copied_bytes}
-    parts["the rest of the program"] = max(0, target.backend.held() - parts["weights"])
-    parts |= {
-        f"{n.name} {n.value}": n.nbytes
-        for n in needs_of(target, run.strategy, prompt, new)
-        if n.sure
-    }
-    made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
-    made["int16_keys"] = target.wide_layers
-    made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
-    if memory is not None:
-        most = largest(target, run.strategy, prompt, memory.free)
-        made |= {"free": memory.free, "most": most if limit is None else min(most, limit - prompt)}
-    if measured:
-        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], stop=())
-        few = replace(few, ignore_eos=request.sampling.grammar is None)
-        found = run.llm.start(few).finish().metrics
-        prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
-        made["tokens_per_second"] = found.tokens_per_second
-        made["seconds"] = prefill + new / found.tokens_per_second
-    return made
-
-
-def text_of(made: dict[str, Any]) -> str:
-    """A plan as text."""
-    parts = made["parts"] | {"expected peak": made["peak"]}
-    sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
-    head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
-    lines = [head, "", table(("memory", "GB"), sizes, right=(1,)), ""]
-    if made["int16_keys"]:
-        lines.append(f"keys are of 16 bits in layers {', '.join(map(str, made['int16_keys']))}")
-    if made["free"] is not None:
-        fits = counted(made["most"], "new token fits", "new tokens fit")
-        lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
-    if made["seconds"] is not None:
-        rate = (
-            f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a "
-            f"token takes"
-        )
-        lines.append(
-            f"expected time about {timedelta(seconds=round(made['seconds']))} ({rate} longer)"
-        )
-    return "\n".join(lines)
-
-
-# ---- audit ---------------------------------------------------------------------------------------
-
-
-def audit(args: argparse.Namespace) -> int:
-    """Compare strategies with plain decoding, token by token, on this model, dtype and device, and
-    the logits of both with transformers' own pass in float32; show every difference with the scores
-    of both tokens. The exit code is 1 where something is not exact."""
-    if args.prompt is not None and not args.prompt.strip():
-        raise InputError("PROMPT is empty; valid: a text of at least one word")
-    sampling = options.sampling_from(args)
-    replace(sampling, seed=sampling.seed + args.seeds - 1)  # the last one is a seed, too
-    options.check_model_options(args)
-    record = check_record(args.json)
-    given = options.strategy_options_from(args)
-
-    logger.info("auditing %s", args.model)
-    from tokenswift.audit import audit as audited
-    from tokenswift.audit import shipped_prompts, variants
-    from tokenswift.loader.weights import versions
-
-    llm = options.load_model(args)
-    samplings = ({} if sampling.greedy else {"sampling": sampling}) | {
-        "greedy": replace(sampling, greedy=True)
-    }
-    prompts = [*shipped_prompts()] if args.prompt is None else [args.prompt]
-    what = (variants(args.strategy, given), prompts, samplings, args.max_new_tokens, args.seeds)
-    report = audited(llm, *what, logger.info)
-    made = {"strategy": args.strategy, "strategy_options": given, "versions": versions()}
-    made |= {"tokens": args.max_new_tokens, "seeds": args.seeds}
-    made["samplings"] = {name: settings_of(params) for name, params in samplings.items()}
-    give(record, {**report.record(), **made}, report.text())
-    if report.failures:
-        raise RunError(f"not exact: {'; '.join(report.failures)}")
-    return 0

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from tokenswift.loader.find import (
-    DEFAULT,
-    GGUF_FILE,
-    HEADS,
-    HUB_ID,
-    cache_dir,
-    cached,
-    shipped_files,
-    trained_files,
-)
+from tokenswift.loader.default_model import DEFAULT, cache_dir, shipped_files, trained_files
+from tokenswift.loader.find import GGUF_FILE, HEADS, HUB_ID, cached
 from tokenswift.types import InputError
 
 #: options that name a file, or a folder of files, that is read

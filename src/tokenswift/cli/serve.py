@@ -10,8 +10,9 @@ from signal import SIGTERM
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.options import add_options, command
-from tokenswift.cli.terminal import Interrupted, check_writable
+from tokenswift.cli.declare import add_options, command
+from tokenswift.cli.results import check_writable
+from tokenswift.cli.signals import Interrupted
 from tokenswift.serve.settings import Settings, held, loading
 from tokenswift.types import InputError
 

@@ -8,13 +8,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.options import add_options, command, option
-from tokenswift.cli.terminal import Stages, check_writable, keeping
-from tokenswift.config import NEUTRAL, LoadConfig, SamplingParams
-from tokenswift.loader.find import DEFAULT, HEADS, cache_dir, check_name
+from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.results import check_writable
+from tokenswift.cli.signals import keeping
+from tokenswift.config.loading import LoadConfig
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
+from tokenswift.loader.default_model import DEFAULT, cache_dir
+from tokenswift.loader.find import HEADS, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
-from tokenswift.types import InputError, check_choice
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 #: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own

@@ -10,6 +10,10 @@ from tokenswift.types import InputError, RunError
 PLAIN_ERRORS = (InputError, RunError)
 
 
+class QueueFull(InputError):
+    """The queue of waiting requests is full."""
+
+
 def without_frames(error: BaseException) -> None:
     """Let go of what the frames of an error's traceback, and those of its causes, hold: tensors of
     a pass among it. Of an unexpected error a note keeps the places as text."""

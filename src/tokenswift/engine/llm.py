@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import torch
 
 from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
-from tokenswift.config import (
-    CONTINUED,
-    Backend,
-    Device,
-    Dtype,
-    HeadKind,
-    LoadConfig,
-    OnLoop,
-    SamplingParams,
-    Strategy,
-)
+from tokenswift.checks import check_callback, meant
+from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConfig
+from tokenswift.config.sampling import CONTINUED, SamplingParams
+from tokenswift.config.strategies import Strategy
 from tokenswift.engine.detokenize import begins_turn
+from tokenswift.engine.many import run_all
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, run_all
-from tokenswift.engine.sequence import Prefilled, PrefixCache, Stream, chat_digest
+from tokenswift.engine.run_journal import chat_digest
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence as TextSequence
-from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.engine.stream import Prefilled, Stream
+from tokenswift.loader.chat_template import has_template
+from tokenswift.loader.prompts import Prompt, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
+from tokenswift.models.source import Source, open_model, wrap_model
 from tokenswift.models.target import Target
-from tokenswift.runs.folder import load
-from tokenswift.runs.journal import RunState
-from tokenswift.spec.eagle import EagleWeights
-from tokenswift.spec.heads import Heads
-from tokenswift.spec.resources import Resources, Source, open_model, wrap_model
-from tokenswift.types import (
-    Generation,
-    InputError,
-    OnProgress,
-    Step,
-    check_callback,
-    meant,
-    shown,
-)
+from tokenswift.speculation.eagle.config import EagleWeights
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.speculation.resources import Resources
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -250,7 +237,7 @@ class LLM(AbstractContextManager["LLM"]):
             strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive
                 drafting, "tokenswift" the paper's method.
             strategy_options: a dict of its options, such as ``{"tree": (1, 3)}``
-                (`config.MethodOptions`).
+                (`config.strategies.MethodOptions`).
             sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt.
                 Instead of it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.
@@ -446,82 +433,3 @@ def check_not_prefilled(prompt: object, name: str = "prompt") -> None:
     if isinstance(prompt, Prefilled):
         valid = "prefilled.generate(max_new_tokens, …) of the result itself, or its prompt here"
         raise InputError(f"{name} is a result of LLM.prefill; valid: {valid}", name)
-
-
-def resume(
-    run_dir: str | Path,
-    max_new_tokens: int | None = None,
-    llm: LLM | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    on_loop: OnLoop | str | None = None,
-) -> Generation:
-    """Go on with a run; a finished one is returned as it is, unless it may become longer.
-
-    Args:
-        run_dir: its folder, from ``LLM.generate(run_dir=…)`` or ``tokenswift generate --run-dir``.
-        max_new_tokens: of the whole run, counted from its prompt; None as before.
-        llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
-        on_step: called with each new step.
-        on_loop: "report" or "stop"; None as before.
-    Raises:
-        InputError: no run, a damaged one, another process writes it, or something that decides the
-            tokens is not what it was; the line names it.
-    """
-    if not isinstance(run_dir, str | os.PathLike):
-        raise InputError(
-            f"run_dir is {shown(run_dir)}; valid: the path of a run's folder", "run_dir"
-        )
-    _, state = load(Path(run_dir).expanduser())
-    request = request_of(state, run_dir, max_new_tokens, on_loop)
-    if llm is not None:
-        return llm.start(request).finish(on_step)
-    with reload(state) as loaded:
-        return loaded.start(request).finish(on_step)
-
-
-def request_of(
-    state: RunState,
-    run_dir: str | Path,
-    max_new_tokens: int | None = None,
-    on_loop: str | None = None,
-) -> Request:
-    """The request that continues a run. The arguments are those of
-    :func:`resume`.
-
-    Raises:
-        InputError: options that its strategy does not have, or another argument that is wrong.
-    """
-    identity, session = state.header.identity, state.session
-    return Request(
-        prompt=state.header.prompt,
-        max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        strategy=session.strategy,
-        strategy_options=session.options,
-        sampling=identity.params,
-        ignore_eos=session.ignore_eos,
-        stop=tuple(identity.stop),
-        on_loop=on_loop or session.on_loop,
-        run_dir=run_dir,
-        new_turn=state.header.asked is not None,
-    )
-
-
-def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
-    """The ``LLM`` of a run, loaded as it was.
-
-    Args:
-        on_progress: as of ``LLM``.
-    Raises:
-        InputError: it was made from a model object, or cannot be loaded any more.
-    """
-    if state.header.model is None:
-        raise InputError(
-            f"llm is not given, and the run's model {state.header.name} came from a program; "
-            f"valid: "
-            f"resume(run_dir, llm=LLM.from_model(…))"
-        )
-    loading = msgspec.structs.asdict(state.header.model)
-    with suppress(InputError):
-        return LLM(**loading, on_progress=on_progress)
-    # the drafters' files may be gone, which only costs speed; other errors are raised again
-    return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)

@@ -10,21 +10,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import (
-    OnLoop,
+from tokenswift.checks import check_callback, keep_field, meant, shown
+from tokenswift.config.fields import check_fields
+from tokenswift.config.sampling import (
     SamplingParams,
-    Strategy,
-    build_options,
-    check_fields,
     check_texts,
     listed,
     sampling_over,
     settings_of,
-    shown,
 )
+from tokenswift.config.strategies import OnLoop, Strategy, build_options
 from tokenswift.grammar import Grammar
-from tokenswift.loader.prompts import Prompt, check_template_options, is_chat
-from tokenswift.types import Generation, InputError, OnProgress, check_callback, keep_field, meant
+from tokenswift.loader.chat_template import check_template_options
+from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.types import Generation, InputError, OnProgress
 
 EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -44,7 +43,7 @@ class Request:
 
     Attributes:
         asked: the digest of the conversation that the prompt's ids are of (see
-            `sequence.chat_digest`), or None.
+            `run_journal.chat_digest`), or None.
         new_turn: whether the prompt's ids are of a conversation whose answer is a new turn.
         options: the strategy's options as a dataclass.
 
@@ -206,7 +205,7 @@ def record_of(llm: Any, result: Generation, request: Request) -> dict[str, Any]:
     """The JSON record of a run (``docs/commands.md`` describes the fields)."""
     import torch
 
-    from tokenswift.loader.weights import versions
+    from tokenswift.loader.identity import versions
 
     own = {
         one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN

@@ -11,34 +11,29 @@ their KV caches limits how many run at once; the others wait in a queue.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
-from threading import Condition, Lock, Thread, current_thread
+from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from tokenswift.engine.failures import without_frames
+from tokenswift.checks import check_integer, counted
+from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.figures import FIGURES
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import SHARED_STRATEGIES, Request
-from tokenswift.engine.sequence import PrefixCache, Sequence, failure
+from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
-from tokenswift.kv import FeatureStore
-from tokenswift.types import (
-    Cancelled,
-    Generation,
-    InputError,
-    Step,
-    check_callback,
-    check_integer,
-    counted,
-)
+from tokenswift.engine.ticket import Ticket
+from tokenswift.kv.passes import FeatureStore
+from tokenswift.types import Cancelled, InputError, Step
+
+logger = logging.getLogger("tokenswift")
 
 MAX_AT_ONCE = 16  # sequences at once with "auto": with more, a row costs about what it costs alone
 PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
@@ -46,153 +41,6 @@ PREFILL_SECONDS = 0.5  # seconds of a prefill chunk while none does; new request
 MASK_SECONDS = 0.02  # until new work is looked for while a mask is being made
 MIN_PREFILL = 4  # tokens of a prefill chunk at least
 _NEW_WEIGHT = 1 / 8  # weight of a new time in a running mean
-
-#: a step; None at the end of the sequence; or the exception that ended it
-Event: TypeAlias = "Step | Exception | None"
-
-
-logger = logging.getLogger("tokenswift")
-
-
-class Ticket:
-    """The caller's handle on a submitted request, made by `Scheduler.submit`; usable from any
-    thread.
-
-    Each step is delivered once: by `steps`, by ``async for step in ticket``, or to the callback of
-    `on_event`.
-
-    Attributes:
-        sequence: the sequence, until it is over.
-        state: "waiting" (for memory), "reading" (prefill) or "running" (decoding).
-        is_cancelled: whether `cancel` was called.
-    """
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.state, self.is_cancelled = "waiting", False
-        self._events: deque[Event] = deque()
-        self._lock = Lock()
-        self._callback: Callable[[Event], object] | None = None
-        self._done = Future[Generation | None]()
-
-    def steps(self) -> Iterator[Step]:
-        """The steps as they happen; blocks until the next.
-
-        Raises:
-            Exception: the error that ended the sequence, after its last step.
-        """
-        events = SimpleQueue[Event]()
-        self._follow(events.put)
-        while isinstance(event := events.get(), Step):
-            yield event
-        if event is not None:
-            raise event
-
-    async def __aiter__(self) -> AsyncIterator[Step]:
-        """The steps as they happen, for asynchronous code; leaving the loop cancels the request.
-
-        Raises:
-            Exception: the error that ended the sequence, after its last step.
-        """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-        def tell(event: Event) -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        self._follow(tell)
-        try:
-            while isinstance(event := await events.get(), Step):
-                yield event
-        finally:
-            self.cancel()
-        if event is not None:
-            raise event
-
-    def _follow(self, callback: Callable[[Event], object]) -> None:
-        """`on_event`; the last event is repeated if another consumer has had it, or is having it
-        now."""
-        self.on_event(callback)
-        if self.is_over:
-            callback(self._done.exception())  # type: ignore[arg-type]
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, ``timeout`` seconds at most; returns whether it is over."""
-        return not wait([self._done], timeout).not_done
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the sequence has ended, failed or was cancelled."""
-        return self._done.done()
-
-    @property
-    def result(self) -> Generation:
-        """The generation; a cancelled one has the tokens so far, and the ``finish_reason``
-        "cancelled".
-
-        Raises:
-            InputError: it is not over yet.
-            Exception: the error that ended it.
-        """
-        if not self.is_over or (made := self._done.result()) is None:
-            raise InputError(
-                "ticket.result is not available before the end; valid: after ticket.wait()"
-            )
-        return made
-
-    def cancel(self) -> None:
-        """End it after the current step or draft pass; its journal stays and can be resumed."""
-        self.is_cancelled = True
-
-    def on_event(self, callback: Callable[[Event], object]) -> None:
-        """Call ``callback(step)`` for each step, and at the end ``callback(None)``, or
-        ``callback(exception)`` after an error: from the scheduler's thread, but for past events
-        from the caller's. A callback that raises ends the sequence."""
-        check_callback("callback", callback)
-        while True:
-            with self._lock:
-                if not self._events:
-                    self._callback = callback
-                    return
-                event = self._events.popleft()
-            callback(event)
-
-    def tell(self, event: Event, result: Generation | None = None) -> None:
-        """Deliver an event. The last one, no `Step`, sets `is_over` before it is passed on; an
-        error is kept without what its frames hold."""
-        if isinstance(event, BaseException):
-            without_frames(event)
-        with self._lock:
-            callback = self._callback
-            if callback is None:
-                self._events.append(event)
-            if not isinstance(event, Step):
-                del self.sequence  # frees its memory
-                if event is None:
-                    self._done.set_result(result)
-                else:
-                    self._done.set_exception(event)
-        if callback is not None:
-            callback(event)
-
-
-class QueueFull(InputError):
-    """The queue of waiting requests is full."""
-
-
-#: names of the counts in `Scheduler.figures`
-FIGURES = (
-    "running",
-    "reading",
-    "waiting",
-    "ended",
-    "failed",
-    "cancelled",
-    "steps",
-    "passes",
-    "tokens",
-)
-FIGURES += ("drafted", "accepted", "read", "reused", "rows")
 
 
 class Scheduler(AbstractContextManager["Scheduler"]):
@@ -550,35 +398,3 @@ class Scheduler(AbstractContextManager["Scheduler"]):
 def _is_fixed(ticket: Ticket) -> bool:
     """Whether a sequence drafts what its strategy is set to, however many share the pass."""
     return ticket.sequence.request.strategy not in SHARED_STRATEGIES
-
-
-def run_all(
-    scheduler: Scheduler,
-    requests: Iterable[Request],
-    on_step: Callable[[int, Step], object] | None = None,
-) -> Iterator[tuple[int, Generation | Exception]]:
-    """Run requests, which are submitted as earlier ones end; yields the number of each, and its
-    result or error, in the order in which they end. ``on_step(number, step)`` is called from the
-    scheduler's thread."""
-    ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
-    under_way = 0
-
-    def collect(ticket: Ticket, number: int, event: Event) -> None:
-        if not isinstance(event, Step):
-            ended.put((number, ticket.result if event is None else event))
-        elif on_step is not None:
-            on_step(number, event)
-
-    for number, request in enumerate(requests):
-        if under_way >= 2 * scheduler.at_once:
-            yield ended.get()
-            under_way -= 1
-        try:
-            ticket = scheduler.submit(request)
-        except Exception as error:
-            yield number, error
-            continue
-        under_way += 1
-        ticket.on_event(partial(collect, ticket, number))
-    for _ in range(under_way):
-        yield ended.get()

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tokenswift.kv import OBSERVED, Pass, Segment, to_device
-from tokenswift.spec.accept import accept_exact, accept_published
-from tokenswift.spec.strategy import ALONE, BatchLoad, SequenceState
+from tokenswift.kv.memory import to_device
+from tokenswift.kv.passes import Pass, Segment
+from tokenswift.kv.sparse import OBSERVED
+from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceState
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -134,7 +135,7 @@ def _accept_and_commit(
     step."""
     strategy, meter = sequence.strategy, sequence.meter
     with meter.phase("choose"):
-        accepted = _accept(sequence, tree, logits)
+        accepted = strategy.rule.accept(tree, logits, sequence.tokens, sequence.sampler)
         new = _new_tokens(tree, accepted, sequence)
         kept = accepted.nodes[: len(new)]  # the last new token, the next root, is not cached yet
         logprobs = _logprobs(sequence, logits, kept, new)
@@ -165,13 +166,6 @@ def _accept_and_commit(
         1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms
     )
     return made
-
-
-def _accept(sequence: SequenceState, tree: DraftTree, logits: Tensor) -> Accepted:
-    sampler = sequence.sampler
-    if sequence.strategy.acceptance == "published":
-        return accept_published(tree, logits, sequence.tokens, sampler)
-    return accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.row_by_row)
 
 
 def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: SequenceState) -> list[int]:
@@ -262,7 +256,7 @@ def _decode_again(sequence: SequenceState) -> None:
 
 def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
     """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in
-    front: the queries of the last `kv.OBSERVED` tokens select the partial cache."""
+    front: the queries of the last `sparse.OBSERVED` tokens select the partial cache."""
     before = sequence.last_pass
     if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
         pairs = zip(before.queries, result.queries, strict=True)

@@ -14,8 +14,6 @@ may depend on the other rows. Code elsewhere asks a backend for its abilities, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,73 +22,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
-from tokenswift.config import SamplingParams
-from tokenswift.kernels.weights import (
-    Q8_0,
-    STORED_IN,
-    LayerWeights,
-    Packed,
-    Shape,
-    Stored,
-    active_type,
-)
-from tokenswift.kv import Arena, Entries, FullCache, KVCache, Segment
-from tokenswift.sampling.choice import Ranker
-from tokenswift.tree import ancestor_mask
-from tokenswift.types import check_tokens
-
-
-@dataclass(slots=True, eq=False)
-class Body:
-    """A decoder's layers, ready to run.
-
-    Attributes:
-        shape: sizes and types of the layers.
-        weights: the weights of each layer.
-        native: the backend's own form of them; None: it has none.
-    """
-
-    shape: Shape
-    weights: list[LayerWeights]
-    native: Any = None
-
-
-@dataclass(slots=True)
-class Taps:
-    """Copies of the input states of some layers, filled by a pass.
-
-    Attributes:
-        layers: numbers of the k layers; the number of all layers stands for the last one's output.
-        states: the copies.
-    """
-
-    layers: tuple[int, ...]
-    states: Float[Tensor, "k n D"]
-
-    def fill(self, number: int, states: Float[Tensor, "n D"]) -> None:
-        """Copy the input states of layer ``number``, if it is one of them."""
-        for place, layer in enumerate(self.layers):
-            if layer == number:
-                self.states[place].copy_(states)
-
-
-@dataclass(slots=True)
-class Batch:
-    """The rows of a pass, segment by segment; backends add fields of their own.
-
-    Attributes:
-        segments: the segments.
-        tokens, positions: of each row, (n,), on the backend's device; padding rows come last.
-    """
-
-    segments: Sequence[Segment]
-    tokens: Int[Tensor, " n"]
-    positions: Int[Tensor, " n"]
-
-    def rows(self) -> list[slice]:
-        """The rows of each segment."""
-        ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
-        return [slice(start, end) for start, end in pairwise(ends)]
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.kernels.attention import attention_bias, capped, turned
+from tokenswift.kernels.batch import Batch, Body, Taps, check_ids
+from tokenswift.kernels.formats import Q8_0, STORED_IN, Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.cache import Entries, FullCache, KVCache
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import Segment
+from tokenswift.sampling.rows import Ranker
 
 
 class Backend:
@@ -348,7 +288,7 @@ class Backend:
         """Attention of one layer, with the pass's own keys and values in the cache's scratch rows.
 
         Args:
-            parents: see `kv.Segment`.
+            parents: see `passes.Segment`.
             window: newest keys that a row sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
             sinks: a score for each head that takes part in the softmax and has no value (gpt-oss).
@@ -368,7 +308,9 @@ class Backend:
             notes = {} if notes is None else notes
             key_of = (before, window, groups)
             if key_of not in notes:
-                notes[key_of] = _bias(before, rows, parents, window, packed).repeat(groups, 1)
+                notes[key_of] = attention_bias(before, rows, parents, window, packed).repeat(
+                    groups, 1
+                )
             bias = notes[key_of]
         if softcap is None and sinks is None:
             out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
@@ -397,96 +339,5 @@ class Backend:
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
     def ranker(self, params: SamplingParams) -> Ranker | None:
-        """Compiled code that ranks tokens; None: `sampling.choice.Sampler` does it in torch."""
+        """Compiled code that ranks tokens; None: `sampling.sampler.Sampler` does it in torch."""
         return None
-
-
-def check_ids(ids: Tensor, count: int) -> None:
-    """Check that token ids on the host are below ``count``.
-
-    Raises:
-        InputError: naming one that is not.
-    """
-    if ids.device.type == "cpu" and len(ids):
-        numbers = ids.numpy()  # torch would start its threads
-        check_tokens((int(numbers.min()), int(numbers.max())), count)
-
-
-def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
-    """Check the rows of a sequence before a pass.
-
-    Raises:
-        ValueError: they do not fit the cache, or a parent is no earlier row.
-    """
-    parts = [(cache.length, cache.entries.capacity)]
-    if cache.tail is not None:
-        parts.append((cache.tail_length, cache.tail.entries.capacity))
-    for before, capacity in parts:
-        if before + count > capacity:
-            raise ValueError(
-                f"a pass of {count} rows over {before} keys needs more room than the cache's "
-                f"{capacity}"
-            )
-    if parents is not None and (
-        len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
-    ):
-        raise ValueError(
-            f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row"
-        )
-
-
-def capped(
-    query: Float[Tensor, "1 K m d"],
-    key: Float[Tensor, "1 K L d"],
-    value: Float[Tensor, "1 K L d"],
-    bias: Float[Tensor, "m L"] | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Float[Tensor, " H"] | None,
-) -> Float[Tensor, "1 K m d"]:
-    """Attention with capped scores or sinks, which torch's function lacks; in float32 at least."""
-    kind = torch.promote_types(key.dtype, torch.float32)
-    scores = query.to(kind) @ key.to(kind).mT * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores if bias is None else scores + bias
-    if sinks is not None:
-        kv_heads, rows = query.shape[1:3]
-        own = (
-            sinks.to(scores.dtype)
-            .view(kv_heads, -1, 1)
-            .expand(-1, -1, rows * kv_heads // len(sinks))
-        )
-        scores = torch.cat([scores, own.reshape(1, kv_heads, rows, 1)], -1)
-    return scores.softmax(-1)[..., : key.shape[2]] @ value.to(kind)
-
-
-def _bias(
-    before: int, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
-) -> Float[Tensor, "n L"]:
-    """The attention bias: -inf where a row does not see a key, else 0."""
-    device = like.device
-    mask = ancestor_mask(range(-1, rows - 1) if parents is None else parents, device)
-    visible = torch.cat([mask.new_ones(rows, before), mask], dim=1)
-    if window:
-        here = before + mask.sum(1) - 1
-        places = torch.cat([torch.arange(before, device=device), here])
-        visible &= places[None, :] > here[:, None] - window
-    bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
-    return bias.masked_fill_(~visible, -torch.inf)
-
-
-def turned(
-    states: Float[Tensor, "*h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
-) -> Float[Tensor, "*h n d"]:
-    """Rotary embedding: pairs (j, j + d/2) rotated by the angles of each row's position."""
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def row_paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
-    """For each row of a pass, the rows on its path, itself last."""
-    paths: list[list[int]] = []
-    for row, parent in enumerate(range(-1, count - 1) if parents is None else parents):
-        paths.append([*(paths[parent] if parent >= 0 else []), row])
-    return paths

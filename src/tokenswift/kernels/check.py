@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import Format, LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import FullCache, Segment
+from tokenswift.kernels.formats import Format, Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Segment
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk

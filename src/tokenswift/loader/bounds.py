@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tokenswift.types import InputError, shown
+from tokenswift.checks import shown
+from tokenswift.types import InputError
 
 MOST_LAYERS = 1024
 #: greatest number of tokens of a vocabulary; the largest of known models are 262,144

@@ -1,12 +1,8 @@
-"""What a model's files say of it: numbers within ranges, the config of a native family, the weights
-it needs.
+"""A model's config: completed as its family has it, read from a folder; the sampling that it names.
 
-Files come from anybody. Every number that becomes a size, divides another or scales positions is
-held against one schema (:func:`check_numbers`), of config.json and of GGUF metadata, before
-anything is made of it: by its transformers' name, and named in messages as its file does.
 :func:`completed` fills in what a config leaves out as its family has it; whatever is not known to
 be taken as it stands (a field, a value of another type, positions of another kind) is left to
-transformers. A :class:`Layout` says which weights there must be.
+transformers.
 """
 
 from __future__ import annotations
@@ -14,311 +10,26 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, Meta, UnsetType
-
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.checks import shown
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.bounds import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, check_bounds
+from tokenswift.loader.bounds import check_bounds
+from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
 from tokenswift.loader.find import ADAPTER, MERGED
-from tokenswift.types import InputError, shown
+from tokenswift.loader.schema import ROPE, ROPES, check_numbers, refusal
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 #: what runs
 SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
 #: ends of the names of causal language models' classes
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 #: formats of quantized checkpoints that are not read
 QUANTIZED = ("gptq", "awq", "compressed-tensors")
-#: greatest width of a head: the angles of the first positions are computed at once
-MOST_HEAD = 1024
-
-
-def _whole(least: int, most: int) -> Any:
-    return Annotated[int, Meta(ge=least, le=most)]
-
-
-POSITIVE, NOT_NEGATIVE = (
-    Annotated[float, Meta(gt=0, le=1e12)],
-    Annotated[float, Meta(ge=0, le=1e12)],
-)
-SHARE = Annotated[float, Meta(gt=0, le=1)]
-#: numbers of a row: what the kernels take
-WIDTH, LENGTH = _whole(1, MOST_WIDTH), _whole(1, 1 << 40)
-#: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be
-#: null
-ROPE: dict[str, Any] = {
-    **dict.fromkeys(
-        ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow"), POSITIVE
-    ),
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
-    "original_max_position_embeddings": LENGTH,
-    "partial_rotary_factor": SHARE,
-}
-#: fields that multiply states and scores: ours, and what GGUF files call them
-MULTIPLIERS = {
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "attention_multiplier": "attention.scale",
-    "logits_scaling": "logit_scale",
-}
-CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-#: fields of a config that are never null
-SIZES: dict[str, Any] = {
-    "vocab_size": _whole(1, MOST_TOKENS),
-    **dict.fromkeys(("hidden_size", "intermediate_size"), WIDTH),
-    **dict.fromkeys(("num_hidden_layers", "no_rope_layer_interval"), _whole(1, MOST_LAYERS)),
-    "num_attention_heads": _whole(1, 1 << 14),
-    "max_position_embeddings": LENGTH,
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), SHARE),
-    "max_window_layers": _whole(0, 1 << 20),
-    **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar", "logit_scale"), POSITIVE),
-}
-#: and those that may be
-OTHERS: dict[str, Any] = {
-    "num_key_value_heads": _whole(1, 1 << 14),
-    "head_dim": _whole(2, MOST_HEAD),
-    "sliding_window": _whole(0, 1 << 40),
-    "num_labels": _whole(0, 1 << 16),
-    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), bool),
-    **dict.fromkeys(("use_sliding_window", "use_bidirectional_attention"), bool),
-    "sliding_window_pattern": _whole(1, MOST_LAYERS),
-    "layer_types": list[str],
-    "no_rope_layers": list[int],
-    "bos_token_id": int,
-    "eos_token_id": int | list[int],
-    **dict.fromkeys(("rope_theta", "rope_local_base_freq", *CAPS), POSITIVE),
-}
-ROPES = ("rope_parameters", "rope_scaling")
-
-
-def _optional(fields: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    return [(name, kind | None | UnsetType, UNSET) for name, kind in fields.items()]
-
-
-_Rope = msgspec.defstruct("Rope", _optional(ROPE))
-#: what is not given is not looked at
-_Numbers: Any = msgspec.defstruct(
-    "Numbers",
-    [(name, kind | UnsetType, UNSET) for name, kind in SIZES.items()]
-    + _optional({**OTHERS, **dict.fromkeys(ROPES, _Rope)}),
-)
-
-
-def check_numbers(
-    said: Mapping[str, Any], where: str, called: Mapping[str, str] | None = None
-) -> None:
-    """Refuse numbers that no model has.
-
-    Args:
-        said: fields of a config; those that the schema does not name are not looked at.
-        where: the file, for messages.
-        called: what the file calls a field, where that is not transformers' name.
-    Raises:
-        InputError: naming the first value that is wrong, and what is valid.
-    """
-    for name in ROPES:  # of each kind of layers
-        for part in said[name].values() if isinstance(said.get(name), Mapping) else ():
-            if isinstance(part, Mapping):
-                check_numbers({name: part}, where, called)
-    found = converted(said, _Numbers, where, called)
-    for name in ROPES:
-        low = getattr(getattr(found, name), "low_freq_factor", None)
-        high = getattr(getattr(found, name), "high_freq_factor", None)
-        if low and high and low >= high:
-            valid = f"less than high_freq_factor, which is {high}"
-            raise refusal(where, f"{name}.low_freq_factor", low, valid)
-    heads, kv = found.num_attention_heads or 0, found.num_key_value_heads or 1
-    split = found.head_dim is None and heads and found.hidden_size
-    share = found.hidden_size / heads if split else found.head_dim or 2
-    if heads % kv:
-        name, valid = "num_key_value_heads", f"a divisor of {heads}, the number of heads"
-    elif share % 2 or share > MOST_HEAD:
-        name = "hidden_size" if split else "head_dim"
-        valid = f"an even width of each of {heads} heads, up to {MOST_HEAD:,}"
-    else:
-        return
-    raise refusal(where, (called or {}).get(name, name), said[name], valid)
-
-
-def converted(
-    said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None
-) -> Any:
-    """Fields as a msgspec schema has them; the arguments are those of :func:`check_numbers`.
-
-    Raises:
-        InputError: naming the first value that is wrong, and what is valid.
-    """
-    try:
-        return msgspec.convert(dict(said), kind)
-    except msgspec.ValidationError as error:
-        valid, _, path = str(error).partition(" - at `$.")
-        name = path.rstrip("`").partition("[")[0]
-        value: Any = said
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else value
-        valid = valid.removeprefix("Expected ").partition(", got")[0].replace("`", "")
-        raise refusal(where, (called or {}).get(name, name), value, valid) from None
-
-
-def refusal(where: str, name: str, value: object, valid: str) -> InputError:
-    """That a file says what no model's file says, in one line."""
-    return InputError(f"{where}: {name} is {shown(value)}; valid: {valid}")
-
-
-# ---- families ------------------------------------------------------------------------------------
-#
-# One decoder, and for each family what sets it apart, as data. To add one: give it an entry in
-# FAMILIES with the fields of its config and their defaults, as its configuration class in
-# transformers has them, and what of the switches of Family it needs. Numbers that a config may hold
-# (multipliers, caps, windows, layers without positions) are read by layout_of where the family's
-# defaults name them. Where GGUF files of it exist, say what they call it (gguf) and its numbers
-# (keys), and whether their rows pair neighbours (turned). Then add it, tiny, to tests/tiny.py: the
-# tests hold it against transformers. What no switch expresses stays with transformers.
-
-#: projections of a layer
-PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
-PROJECTIONS += tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down"))
-#: kinds of layers
-FULL, SLIDING = "full_attention", "sliding_attention"
-SILU, GELU = "silu", "gelu_pytorch_tanh"
-#: norms before and behind attention, before and behind the MLP
-BEFORE = ("input_layernorm", None, "post_attention_layernorm", None)
-BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-FOUR = ("input_layernorm", BEHIND[1], "pre_feedforward_layernorm", BEHIND[3])
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What sets a family's decoder apart from Llama's.
-
-    Attributes:
-        usual: fields of its config that its forward pass depends on, and their defaults.
-        biased: projections that may have biases.
-        norms: names of the norms before and behind attention, before and behind the MLP; None:
-            there is none.
-        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads
-            together).
-        plus_one: whether norms multiply by 1 + their weight.
-        activation: of the MLP.
-        full_every: one layer in so many sees everything where the config does not say which; 0:
-            none does.
-        bases: of the rotary frequencies; two where layers with windows have their own.
-        gguf: what GGUF files call it; "" where none of its own.
-        turned: whether the files' rows of queries and keys pair neighbours.
-        keys: numbers of the config by what the files call them.
-        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without
-            their mean.
-        neighbours: whether positions turn neighbours of a head's numbers, not those of its halves.
-        full_turns: whether layers that see everything know positions.
-        largest: layers of a model whose scores are scaled by its width a head instead of the head's
-            (Gemma).
-    """
-
-    usual: dict[str, Any]
-    biased: tuple[str, ...] = ()
-    norms: tuple[str | None, ...] = BEFORE
-    head_norms: str = ""
-    plus_one: bool = False
-    activation: str = SILU
-    full_every: int = 1
-    bases: tuple[float, ...] = (10_000.0,)
-    gguf: str = ""
-    turned: bool = False
-    keys: dict[str, str] = field(default_factory=dict)
-    parallel: bool = False
-    neighbours: bool = False
-    full_turns: bool = True
-    largest: int = 0
-
-
-#: what files have to say; where one does not, transformers' own default may be another
-_SAID: dict[str, Any] = dict.fromkeys(
-    ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    + (
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "bos_token_id",
-        "eos_token_id",
-    ),
-    ...,
-) | {"hidden_act": SILU, "tie_word_embeddings": False}
-_LLAMA = _SAID | {"num_key_value_heads": None, "head_dim": None}
-_MISTRAL = _SAID | {"head_dim": None, "sliding_window": 4096}
-_QWEN = _SAID | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-_QWEN |= {"layer_types": None, "bos_token_id": None, "eos_token_id": None}
-_BIASES = {"attention_bias": False, "mlp_bias": False}
-_WINDOWS = {"sliding_window": 4096, "layer_types": None}
-_SMOLLM = (
-    _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
-)
-_SMOLLM |= {"use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True}
-_OLMO = _SAID | {"attention_bias": False}
-_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
-_GRANITE = _SAID | _BIASES | dict.fromkeys(MULTIPLIERS, 1.0)
-_COHERE = _SAID | _WINDOWS | {"sliding_window_pattern": None, "attention_bias": False}
-_COHERE |= {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
-del _COHERE["rms_norm_eps"]
-_COHERES: dict[str, Any] = {"parallel": True, "neighbours": True, "full_turns": False}
-_COHERES["keys"] = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
-_CAPS = {name: name for name in CAPS}
-_GEMMA = (
-    _SAID | _WINDOWS | {"hidden_act": GELU, "hidden_activation": GELU, "tie_word_embeddings": True}
-)
-_GEMMA |= {"head_dim": 256, "query_pre_attn_scalar": 256, "attention_bias": False}
-_GEMMA |= {"use_bidirectional_attention": False}
-_GEMMA_2 = _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
-_GEMMA_3 = _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None}
-_GEMMAS: dict[str, Any] = {
-    "biased": PROJECTIONS[:4],
-    "norms": FOUR,
-    "plus_one": True,
-    "activation": GELU,
-}
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
-    "mistral": Family(_MISTRAL, full_every=0, turned=True),
-    "ministral": Family(_MISTRAL | {"layer_types": None}, full_every=0),
-    "qwen2": Family(_QWEN, PROJECTIONS[:3], gguf="qwen2"),
-    "qwen3": Family(
-        _QWEN | {"head_dim": 128, "attention_bias": False},
-        PROJECTIONS[:4],
-        head_norms="head",
-        gguf="qwen3",
-    ),
-    "smollm3": Family(_SMOLLM, PROJECTIONS, bases=(2e6,), gguf="smollm3", turned=True),
-    "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=MULTIPLIERS),
-    "olmo2": Family(_OLMO, **_OLMOS, gguf="olmo2"),
-    "olmo3": Family(_OLMO | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
-    "cohere2": Family(
-        _COHERE,
-        PROJECTIONS[:4],
-        norms=(*BEFORE[:2], None, None),
-        full_every=4,
-        gguf="cohere2",
-        **_COHERES,
-    ),
-    "gemma2": Family(_GEMMA_2, **_GEMMAS, full_every=2, gguf="gemma2", keys=_CAPS, largest=46),
-    "gemma3_text": Family(
-        _GEMMA_3,
-        **_GEMMAS,
-        head_norms="head",
-        full_every=6,
-        bases=(1e6, 1e4),
-        gguf="gemma3",
-        largest=62,
-    ),
-}
-
 
 # ---- the config of a family ----------------------------------------------------------------------
 
@@ -487,137 +198,6 @@ def counts_factor(said: Mapping[str, object]) -> bool:
     return rope.get(length) is None and said.get(length) is None
 
 
-#: fields of a :class:`Layout` that configs have by the same names
-ALIKE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-ALIKE += ("num_attention_heads", "num_key_value_heads")
-
-
-def layout_of(config: Any, tied: bool | None = None) -> Layout:
-    """What the native decoder is made of.
-
-    Args:
-        config: of one of its families, of :func:`completed` or transformers'.
-        tied: whether the LM head is the embedding; None: as the config says.
-    """
-    family, layers = FAMILIES[config.model_type], config.num_hidden_layers
-
-    def number(name: str, usual: Any) -> Any:
-        """A number of the config, where the family has it."""
-        return getattr(config, name, usual) if name in family.usual else usual
-
-    window = (number("sliding_window", 0) or 0) if number("use_sliding_window", True) else 0
-    kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
-    local, width = len(family.bases) - 1, head_width(config)
-    turned = number("no_rope_layers", None) or [1] * layers
-    if not family.full_turns:
-        turned = [int(window > 0 and kind == SLIDING) for kind in kinds]
-    ropes = [
-        (0 if kind == FULL else local) if turns else -1
-        for kind, turns in zip(kinds, turned, strict=False)
-    ]
-    biases = {
-        "self_attn": config.model_type == "qwen2" or getattr(config, "attention_bias", False),
-        "mlp": getattr(config, "mlp_bias", False),
-    }
-    scale = number("attention_multiplier", number("query_pre_attn_scalar", width) ** -0.5)
-    return Layout(
-        **{name: getattr(config, name) for name in ALIKE},
-        head_dim=width,
-        eps=float(number("layer_norm_eps", None) or config.rms_norm_eps),
-        scale=float(scale),
-        windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
-        tied=bool(config.tie_word_embeddings) if tied is None else tied,
-        biased=tuple(name for name in family.biased if biases[name.partition(".")[0]]),
-        ropes=tuple(ropes) if any(ropes) else (),
-        embedding=config.hidden_size**0.5
-        if family.plus_one
-        else number("embedding_multiplier", 1.0),
-        residual=number("residual_multiplier", 1.0),
-        logits=number("logits_scaling", 1.0) / number("logit_scale", 1.0),
-        score_cap=number("attn_logit_softcapping", None) or 0.0,
-        logit_cap=number("final_logit_softcapping", None) or 0.0,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a native decoder is made of, by the names of transformers' configs.
-
-    Attributes:
-        eps: of the norms.
-        scale: of attention scores.
-        windows: newest keys that a token sees, by layer; 0 is all.
-        tied: whether the LM head is the embedding.
-        biased: projections that have biases.
-        ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one
-            for all.
-        embedding, residual: what embeddings, and what attention and MLP add to a state, are
-            multiplied with.
-        logits: what logits are divided by.
-        score_cap, logit_cap: caps of scores and logits by a tanh; 0: none.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    eps: float
-    scale: float
-    windows: tuple[int, ...]
-    tied: bool
-    biased: tuple[str, ...] = ()
-    ropes: tuple[int, ...] = ()
-    embedding: float = 1.0
-    residual: float = 1.0
-    logits: float = 1.0
-    score_cap: float = 0.0
-    logit_cap: float = 0.0
-
-    @property
-    def family(self) -> Family:
-        """What sets it apart from Llama's."""
-        return FAMILIES[self.model_type]
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of its weights."""
-        queries, keys = (
-            self.num_attention_heads * self.head_dim,
-            self.num_key_value_heads * self.head_dim,
-        )
-        wide, inner = self.hidden_size, self.intermediate_size
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
-        if not self.tied:
-            found[HEAD] = (self.vocab_size, wide)
-        layer: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj": (queries, wide),
-            "self_attn.k_proj": (keys, wide),
-            "self_attn.v_proj": (keys, wide),
-            "self_attn.o_proj": (wide, queries),
-            "mlp.gate_proj": (inner, wide),
-            "mlp.up_proj": (inner, wide),
-            "mlp.down_proj": (wide, inner),
-            **{name: (wide,) for name in self.family.norms if name is not None},
-        }
-        if self.family.head_norms:
-            whole = self.family.head_norms == "projection"
-            layer["self_attn.q_norm"] = (queries if whole else self.head_dim,)
-            layer["self_attn.k_norm"] = (keys if whole else self.head_dim,)
-        named = {f"{name}.weight": shape for name, shape in layer.items()}
-        named |= {f"{name}.bias": layer[name][:1] for name in self.biased}
-        for number in range(self.num_hidden_layers):
-            found |= {f"model.layers.{number}.{name}": shape for name, shape in named.items()}
-        return found
-
-
-def head_width(config: Any) -> int:
-    """d, the width of one head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 # ---- the files of a folder -----------------------------------------------------------------------
 
 
@@ -692,12 +272,12 @@ def _check_stated_once(said: Mapping[str, object], where: str) -> None:
 
 # ---- the sampling that a model itself names ------------------------------------------------------
 
-#: fields of `config.SamplingParams` that a generation_config.json may have
+#: fields of `SamplingParams` that a generation_config.json may have
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 
 
 def named_sampling(config: Any) -> dict[str, Any]:
-    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of
+    """The fields of `SamplingParams` that a transformers ``GenerationConfig`` names; of
     None, none."""
     found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
     return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
@@ -708,7 +288,7 @@ def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams |
     of the logger ``tokenswift`` names each of these. None: there are no others.
 
     Args:
-        named: fields of `config.SamplingParams`.
+        named: fields of `SamplingParams`.
         model: its name, for messages.
     """
     usable: SamplingParams | None = None

@@ -1,7 +1,7 @@
 """Messages of a chat, checked and in one form, whatever form of OpenAI's interface they came in.
 
 Everything in them is a stranger's. A role becomes a part of the prompt's own marks, so only those
-that exist are taken; contents, names and arguments stay text (`prompts.set_apart`).
+that exist are taken; contents, names and arguments stay text (`apart.set_apart`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from tokenswift.types import InputError, check_text, shown
+from tokenswift.checks import check_text, shown
+from tokenswift.types import InputError
 
 Turns: TypeAlias = list[dict[str, Any]]
 

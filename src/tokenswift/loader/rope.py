@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.config import STATED_POSITIONS, RopeScaling
-from tokenswift.loader.config import FAMILIES, FULL, SLIDING, head_width
+from tokenswift.config.loading import STATED_POSITIONS, RopeScaling
+from tokenswift.loader.families import FAMILIES, FULL, SLIDING
+from tokenswift.loader.layout import head_width
 from tokenswift.types import InputError
 
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a

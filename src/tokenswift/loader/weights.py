@@ -1,32 +1,17 @@
-"""Weights by the names of transformers' checkpoints, from a model's files or a loaded model; and
-what tells models apart.
+"""Weights by the names of transformers' checkpoints, from a model's files or a loaded model.
 
-Names, shapes and types of a file's tensors are held against the table of a `config.Layout` before
+Names, shapes and types of a file's tensors are held against the table of a `Layout` before
 anything is read (:func:`check_tensors`). Each read maps its part of a file anew, so that it leaves
 the process with the tensor.
-
-*Digests* are exact: of JSON values, of files, of sampled weights. A *base model's identity* is a
-    sample of
-its weights, compared with a tolerance: a cast to another type is the same base, a fine-tuned model
-    is another
-one. *A run's identity* holds digests of everything that decides its tokens. Reading 16 GB of
-weights before every resume would take longer than the prefill, so weights are sampled there too: of
-every parameter its name, shape and type, and 64 values in four places. Training changes nearly
-every value of the parameters that it touches; a change of single values can go unnoticed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
-import os
-import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,18 +20,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tokenswift.files import weight_map
-from tokenswift.kernels.weights import FORMATS, Stored
-from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
-    HEAD,
-    Layout,
-    activation_of,
-    layout_of,
-)
-from tokenswift.loader.find import MERGED, refused_as
+from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.loader.errors import refused_as
+from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
 from tokenswift.types import InputError
-from tokenswift.version import __version__
 
 INDEX = "model.safetensors.index.json"
 #: types of numbers in safetensors files that weights are made of
@@ -74,7 +51,7 @@ class Weights:
         layout: which weights there must be.
         dtype: the type that those are given in which are not stored in a quantized format.
         entries: tensors of the files by their names in transformers.
-        kind: what matrices are stored as in memory, one of `config.Weights`.
+        kind: what matrices are stored as in memory, one of `config.loading.Weights`.
 
     Attributes:
         copies: whether what is packed stands beside the weights themselves.
@@ -288,195 +265,3 @@ def open_weights(path: Path, what: str = "weight file") -> Any:
     if count > MOST_TENSORS:
         raise InputError(f"{what} {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
     return made
-
-
-# ---- digests -------------------------------------------------------------------------------------
-
-PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
-#: parts of a config that say where a model came from or what it runs on, not what it is
-ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
-
-
-def digest_of(value: Any, length: int = 64, default: Any = None) -> str:
-    """A SHA-256 of a JSON value, or its first ``length`` digits.
-
-    Args:
-        default: makes JSON values of others, as `json.dumps` takes it.
-    """
-    text = json.dumps(value, sort_keys=True, default=default)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def weights_digest(
-    named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None
-) -> str:
-    """A digest of sampled weights, by name and in the order of their names.
-
-    Args:
-        dtype: the type that they are taken in; their own where all are tensors.
-    """
-    made = hashlib.sha256()
-    for name, weight in named:
-        count, kind = math.prod(weight.shape), dtype or weight.dtype  # type: ignore[union-attr]
-        starts = [(count - RUN) * part // (PLACES - 1) for part in range(PLACES)]
-        few = count <= PLACES * RUN
-        at = (
-            torch.arange(count)
-            if few
-            else torch.cat([torch.arange(start, start + RUN) for start in starts])
-        )
-        values = _taken(weight, at).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
-        for part in (name.encode(), str((tuple(weight.shape), str(kind))).encode(), values):
-            made.update(part + b"\0")
-    return made.hexdigest()[:32]
-
-
-def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
-    """Values of a weight at places of its flat form, on the CPU."""
-    if isinstance(weight, Stored):
-        return weight.at(places)
-    return weight.detach().reshape(-1)[places.to(weight.device)].cpu()
-
-
-def config_digest(config: Any) -> str:
-    """A digest of what a config says of a model; of a native family, of what its forward pass
-    depends on."""
-    if config.model_type in FAMILIES:
-        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
-        rope.pop("type", None)
-        others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
-        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
-    else:
-        said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
-    return digest_of(said, 32, default=str)
-
-
-def tokenizer_digest(tokenizer: Any) -> str | None:
-    """A digest of what a tokenizer does; None without one."""
-    if tokenizer is None:
-        return None
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    return digest_of(tokenizer.get_vocab() if fast is None else fast.to_str(), 32)
-
-
-def identity_of(
-    config: Any, dtype: torch.dtype, named: Iterable[tuple[str, Tensor | Stored]]
-) -> dict[str, Any]:
-    """What of a model decides its tokens: its type, and digests of config and sampled weights.
-
-    Args:
-        named: its weights by name, in the order of their names.
-    """
-    weights = weights_digest(named, dtype)
-    return {
-        "dtype": str(dtype).removeprefix("torch."),
-        "config": config_digest(config),
-        "weights": weights,
-    }
-
-
-def whole(module: Any, path: str = "weight") -> Tensor:
-    """All values of a parameter, where accelerate brings them when they are needed, too."""
-    prefix, _, name = path.rpartition(".")
-    owner = module.get_submodule(prefix)
-    weight = owner._parameters[name]
-    return owner._hf_hook.weights_map[name] if weight.device.type == "meta" else weight.detach()
-
-
-def parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """A transformers model's parameters in the order of their names, tied ones once.
-
-    Raises:
-        InputError: adapters are attached to it, whose settings are no part of what is sampled.
-    """
-    if attached := getattr(model, "peft_config", None):
-        raise InputError(
-            f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}"
-        )
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for path in sorted(name for name, _ in model.named_parameters() if name not in tied):
-        yield path, whole(model, path)
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    others = {"transformers": metadata.version("transformers"), "python": platform.python_version()}
-    return {"tokenswift": __version__, "torch": torch.__version__, **others}
-
-
-# ---- base models ---------------------------------------------------------------------------------
-
-SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
-TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class BaseIdentity:
-    """The identity of a base model.
-
-    Attributes:
-        name: its name, for messages only.
-        hidden_size, vocab_size: D and V.
-        sample: values of its input embedding, then of a weight of its middle layer, float32.
-    """
-
-    name: str
-    hidden_size: int
-    vocab_size: int
-    sample: Tensor
-
-    def distance(self, other: BaseIdentity) -> float:
-        """Relative distance of the two samples; infinite when the shapes differ."""
-        mine, theirs = ((b.hidden_size, b.vocab_size, b.sample.shape) for b in (self, other))
-        if mine != theirs:
-            return math.inf
-        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
-        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
-
-
-def base_of(model: Any, name: str | None = None) -> BaseIdentity:
-    """The identity of a loaded transformers causal LM."""
-    layers = model.base_model.layers
-    layer = layers[len(layers) // 2]
-    middle = next(path for path, part in layer.named_parameters() if part.ndim == 2)
-    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    return _base(str(known), whole(model.get_input_embeddings()), whole(layer, middle))
-
-
-def base_of_weights(
-    get: Callable[[str], Tensor | Stored | None], layers: int, name: str
-) -> BaseIdentity:
-    """The identity of a model of one of the native families from its named weights, the same as
-    :func:`base_of` gives.
-
-    Args:
-        get: a weight by its name, None where there is none.
-        layers: how many the model has.
-    """
-    names = (EMBEDDING, f"model.layers.{layers // 2}.self_attn.q_proj.weight")
-    embedding, middle = map(get, names)
-    if embedding is None or middle is None:
-        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
-    return _base(name, embedding, middle)
-
-
-def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
-    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    parts = [
-        _taken(one, (steps * (math.prod(one.shape) - 1)).long()).float()
-        for one in (embedding, middle)
-    ]
-    vocab_size, hidden_size = embedding.shape
-    return BaseIdentity(
-        os.path.basename(name.rstrip("/")) or name, hidden_size, vocab_size, torch.cat(parts)
-    )

@@ -1,60 +1,41 @@
-"""The target model: what all targets share (`BaseTarget`), and the native decoder (`NativeTarget`).
+"""The native decoder (`NativeTarget`).
 
 A pass of the native decoder is the embedding, one call of the backend for all layers (fused
 projections over packed weights, attention over our KV caches, norms and activations), the final
 norm and the LM head. Hidden states are float32, rounded to the weights' type where they enter a
-product. It runs the families of `loader.config`; tests hold it against transformers' own forward. A
-target keeps no state between passes, so threads may share it.
+product. It runs `loader.families`; tests hold it against transformers' own forward. A target
+keeps no state between passes, so threads may share it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenswift.config import LoadConfig, SamplingParams
-from tokenswift.kernels.base import Backend, Taps, check_ids
+from tokenswift.config.loading import LoadConfig
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import Taps, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored, active_type
-from tokenswift.kv import (
-    OBSERVED,
-    Arena,
-    FeatureStore,
-    FullCache,
-    KVCache,
-    Pass,
-    Segment,
-    Tail,
-    tail_room,
-)
-from tokenswift.loader.config import (
-    EMBEDDING,
-    FAMILIES,
-    GELU,
-    HEAD,
-    NORM,
-    Layout,
-    activation_of,
-    head_width,
-    layout_of,
-)
+from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.memory import Arena
+from tokenswift.kv.passes import Pass, Segment
+from tokenswift.loader.config import activation_of
+from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.gguf import straightened
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
+from tokenswift.models.base import BaseTarget
 from tokenswift.models.key_types import TOKENS as KEY_TOKENS
 from tokenswift.models.key_types import needs_wide_keys, score_errors
-from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
 
 #: fused projections: those of the same input are one product
@@ -69,291 +50,8 @@ PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 RELEASE_EVERY = 1 << 25
 
 
-class BaseTarget(ABC):
-    """A model ready for prefill and tree passes: what native decoders and transformers' own models
-    share.
-
-    Args:
-        config: the transformers config.
-        head: the LM head's weight, (V, D), or a stand-in with its sizes, type and device.
-        rotary: the rotary position embedding.
-        backend: the backend that computes.
-
-    Attributes:
-        kv_dtype: type of keys and values.
-        wide_keys: of each layer, whether its keys in int8 are in fact of 16 bits.
-        layout: the model's architecture for the native decoder; None: transformers' own forward
-            runs.
-        windows: sliding window of each layer in tokens; None: the layer sees everything.
-        feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter
-            (the number of layers stands for the last one's output).
-        weight_bytes: bytes of weights that one pass reads.
-        copied_bytes: bytes of packed copies of a given model's weights.
-        kv_bytes: bytes of keys and values per cached token, without layers in a tail.
-        tail_bytes: bytes per token of layers in a tail (`kv.Tail`), which holds `kv.tail_room`
-            tokens.
-        padding: rows of the LM head without a token, (m,), which are never chosen; None: none.
-        int8: whether activations are quantized to int8 for products.
-    """
-
-    prefill_chunk: int  # rows of a prefill pass
-    int8 = False
-    layout: Layout | None = None
-    feature_layers: tuple[int, ...] = ()
-    padding: Tensor | None = None
-
-    def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
-        self.config, self.rotary, self.backend = config, rotary, backend
-        self.device, self.dtype = head.device, head.dtype
-        self.kv_dtype = head.dtype
-        self.vocab_size, self.hidden_size = head.shape
-        self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = (
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        )
-        self.head_dim = head_width(config)
-        self.weight_bytes = self.copied_bytes = 0
-        self.windows: list[int | None] = [None] * self.layers
-        self.wide_keys: tuple[bool, ...] = (False,) * self.layers
-        self._count_entries()
-        self._rows: tuple[Tensor, Any] | None = None
-
-    # ---- passes ----------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: KVCache,
-        parents: Sequence[int] | None = None,
-    ) -> Pass:
-        """Run n tokens of one sequence (see `kv.Segment`); their entries go to the cache's scratch
-        rows."""
-        return self._run([Segment(tokens, positions, cache, parents)])[0]
-
-    @torch.inference_mode()
-    def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
-        """Run rows of several sequences in one pass. Each one's part equals that of its own
-        :meth:`forward`, bit for bit where :attr:`equal_bits` holds."""
-        return self._run(segments)
-
-    @torch.inference_mode()
-    def prefill(
-        self,
-        tokens: list[int],
-        cache: FullCache,
-        on_progress: OnProgress | None = None,
-        is_last: bool = True,
-        features: FeatureStore | None = None,
-    ) -> Pass:
-        """Run tokens of the prompt in chunks of :attr:`prefill_chunk`, and commit them.
-
-        Returns the pass over the last chunk. At the end of a prompt, that chunk is its last
-        `kv.OBSERVED` tokens, or all of fewer: their queries are kept, which take more memory than
-            keys.
-
-        Args:
-            on_progress: called with the stage "prompt" and tokens, before the first chunk and after
-                each.
-            is_last: the prompt ends with these tokens; otherwise no queries are kept.
-            features: keeps the features of all tokens.
-
-        Raises:
-            ValueError: no tokens.
-        """
-        if not tokens:
-            raise ValueError("nothing to prefill")
-        report, length = on_progress or (lambda *_: None), len(tokens)
-        kept = (
-            max(0, length - OBSERVED) if is_last else length
-        )  # the first token whose queries are kept
-        report("prompt", 0, length)
-        for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
-            if start == end:
-                continue
-            rows = torch.tensor(tokens[start:end])
-            positions = torch.arange(cache.length, cache.length + len(rows))
-            result = self._run([Segment(rows, positions, cache)], keep_queries=start == kept)[0]
-            if features is not None and result.features is not None:
-                features.take(cache.length, result.features)
-            cache.commit(tuple(range(len(rows))))
-            report("prompt", end, length)
-        return result
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and LM head: (n, D) → (n, V), float32."""
-        return self.project(self.norm(hidden))
-
-    @torch.inference_mode()
-    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V) float32, -inf for :attr:`padding`; with ``rows`` (see
-        :meth:`head_rows`) → (n, m)."""
-        logits = self._project(normed, rows)
-        if rows is None and self.padding is not None:
-            logits.index_fill_(1, self.padding, -torch.inf)
-        return logits
-
-    @abstractmethod
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm: (n, D) → (n, D)."""
-
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings: (n,) → (n, D)."""
-
-    def head_rows(self, ids: Tensor) -> Any:
-        """The LM head's rows of some tokens, packed for :meth:`project`: a smaller head for
-        drafting. The largest set so far is cached."""
-        kept = self._rows
-        if kept is not None and torch.equal(kept[0], ids):
-            return kept[1]
-        rows = self._head_rows(ids)
-        if kept is None or len(ids) >= len(
-            kept[0]
-        ):  # the frequent tokens, rather than those of a prompt
-            self._rows = (ids, rows)
-        return rows
-
-    @abstractmethod
-    def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
-        """One pass over rows of one or several sequences, with the rows' queries where they are to
-        be kept."""
-
-    @abstractmethod
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
-        """The LM head's product."""
-
-    @abstractmethod
-    def _head_rows(self, ids: Tensor) -> Any:
-        """Rows of the LM head, packed for drafting."""
-
-    # ---- caches, and the choice rule -------------------------------------------------------------
-
-    def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
-        """The choice rule of one generation; ``rules``: what penalties need to know about it."""
-        ranker = self.backend.ranker(params)
-        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
-
-    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding
-        windows keep their newest entries alone, in the cache's tail, unless ``whole``."""
-        keeps = whole or self.layout is None or not self.backend.on_host
-        windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
-        if not windowed:
-            return self._new_cache(capacity, self.wide_keys)
-        layers = list(zip(self.wide_keys, self.windows, strict=True))
-        cache = self._new_cache(capacity, [wide for wide, window in layers if window is None])
-        wide_in_tail = [wide for wide, window in layers if window is not None]
-        tail = self._new_cache(tail_room(self.windows, capacity), wide_in_tail)
-        cache.tail = Tail(tail.entries, self.windows)
-        return cache
-
-    def _new_cache(self, capacity: int, wide_keys: Sequence[bool]) -> FullCache:
-        """An empty cache for some of the layers."""
-        sizes = (len(wide_keys), self.kv_heads, self.head_dim, capacity)
-        return self.backend.new_cache(*sizes, self.kv_dtype, wide_keys)
-
-    def cache_bytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of so many tokens."""
-        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
-
-    def _count_entries(self) -> None:
-        made, page = self.new_cache(16), 16
-        self.kv_bytes = made.data.nbytes // page
-        self.tail_bytes = made.nbytes // page - self.kv_bytes
-
-    def check_room(self, tokens: int) -> None:
-        """Check that the model has positions for so many tokens.
-
-        Raises:
-            InputError: it does not.
-        """
-        limit = self.rotary.limit
-        if limit is not None and tokens > limit:
-            raise InputError(
-                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} "
-                f"positions, "
-                f"or more with rope_scaling yarn"
-            )
-
-    # ---- types, bits and other properties --------------------------------------------------------
-
-    @abstractmethod
-    def compute_as(self, how: LoadConfig, name: str) -> None:
-        """Set the types of activations, keys and values to those of ``how``; called once, before
-        any cache is used.
-
-        Args:
-            how: the options of loading.
-            name: the model's name, for messages.
-        Raises:
-            InputError: the model or its backend does not support them.
-        """
-
-    @property
-    def computes(self) -> str:
-        """The type of computation, e.g. "float32"; "int8" where both products and attention use
-        it."""
-        all_int8 = self.int8 and self.kv_dtype == torch.int8
-        return "int8" if all_int8 else str(self.dtype).removeprefix("torch.")
-
-    def identity(self) -> dict[str, str]:
-        """The types that decide the tokens, besides the weights': part of a run's identity."""
-        types: dict[str, str] = {}
-        if self.computes == "int8":
-            types["dtype"] = "int8"
-        else:
-            if self.int8:
-                types["activations"] = "int8"
-            if self.kv_dtype != self.dtype:
-                types["kv_cache_dtype"] = str(self.kv_dtype).removeprefix("torch.")
-        if self.kv_dtype == torch.int8:
-            types["int16_keys"] = ",".join(map(str, self.wide_layers)) or "none"
-        return types
-
-    @property
-    def wide_layers(self) -> list[int]:
-        """The layers whose keys are of 16 bits."""
-        return [layer for layer, wide in enumerate(self.wide_keys) if wide]
-
-    @property
-    def equal_bits(self) -> bool:
-        """Whether a row's bits depend on its own context alone, not on the other rows of its
-        pass."""
-        return self.layout is not None and self.backend.equal_bits
-
-    @property
-    def prefill_keeps_bits(self) -> bool:
-        """Whether this holds in prefill too, however the prompt is cut into passes."""
-        return self.equal_bits and self.backend.prefill_keeps_bits
-
-    def numerics(self) -> dict[str, Any]:
-        """How passes are computed, for journals: backend, processor, and whether bits are
-        reproducible."""
-        backend, native = self.backend, self.layout is not None
-        how = "torch" if backend.build is None else "compiled kernels"
-        made = {} if backend.build is None else {"compiler": backend.build}
-        return {
-            "equal_bits": self.equal_bits,
-            "how": how if native else f"transformers' own forward, attention by {how}",
-            "device": self.backend.kind,
-            "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
-            **made,
-        }
-
-    def set_feature_layers(self, layers: tuple[int, ...]) -> None:
-        """Set :attr:`feature_layers`.
-
-        Raises:
-            InputError: the model's forward cannot return them.
-        """
-        self.feature_layers = layers
-
-
 class NativeTarget(BaseTarget):
-    """A Llama-like decoder of ours; switches of `loader.config.Family` make it one of the supported
+    """A Llama-like decoder of ours; switches of a `Family` make it one of the supported
     families.
 
     Args:

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from tokenswift.config import LoadConfig
-from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.kv import Pass, Segment
-from tokenswift.loader.find import refused_as
+from tokenswift.config.loading import LoadConfig
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import check_ids
+from tokenswift.kv.passes import Pass, Segment
+from tokenswift.loader.errors import refused_as
+from tokenswift.loader.identity import whole
 from tokenswift.loader.rope import Rotary
-from tokenswift.loader.weights import whole
-from tokenswift.models.decoder import BaseTarget
+from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
 
 NAME = "tokenswift"

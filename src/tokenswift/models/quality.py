@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kv import FullCache, Pass
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Pass
 
 ROWS = 256  # of a pass
 

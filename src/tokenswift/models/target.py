@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tokenswift.config import RopeScaling
+from tokenswift.checks import shown
+from tokenswift.config.loading import RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable
-from tokenswift.loader.find import DRAFT, cache_dir, refused_as
+from tokenswift.loader.default_model import DRAFT, cache_dir
+from tokenswift.loader.errors import refused_as
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
-from tokenswift.types import InputError, OnProgress, shown
+from tokenswift.types import InputError, OnProgress
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
     from tokenswift.models.generic import GenericTarget
@@ -47,7 +49,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
     """The backend of a device; made, and its kernels checked, once in a process.
 
     Args:
-        wanted: one of `config.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
+        wanted: one of `loading.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
             torch (with a warning) where they cannot run or fail the check that a row's bits do not
             depend on the others.
     Raises:
@@ -83,7 +85,7 @@ def _made(device: torch.device, wanted: str) -> Backend | str:
     ):
         return Backend(device)
     if device.type == "cuda":
-        from tokenswift.kernels.cuda.backend import started
+        from tokenswift.kernels.cuda.check import started
 
         found = started(device)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found

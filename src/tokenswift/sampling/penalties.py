@@ -29,8 +29,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenswift.config import SamplingParams, Texts
-from tokenswift.types import InputError, check_tokens, shown
+from tokenswift.checks import check_tokens, shown
+from tokenswift.config.sampling import SamplingParams, Texts
+from tokenswift.types import InputError
 
 #: history, path of each row after it, and the positions that rows predict (None: the next ones)
 Places: TypeAlias = tuple[list[int], list[list[int]], list[int] | None]

@@ -21,19 +21,23 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from tokenswift.config import OPTIONS
+from tokenswift.checks import shown
+from tokenswift.config.strategies import OPTIONS
+from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.request import SHARED_STRATEGIES
-from tokenswift.engine.scheduler import QueueFull, Scheduler
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.find import short_name
 from tokenswift.serve import openai as wire
-from tokenswift.serve.answers import Answer, Answers, owner_of
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.answers import Answers, owner_of
+from tokenswift.serve.base import Body
 from tokenswift.serve.bodies import read_body
 from tokenswift.serve.connections import protocol_of
 from tokenswift.serve.guard import Guard
 from tokenswift.serve.refusals import Refused, log_text, wrong_fields
-from tokenswift.serve.schemas import Body, Chat, Completion, Responses
+from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")

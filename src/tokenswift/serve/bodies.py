@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tokenswift.checks import shown
 from tokenswift.grammar import MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS
 from tokenswift.serve.refusals import Refused, wrong_fields
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 #: bytes of a body that are read on the event loop, in about a millisecond; more take a thread
 SMALL_BODY = 1 << 16

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tokenswift.types import InputError, shown
+from tokenswift.checks import shown
+from tokenswift.types import InputError
 
 #: types of a message's parts → the key of their text
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tokenswift.chat import CHOICES, Delta, call_id
-from tokenswift.serve.answers import Answer
+from tokenswift.serve.answer import Answer
 from tokenswift.serve.refusals import Refused
 
 PING = b": ping\n\n"  # a comment

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 
-from tokenswift.types import shown
+from tokenswift.checks import shown
 
 _UNION = re.compile(r"str|\w+\[.*\]")  # what pydantic calls the members of a union
 

@@ -14,9 +14,11 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokenswift.config import API_KEY, check_fields, environment_key
+from tokenswift.checks import shown
+from tokenswift.config.environment import API_KEY, environment_key
+from tokenswift.config.fields import check_fields
 from tokenswift.engine.request import SHARED_STRATEGIES
-from tokenswift.types import InputError, shown
+from tokenswift.types import InputError
 
 KEY = 16  # characters of a key at least
 HOST_NAME = re.compile(r"[a-z0-9._-]+")

@@ -22,7 +22,7 @@ CLIENT_TYPES = (None, "function")
 
 
 class GrammarCompiler(Protocol):
-    """What compiles grammars for a model: `sampling.masks.Grammars`."""
+    """What compiles grammars for a model: `sampling.grammars.Grammars`."""
 
     def masks(self, grammar: Grammar, start: int, /) -> object:
         """Compile a grammar.

@@ -25,11 +25,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import replacing
-from tokenswift.kernels.base import turned
-from tokenswift.kernels.weights import Q8_0
+from tokenswift.kernels.attention import turned
+from tokenswift.kernels.formats import Q8_0
 from tokenswift.loader.gguf import straight
-from tokenswift.spec.eagle import BASE, FEATURES, NAMES, EagleConfig
-from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
+from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
+from tokenswift.speculation.eagle.files import BASE
+from tokenswift.train.distillation import FrozenBase, Student
+from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.options import Job
 from tokenswift.train.work import working_in
 from tokenswift.types import InputError, OnProgress, RunError
@@ -241,7 +243,7 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
 
 
 def _say(writer: Any, config: EagleConfig, target: str) -> None:
-    """The config, as `spec.eagle` reads it."""
+    """The config, as `speculation.eagle` reads it."""
     writer.add_name(f"drafter for {target}")
     for name, number in {
         "context_length": config.trained,

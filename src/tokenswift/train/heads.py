@@ -15,8 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.spec.heads import Heads, HeadsConfig, save_heads
-from tokenswift.train.loop import FrozenBase, Recipe, Report, Student
+from tokenswift.speculation.heads.config import HeadsConfig
+from tokenswift.speculation.heads.files import save_heads
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.train.distillation import FrozenBase, Student
+from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.options import Job
 from tokenswift.train.states import HiddenStore, Windows, covering
 from tokenswift.train.work import working_in

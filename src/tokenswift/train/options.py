@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams, check_fields
+from tokenswift.config.fields import check_fields
+from tokenswift.config.sampling import SamplingParams
 
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).

@@ -29,12 +29,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, Ticket
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.ticket import Ticket
 from tokenswift.files import line_of, replacing
-from tokenswift.loader.weights import digest_of, file_digest
-from tokenswift.spec.eagle import Features
+from tokenswift.loader.identity import digest_of, file_digest
+from tokenswift.speculation.eagle.features import Features
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.work import BadData, claim
 from tokenswift.types import InputError, OnProgress, RunError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.cuda.kernels import Kernels
+from tokenswift.kernels.cuda.launch import Kernels
 
 
 def memory(given: dict[str, Any]) -> np.ndarray:

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
-from tokenswift.kernels.base import Backend, turned
-from tokenswift.kernels.cuda.backend import CudaBackend, Product
+from tokenswift.kernels.attention import turned
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
+from tokenswift.kernels.cuda.products import Product
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv import Entries, FullCache, Segment
+from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.passes import Segment
 
 CPU = torch.device("cpu")
 TORCH = Backend()

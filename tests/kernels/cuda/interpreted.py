@@ -21,9 +21,9 @@ from tests.kernels.cuda.bounds import in_bounds as in_bounds
 from tests.kernels.cuda.bounds import in_order as in_order
 from tests.kernels.cuda.cases import CPU, TORCH, batch_of, by_torch, random, segment, shape_of, tree
 from tests.kernels.cuda.cases import product as library
-from tokenswift.kernels.base import Taps
+from tokenswift.kernels.batch import Taps
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kernels.cuda.kernels import Kernels
+from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR
 from tokenswift.kernels.weights import LayerWeights, Packed
 

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from tests.kernels.cuda.cases import batch_of, segment, shape_of, tree  # noqa: E402
-from tokenswift.kernels.cuda.kernels import Kernels  # noqa: E402
+from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
 from tokenswift.kernels.weights import LayerWeights, Packed  # noqa: E402
 
 ROOM = {

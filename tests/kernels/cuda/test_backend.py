@@ -22,11 +22,11 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.step import prefill, step
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kv import OBSERVED
+from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.spec.methods import autoregressive
-from tokenswift.spec.strategy import SequenceState
+from tokenswift.speculation.methods import autoregressive
+from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import InputError, Step
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()

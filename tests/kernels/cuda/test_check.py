@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cuda.cases import CPU, Rows, product
-from tokenswift.kernels.cuda import backend as check
+from tokenswift.kernels.cuda import check
 from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.models import target as targets
 from tokenswift.types import InputError
 
@@ -76,14 +77,13 @@ def test_replays_that_do_not_work_are_not_used(
     wrong: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Buffers that keep what the first pass left in them stand for them."""
-    from tokenswift.kernels.cuda import backend as graphs
 
     def stale(self: Any, key: Any, work: Any, *given: Tensor) -> Any:
         kept = self._kept.setdefault(key, work(*given))
         return kept
 
     if wrong:
-        monkeypatch.setattr(graphs.Graphs, "run", stale)
+        monkeypatch.setattr(Graphs, "run", stale)
     monkeypatch.setattr(check, "unfit", lambda device: None)
     monkeypatch.setattr(check, "settle", lambda: None)
     monkeypatch.setattr(check, "kinds", lambda: [(torch.float32, 40)])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cuda.cases import random, standing
-from tokenswift.kernels.cuda.backend import sizes_that_keep
-from tokenswift.kernels.weights import Q4_1, Stored
+from tokenswift.kernels.cuda.products import sizes_that_keep
+from tokenswift.kernels.formats import Q4_1, Stored
 
 
 def exact(states: Tensor, weight: Tensor) -> Tensor:

@@ -15,24 +15,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
-from tokenswift.kernels.base import Backend, Batch, Body, Taps
+from tokenswift.checks import check_tokens
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import Batch, Body, Taps
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import address, vector
-from tokenswift.kernels.weights import (
-    FORMATS,
-    PANEL,
-    LayerWeights,
-    Packed,
-    Shape,
-    Stored,
-    active_type,
-)
-from tokenswift.kv import Entries, FullCache, KVCache
-from tokenswift.types import check_tokens
+from tokenswift.kernels.formats import FORMATS, PANEL, Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.cache import Entries, FullCache, KVCache
 
 
 class CpuBackend(Backend):

@@ -1,8 +1,8 @@
 /* The choice rule on rows of logits that penalties have changed: temperature, filters, noise, the best few.
  *
- * Same order and same meaning as sampling/choice.py: every filter is a threshold on the score. Scores are float32;
+ * Same order and same meaning as sampling/filters.py: every filter is a threshold on the score. Scores are float32;
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
- * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/choice.py has the formulas).
+ * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
  */
 #include "cpu_tile.h"
 

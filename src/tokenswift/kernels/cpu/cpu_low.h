@@ -1,4 +1,4 @@
-/* Quantized weights: how panels hold them, and tiles of products with them. See cpu.c and kernels/weights.py.
+/* Quantized weights: how panels hold them, and tiles of products with them. See cpu.c and kernels/formats.py.
  *
  * A weight is scale * u + least, u an integer of a few bits. The product is exact in float32, so the fused
  * step gives the value of the unpacked checkpoint, which enters the same chain of additions as an unpacked weight does.

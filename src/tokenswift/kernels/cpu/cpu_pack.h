@@ -1,4 +1,4 @@
-/* From blocks, as GGUF files hold them, to panels. See cpu_low.h, and kernels/weights.py for the same in torch. */
+/* From blocks, as GGUF files hold them, to panels. See cpu_low.h, and kernels/formats.py for the same in torch. */
 #pragma once
 #include "cpu_linear.h"
 

@@ -147,7 +147,7 @@ def kernels_wanted() -> str:
     Raises:
         InputError: another value, or a set that the processor does not have.
     """
-    from tokenswift.types import check_choice
+    from tokenswift.checks import check_choice
 
     wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
     check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *fitting(processor())))

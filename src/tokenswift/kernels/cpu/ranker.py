@@ -1,4 +1,4 @@
-"""The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch."""
+"""The choice rule in C (cpu_choose.h), as `sampling.sampler.Sampler` has it in torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.structs import address, fields
-from tokenswift.sampling.choice import LogitRows, Ranked, position_key
+from tokenswift.sampling.noise import position_key
+from tokenswift.sampling.rows import LogitRows, Ranked
 
 OFF = (1.0, 0, 1.0, 0.0, -math.inf)  # temperature and filters
 
@@ -28,9 +29,9 @@ class CRow(ctypes.Structure):
 
 
 class NativeRanker:
-    """The choice rule in C (cpu_choose.h), as `sampling.choice.Sampler` has it in torch.
+    """The choice rule in C (cpu_choose.h), as `sampling.sampler.Sampler` has it in torch.
 
-    Implements ``sampling.choice.Ranker``. Keeps work space between calls, so each generation has
+    Implements ``sampling.rows.Ranker``. Keeps work space between calls, so each generation has
     its own.
 
     Args:
@@ -46,7 +47,7 @@ class NativeRanker:
         self._rule = CRule(0, None, *how)
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
-        """See ``sampling.choice.Ranker.rank``."""
+        """See ``sampling.rows.Ranker.rank``."""
         rule, subset, logits = self._rule, rows.subset, rows.logits.float().contiguous()
         count, size = logits.shape
         rule.size, rule.ids, tokens = size, None, size
@@ -86,7 +87,7 @@ class NativeRanker:
         return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
-        """See ``sampling.choice.Ranker.best``."""
+        """See ``sampling.rows.Ranker.best``."""
         logits = logits.float().contiguous()
         count, size = logits.shape
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.base import check_rows
-from tokenswift.kernels.weights import PANEL, PRODUCTS, LayerWeights, Packed, Part, Shape
-from tokenswift.kv import KVCache
+from tokenswift.kernels.batch import check_rows
+from tokenswift.kernels.formats import PANEL
+from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Part, Shape
+from tokenswift.kv.cache import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 KEYS = {**TYPES, torch.int8: 3}  # of keys and values

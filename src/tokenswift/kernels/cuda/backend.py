@@ -2,179 +2,34 @@
 
 Passes of rows that are decoded or checked go through the kernels, each row with bits of its own. A
 prompt is read by torch's attention and by products of all rows at once: that is fast, but its bits
-are the chunk's. What runs through transformers' own forward has torch's attention. :func:`started`
-asks once a process, before the first model is loaded, whether the kernels work on the card at hand:
-a small random model's last positions have to be near what torch makes of them, and equal byte by
-byte alone, at once, in trees and beside a text.
+are the chunk's. What runs through transformers' own forward has torch's attention.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from tokenswift.files import line_of
-from tokenswift.kernels.base import Backend, Body, Taps, capped
-from tokenswift.kernels.check import TAIL, WIDTH, Case, keeps_bits
+from tokenswift.kernels.attention import capped
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import Body, Taps
+from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, Stored
-from tokenswift.kv import Arena, Segment, to_device
+from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that_keep
+from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kv.memory import Arena, to_device
+from tokenswift.kv.passes import Segment
 
 logger = logging.getLogger("tokenswift")
-CAPABLE = (8, 0)  # compute capability
-USUAL = 128  # width of most models' heads
-#: greatest relative distance of states from torch's, by type
-NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-Work = Callable[..., tuple[Tensor, ...]]
-Product = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(slots=True)
-class _Recorded:
-    """Buffers of a piece of work, what it left in them, and its graph; None where nothing is
-    recorded."""
-
-    given: tuple[Tensor, ...]
-    graph: Any = None
-    made: tuple[Tensor, ...] = ()
-
-
-class Graphs:
-    """Records work at its first call, and replays it from then on. Threads may share it.
-
-    On a CPU the work is done every time, on the same buffers.
-
-    Args:
-        device: where the work is done.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._kept: dict[Hashable, _Recorded] = {}
-        self._lock = threading.Lock()
-        self._pool: Any = None  # of all graphs: they run one after the other
-        self._beside: Any = None
-
-    @torch.inference_mode()
-    def run(self, key: Hashable, work: Work, *given: Tensor) -> tuple[Tensor, ...]:
-        """What ``work`` makes of tensors, which it leaves as they are; what comes back is the
-        caller's.
-
-        Args:
-            key: of the work, for which it depends on numbers in ``given`` and on what never changes
-                alone.
-        """
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = _Recorded(tuple(each.clone() for each in given))
-            for buffer, each in zip(kept.given, given, strict=True):
-                buffer.copy_(each)
-            if self._device.type != "cuda":
-                kept.made = work(*kept.given)
-            elif kept.graph is None:
-                self._record(kept, work)
-            self._kept[key] = kept  # not what could not be recorded
-            if kept.graph is not None:
-                kept.graph.replay()
-            return tuple(each.clone() for each in kept.made)
-
-    def _record(self, kept: _Recorded, work: Work) -> None:
-        with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool, self._beside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-            current = torch.cuda.current_stream()
-            self._beside.wait_stream(current)
-            with torch.cuda.stream(self._beside):
-                work(*kept.given)  # compiles kernels, and gives the library its room on this stream
-            current.wait_stream(self._beside)
-            kept.graph = torch.cuda.CUDAGraph()
-            # other threads may use the device meanwhile
-            how = {"pool": self._pool, "stream": self._beside, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(kept.graph, **how):
-                kept.made = work(*kept.given)
-
-
-# ---- products: cuBLASLt picks its kernel by the number of rows, so rows are filled up to few
-# counts. Whether a row's bits are then the same at every place, beside all others and at both
-# counts, is asked of each shape of weight when it is packed.
-
-
-def settle() -> None:
-    """Settings of the library, for this process: no sums that are split or rounded on the way.
-    Those in the environment count where the library has not been started."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
-    matmul = torch.backends.cuda.matmul
-    matmul.allow_tf32 = False
-    matmul.allow_bf16_reduced_precision_reduction = False
-    matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-
-
-def cublas(states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"]) -> Float[Tensor, "n N"]:
-    """Rows times a weight's transpose, float32."""
-    if states.dtype == torch.float32:
-        return states @ weight.T
-    return torch.mm(states, weight.T, out_dtype=torch.float32)
-
-
-def padded(
-    product: Product, states: Tensor, weight: Tensor, sizes: tuple[int, ...] = SIZES
-) -> Tensor:
-    """A product whose number of rows is one of ``sizes``; of more rows than the last, one a
-    part."""
-    parts = []
-    for rows in states.split(sizes[-1]):
-        size = next(size for size in sizes if size >= len(rows))
-        given = rows if size == len(rows) else pad(rows, (0, 0, 0, size - len(rows)))
-        parts.append(product(given, weight)[: len(rows)])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def products_keep_bits(
-    product: Product, weight: Float[Tensor, "N K"], sizes: tuple[int, ...]
-) -> bool:
-    """Whether rows have bits of their own: alone, at several places, beside others, at all of some
-    counts."""
-    most, made = sizes[-1], torch.Generator().manual_seed(1)
-    rows = torch.randn(most, weight.shape[1], generator=made, dtype=torch.float32)
-    rows = rows.to(weight.device, weight.dtype)
-    expected = product(rows, weight)
-    for size in sizes:
-        for first in (0, 5, most - size):
-            part = slice(first, min(most, first + size))
-            if not torch.equal(padded(product, rows[part], weight, (size,)), expected[part]):
-                return False
-        for row in (0, 1, most - 1):  # alone, at another place
-            given = torch.zeros_like(rows[:size])
-            given[size // 2] = rows[row]
-            if not torch.equal(product(given, weight)[size // 2], expected[row]):
-                return False
-    return True
-
-
-def sizes_that_keep(product: Product, weight: Float[Tensor, "N K"]) -> tuple[int, ...]:
-    """The row counts at which products with a weight keep rows' bits: all of :data:`SIZES`, the
-    last alone, or none."""
-    return next(
-        (sizes for sizes in (SIZES, SIZES[-1:]) if products_keep_bits(product, weight, sizes)), ()
-    )
-
-
-# ---- the backend ---------------------------------------------------------------------------------
 
 
 class CudaBackend(Backend):
@@ -182,7 +37,7 @@ class CudaBackend(Backend):
 
     Args:
         device: where tensors are.
-        ops: `kernels.Kernels`; None: those of the device.
+        ops: `launch.Kernels`; None: those of the device.
         product: rows and a weight (N, K) → their float32 product.
 
     Attributes:
@@ -199,7 +54,7 @@ class CudaBackend(Backend):
         super().__init__(device)
         self.decodes, self.on_host = True, False
         if ops is None:
-            from tokenswift.kernels.cuda.kernels import Kernels
+            from tokenswift.kernels.cuda.launch import Kernels
 
             ops = Kernels(self.device)
         self.ops, self.records = ops, True
@@ -406,76 +261,3 @@ class CudaBackend(Backend):
         """See :meth:`Backend.norm`."""
         rows = states.float().flatten(0, -2).contiguous()
         return self.ops.norm(rows, weight, eps, dtype).view(states.shape)
-
-
-# ---- does it work here? --------------------------------------------------------------------------
-
-
-def started(device: torch.device) -> CudaBackend | str:
-    """The backend of a device; or in one line why it does not work there."""
-    try:
-        if (found := unfit(device)) is not None:
-            return found
-        settle()
-        backend = CudaBackend(device)
-        backend.equal_bits, backend.records = True, False
-        found = next(filter(None, (fault(backend, *kind) for kind in kinds())), None)
-        if found is None and not backend.equal_bits:
-            found = "products do not keep rows' bits"
-        if found is not None:
-            return found
-    except (
-        Exception
-    ) as error:  # Triton, its compiler, the driver and torch each raise their own here
-        return line_of(error)
-    if (found := unrecorded(backend)) is not None:
-        logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
-    backend.records = found is None
-    backend.build = f"triton {version('triton')}"
-    return backend
-
-
-def kinds() -> list[tuple[torch.dtype, int]]:
-    """Types and widths of heads that are tried."""
-    return [*((dtype, WIDTH) for dtype in NEAR), (torch.bfloat16, USUAL)]
-
-
-def unfit(device: torch.device) -> str | None:
-    """Why kernels cannot even be tried on a device, in one line: a compiler that does not know a
-    card, or its types, may end the process; None where they can."""
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    capability = torch.cuda.get_device_capability(device)
-    return (
-        None
-        if capability >= CAPABLE
-        else f"compute capability is {capability}; valid: {CAPABLE} and newer"
-    )
-
-
-@torch.inference_mode()
-def fault(backend: CudaBackend, dtype: torch.dtype, width: int) -> str | None:
-    """What is wrong with a backend's kernels; None when they are right."""
-    case = Case(backend, dtype, width=width)
-    found = case.run(backend, range(TAIL + 1))
-    expected = case.run(Backend(backend.device), (0, TAIL))
-    far = float((found - expected).norm() / expected.norm())
-    if not far <= NEAR[dtype]:
-        return f"{case.name} is {far:.1e} of its size from torch"
-    return None if keeps_bits([backend], case) else f"rows have other bits than alone, {case.name}"
-
-
-@torch.inference_mode()
-def unrecorded(backend: CudaBackend) -> str | None:
-    """Why a backend's passes cannot be recorded; None when replays give the bits of eager
-    passes."""
-    case = Case(backend, torch.bfloat16)
-    expected, rows = case.run(backend, (0, TAIL)), range(TAIL + 1)
-    backend.records = True
-    try:
-        found = [case.run(backend, cuts) for cuts in (rows, rows, (0, TAIL))]
-    except RuntimeError as error:  # torch, the driver and Triton's launcher
-        return line_of(error)
-    finally:
-        backend.records = False
-    return None if all(torch.equal(one, expected) for one in found) else "replays have other bits"

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.kernels.base import Batch, check_rows, row_paths
-from tokenswift.kv import Segment
+from tokenswift.kernels.batch import Batch, check_rows, row_paths
+from tokenswift.kv.passes import Segment
 
 CHUNK, NEAR, FAR = 256, 64, 1024
 TILE = 64  # positions that a program multiplies at a time

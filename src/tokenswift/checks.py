@@ -1,0 +1,139 @@
+"""Checks of single values: errors name the field, the value and what is valid."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from numbers import Real
+
+from tokenswift.types import InputError
+
+#: the greatest integer that a field takes: what a tensor's size and index can be
+LARGEST = 2**63 - 1
+_SHOWN = 80  # characters of a bad value in a message
+
+
+def shown(value: object) -> str:
+    """``repr`` of a bad value, cut to one short piece of a line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def check_integer(
+    name: str, value: object, least: int, valid: str = "", most: int = LARGEST
+) -> int:
+    """The integer, numpy's and torch's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is an integer from ``least`` to ``most``.
+    """
+    number = integer_of(value)
+    if number is None or not least <= number <= most:
+        usual = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
+        raise InputError(f"{name} is {shown(value)}; valid: {valid or f'an integer {usual}'}", name)
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(
+            f"{name} is {shown(value)}; valid: {', '.join(choices)}{meant(value, choices)}", name
+        )
+
+
+def meant(given: object, words: Iterable[str]) -> str:
+    """What a refusal ends with: the word that was probably meant, if any."""
+    named = {word.lstrip("-"): word for word in words}
+    begun = given.lower().lstrip("-") if isinstance(given, str) else ""
+    found = [name for name in named if len(begun) > 2 and name.startswith(begun)]
+    found = found or get_close_matches(begun, named, n=1)
+    return f"; did you mean {named[found[0]]}?" if found and named[found[0]] != given else ""
+
+
+def check_tokens(tokens: Collection[int], count: int) -> None:
+    """Raise :class:`InputError` unless all token ids are below ``count`` and none is negative."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= count):
+        wrong = next(token for token in tokens if not 0 <= token < count)
+        raise InputError(f"token id is {wrong}; valid: 0 to {count - 1}, the model's vocabulary")
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The truth value, numpy's as Python's own; :class:`InputError` for anything else."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {shown(value)}; valid: True, False", name)
+    return bool(value)
+
+
+def check_callback(name: str, value: object) -> None:
+    """Refuse what cannot be called; None passes."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
+
+
+def integer_of(value: object) -> int | None:
+    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values
+    too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def finite(value: object) -> float:
+    """The value as a float for range checks; NaN (which fails every check) when it is no such
+    number."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return math.nan
+
+
+def check_text(name: str, text: str) -> str:
+    """The text.
+
+    Raises:
+        InputError: it holds a lone surrogate, half a character that no UTF-8 has.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(text[error.start])
+        raise InputError(
+            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole "
+            f"characters",
+            name,
+        ) from error
+    return text
+
+
+def depth_and_size(value: object, most: int) -> tuple[int, int]:
+    """How deep objects and lists of a JSON value lie in each other (counted to one more than
+    ``most``), and how many values it has down to there."""
+    level, depth, count = [value] if isinstance(value, dict | list) else [], 0, 1
+    while level and depth <= most:
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        count += sum(map(len, inner))
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        depth += 1
+    return depth, count
+
+
+def keep_field(options: object, name: str, value: object) -> None:
+    """Set a field of a frozen dataclass while it is made."""
+    object.__setattr__(options, name, value)
+
+
+def counted(number: int, word: str, several: str | None = None) -> str:
+    """A count in words: ``1 token``, ``2,000 tokens``.
+
+    Args:
+        word: of one.
+        several: of any other number; default: with an s.
+    """
+    return f"{number:,} {word if number == 1 else several or word + 's'}"

@@ -1,0 +1,138 @@
+"""The arguments of a call: options of one text, and the request made of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenswift.cli import options
+from tokenswift.cli.declare import Parser, add_options, dashed, option
+from tokenswift.cli.prompts import System, prompt_from, read_named, shaped, token_ids
+from tokenswift.config.sampling import CONTINUED
+from tokenswift.engine.request import Request
+from tokenswift.grammar import Grammar
+from tokenswift.loader.prompts import is_chat
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+ASKED = (
+    "max_new_tokens",
+    "strategy",
+    "ignore_eos",
+    "on_loop",
+)  # options that are arguments of a request
+SHOWN = 80  # characters of a grammar in a message
+GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is answered or continued.
+
+    Attributes:
+        prompt: text to answer, or to continue (see --continue); text from a pipe is the prompt, or
+            stands before PROMPT; - reads standard input
+        prompt_file: UTF-8 file with that text; - reads standard input
+        prompt_ids: token ids instead of text, 0 or more each
+        raw: continue the prompt as it is; default: a model that has a chat template answers it,
+            whether it comes as an argument, by a pipe or from a file
+    """
+
+    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
+    prompt_file: str | None = option(None, "F")
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=token_ids)
+    raw: bool = option(False, names=("--continue",))
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is written.
+
+    Attributes:
+        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model
+            ends it, a continued text after 200
+        json_schema: write JSON that the JSON schema in this file describes; or the schema itself,
+            such as {"type": "object"}
+        regex: write text that this regular expression matches from its beginning to its end
+        grammar: write text of the grammar in this file, in Lark's syntax
+        stop: end before this text, which is left out; may be given several times; default: none
+        stop_ids: end after these tokens; the last one adds no text; may be given several times;
+            default: none
+        ignore_eos: continue after an end-of-text token
+        on_loop: when the text repeats itself: report (continue and say so) or stop
+    """
+
+    max_new_tokens: int | None = option(None, least=1)
+    json_schema: str | None = option(None, "FILE")
+    regex: str | None = option(None, "TEXT")
+    grammar: str | None = option(None, "FILE")
+    stop: list[str] = option((), "TEXT", action="append")
+    stop_ids: list[list[int]] = option((), "1,2,3", type=token_ids, action="append")
+    ignore_eos: bool = option(False)
+    on_loop: str = option("report", "W")
+
+
+def add_call_options(parser: Parser) -> None:
+    """What is to be written and how: prompt, length, model, method, sampling."""
+    group = parser.add_argument_group("prompt and length")
+    for kind in (Prompt, System, Text):
+        add_options(group, kind)
+    options.add_model_options(parser)
+    options.add_strategy_options(parser)
+    options.add_sampling_options(parser, **asdict(CONTINUED))
+
+
+def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
+    """The prompt as given, and the other arguments of a request; everything that needs no model is
+    checked. :func:`with_model` makes the request."""
+    continued = "--continue" if args.raw else None if args.prompt_ids is None else "--prompt-ids"
+    if args.system is not None and continued:
+        raise InputError(f"--system and {continued} given; valid: one of them")
+    return prompt_from(args), settings_from(args)
+
+
+def settings_from(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of a request besides its prompt, those of its sampling that are given among
+    them."""
+    options.check_model_options(args)
+    settings = {name: getattr(args, name) for name in ASKED} | options.given_sampling(args)
+    settings |= {
+        "strategy_options": options.strategy_options_from(args),
+        "grammar": grammar_from(args),
+        "stop": (*args.stop, *map(tuple, args.stop_ids)),
+        "template_options": args.template_options,
+    }
+    Request.of("", lambda _: CONTINUED, **settings)  # checks them
+    return settings
+
+
+def grammar_from(args: argparse.Namespace) -> Grammar | None:
+    """What the text has to be like, as far as that is known without a model.
+
+    Raises:
+        InputError: several grammars, or a file that cannot be read or that holds none.
+    """
+    given = [name for name in GRAMMARS if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise InputError(
+            f"{' and '.join(f'--{dashed(name)}' for name in given)} given; valid: one of them"
+        )
+    for name in given:
+        option, text = f"--{dashed(name)}", getattr(args, name)
+        is_itself = name == "regex" or (name == "json_schema" and text.lstrip().startswith("{"))
+        try:
+            return GRAMMARS[name](text if is_itself else read_named(text, option))
+        except InputError as error:
+            raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
+    return None
+
+
+def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
+    """The request, its prompt as the model takes it and its sampling settled; says which way."""
+    prompt, told = shaped(args, llm, prompt)
+    logger.info("%s", told)
+    if is_chat(prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
+        call = {**call, "on_loop": "stop"}  # one that loops would go on to the last position
+    return Request.of(prompt, llm.default_sampling, **call)

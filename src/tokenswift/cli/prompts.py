@@ -1,0 +1,144 @@
+"""Prompts of commands: where they are read from, and whether they are answered or continued.
+
+Text is answered where the model has a chat template, however it comes; token ids are continued.
+``--continue`` has text continued, too; ``--system`` insists on an answer. Light: no torch in here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenswift.cli.declare import option, reader
+from tokenswift.files import line_of
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+
+
+# ---- prompts: what is read -----------------------------------------------------------------------
+
+
+def _ids(text: str) -> list[int]:
+    ids = [int(token) for token in text.replace(",", " ").split()]
+    if min(ids, default=0) < 0:
+        raise ValueError
+    return ids
+
+
+#: an argparse type: token ids with commas or spaces between them
+token_ids = reader(_ids, "integers such as 1,2,3, no negative ids")
+
+
+def prompt_from(args: argparse.Namespace) -> str | list[int]:
+    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else),
+    or token ids. What a pipe brings beside an argument stands before it."""
+    text, file = (None, "-") if args.prompt == "-" else (args.prompt, args.prompt_file)
+    sources = {"PROMPT": text, "--prompt-file": file, "--prompt-ids": args.prompt_ids}
+    given = [name for name, value in sources.items() if value is not None]
+    piped = piped_text(text is not None) if given in ([], ["PROMPT"]) else None
+    if len(given) > 1 or (not given and piped is None):
+        what = " and ".join(given) or "no prompt"
+        valid = f"one of {', '.join(sources)}, or a pipe (- reads standard input)"
+        raise InputError(f"{what} given; valid: {valid}")
+    if file is not None:
+        text = read_named(file, "--prompt-file")
+    elif piped:
+        text = f"{piped}\n\n{text}" if text else piped
+    prompt = args.prompt_ids or text
+    if not prompt:
+        raise InputError(
+            f"{given[0] if given else 'standard input'} is empty; valid: at least one token"
+        )
+    return prompt
+
+
+def piped_text(beside: bool) -> str | None:
+    """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
+
+    Args:
+        beside: an argument is the prompt already. A socket, which programs that start this one may
+            leave open for ever, is not read then.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return None
+    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
+    if waits and beside:  # whoever started this may have left it open
+        logger.info("reading standard input, which stands before PROMPT (</dev/null leaves it out)")
+    return read_named("-", "standard input") if waits or stat.S_ISREG(mode) else None
+
+
+def read_named(name: str, option: str) -> str:
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and
+    without the one line end that shells and editors put at the end."""
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text"
+        ) from error
+    except (AttributeError, OSError, ValueError) as error:  # standard input may be closed
+        valid = "valid: a UTF-8 text file"
+        raise InputError(f"{option} {name} cannot be read ({line_of(error)}); {valid}") from error
+
+
+# ---- prompts: how they are taken -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class System:
+    """What stands before a conversation.
+
+    Attributes:
+        system: system prompt; default: the chat template's own
+        template_options: variables of the model's chat template, such as {"enable_thinking": false}
+    """
+
+    system: str | None = option(None, "TEXT")
+    template_options: Any = option(None, "JSON", type=reader(json.loads, "a JSON object"))
+
+
+def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:
+    """The prompt as ``LLM.generate`` takes it, and a line that says how it was taken.
+
+    Returns:
+        chat messages when it is to be answered, else the prompt itself.
+    Raises:
+        InputError: a chat is asked for and the model has no template.
+    """
+    if not isinstance(prompt, str):
+        return prompt, "prompt: token ids, continued as they are"
+    if args.raw:
+        return prompt, "prompt: continued as it is"
+    if args.system is not None:
+        check_template(llm, "--system")
+    elif not llm.has_chat_template:
+        return prompt, "prompt: continued as it is (the model has no chat template)"
+    told = "prompt: answered, through the model's chat template (--continue continues it instead)"
+    return asking(args.system, prompt), told
+
+
+def check_template(llm: Any, what: str) -> None:
+    """Refuse a model without a chat template; ``what`` asks for one."""
+    if not llm.has_chat_template:
+        raise InputError(
+            f"{what} needs a chat template, and the model {llm.name} has none; valid: a model "
+            f"made for chat, "
+            f"or tokenswift generate --continue"
+        )
+
+
+def asking(system: str | None, text: str) -> list[dict[str, str]]:
+    """A conversation that begins with a text of the user."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]

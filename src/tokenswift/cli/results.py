@@ -1,0 +1,202 @@
+"""What a run leaves behind: its text, records, summary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from tokenswift.checks import counted
+from tokenswift.cli.terminal import say
+from tokenswift.files import line_of, replacing
+from tokenswift.types import Generation, InputError, RunError
+
+#: what ``--json -`` stands for
+STDOUT = Path("-")
+#: finish reason → in words
+ENDINGS = {
+    "length": "stopped at the limit of its length; --max-new-tokens sets another",
+    "eos": "the model ended the text",
+    "stop": "ended at a stop text",
+    "loop": "stopped, it began to repeat itself",
+}
+READING_SECONDS = 1.0  # that a prompt takes to be worth a word
+
+
+def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
+    """The path behind ``name``, after making sure that it can be written (nothing is left).
+
+    Args:
+        kind: "file" (a pipe, a character device or :data:`STDOUT` will do), "regular file" (whose
+            place another takes), or "folder" (which need not be there yet).
+    Raises:
+        InputError: naming the option, the path and the reason; a file's folder may be missing,
+            which is not made.
+    """
+    path = Path(name).expanduser()
+    if path == STDOUT:
+        return path
+    try:
+        if not str(name):
+            raise OSError(0, "it is empty")
+        if kind == "folder":
+            TemporaryFile(
+                dir=next(one for one in (path, *path.absolute().parents) if one.exists())
+            ).close()
+        elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
+            if path.exists() and not path.is_file():
+                raise OSError(0, "it is not a regular file")
+            TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
+            if path.exists():
+                path.open("ab").close()
+    except (OSError, ValueError) as error:
+        why = f"{line_of(error)}); valid: a writable {kind}"
+        raise InputError(f"{option} {name} cannot be written ({why}") from error
+    return path
+
+
+def check_record(name: str | None, option: str = "--json") -> Path | None:
+    """The path of --json, writable, if there is one."""
+    return None if name is None else check_writable(option, name)
+
+
+class TextSink:
+    """Writes the text to standard output and to a file as it comes; the file is opened at the first
+    write.
+
+    Args:
+        path: the file, if there is to be one.
+        echo: write to standard output too.
+
+    Attributes:
+        text: all that it was given.
+        kept: where the text so far is, in words.
+    """
+
+    def __init__(self, path: Path | None, echo: bool = True) -> None:
+        self.text = ""
+        self.kept = "the text so far is on standard output" if echo else "no text was kept"
+        self._path, self._echo, self._last = path, echo, "\n"
+        self._file: IO[str] | None = None
+
+    def write(self, text: str, again: bool = False) -> None:
+        """Pass on a piece of text, flushed.
+
+        Args:
+            again: it is of an earlier session: for the file alone.
+        Raises:
+            RunError: the file cannot be written any more (no space left, say).
+            BrokenPipeError: as :func:`say`.
+        """
+        self.text += text
+        if self._path is not None:
+            self._keep(self._path, text)
+        if text and self._echo and not again:
+            self._last = "\n"  # until it is written
+            say(text)
+            self._last = text
+
+    def _keep(self, path: Path, text: str) -> None:
+        try:
+            if self._file is None:
+                self._file = path.open("w", encoding="utf-8", newline="")
+                self.kept = f"the text so far is in {path}"
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"writing {path} failed ({line_of(error)}); what fitted in it was kept"
+            ) from error
+
+    def close(self) -> None:
+        """End the last line on standard output and close the file."""
+        if self._file is not None:
+            self._file.close()
+        if not self._last.endswith("\n"):
+            self._last = "\n"
+            say("\n")
+
+
+def give(record: Path | None, made: Mapping[str, object], text: str) -> None:
+    """Write a record where one is asked for, and the text unless the record takes its place.
+
+    Raises: as :func:`write_json`.
+    """
+    if record is not None:
+        write_json(record, made)
+    if record != STDOUT:
+        say(text + "\n")
+
+
+def write_json(path: Path, *records: Mapping[str, object]) -> None:
+    """Write records, a line each; into a file whole or not at all.
+
+    Raises:
+        RunError: no space left or no right to write; what was on standard output stays there.
+        BrokenPipeError: as :func:`say`.
+    """
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    write_text(path, "".join(lines))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text: to standard output, into a pipe or a device, or over a regular file or
+    none.
+
+    Raises: as :func:`write_json`.
+    """
+    if path == STDOUT:
+        say(text)
+        return
+    try:
+        if path.is_fifo() or path.is_char_device():
+            path.write_text(text, "utf-8", "replace", "")
+            return
+        with replacing(path) as part:
+            part.write_text(text, "utf-8", "replace", "")
+    except OSError as error:
+        raise RunError(
+            f"writing {path} failed ({line_of(error)}); what was there before was kept"
+        ) from error
+
+
+def drafted(result: Generation) -> str:
+    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was,
+    where there were some; "" where no draft was accepted."""
+    counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
+    names = [name for name, count in counts if count and name != "target"]
+    if not names:
+        return ""
+    text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
+    gain = (result.drafting or {}).get("gain")
+    return text if gain is None else f"{text}, {gain:.2f} × plain"
+
+
+def summary(result: Generation, verbose: bool = False) -> str:
+    """One line about a finished run: tokens, seconds, why it ended; says so when it was not
+    lossless.
+
+    Args:
+        verbose: prefill, passes, acceptance and why it was drafted so, too.
+    """
+    m = result.metrics
+    text = counted(len(result.token_ids), "token")
+    text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
+    if verbose or m.prefill_seconds >= READING_SECONDS:
+        text += (
+            f", after {m.prefill_seconds:.1f} s for a prompt of "
+            f"{counted(result.prompt_tokens, 'token')}"
+        )
+    text += f"; {ENDINGS[result.finish_reason]}{drafted(result)}"
+    if verbose:
+        text += f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
+        text += f"(n-grams {m.ngram_acceptance_rate:.2f})"
+        if result.drafting is not None:
+            text += f"; {result.drafting['summary']}"
+    if m.loop is not None:
+        pattern = f"{counted(m.loop.size, 'token')} again and again"
+        text += f"; the text repeats itself from token {m.loop.start} on ({pattern})"
+    return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

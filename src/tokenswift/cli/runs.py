@@ -1,0 +1,148 @@
+"""``tokenswift resume`` and ``runs``: what to do with runs that ``--run-dir`` kept."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenswift.checks import counted
+from tokenswift.cli import options
+from tokenswift.cli.declare import option
+from tokenswift.cli.places import Input, check_written_apart
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.results import ENDINGS, STDOUT, check_record, write_json, write_text
+from tokenswift.cli.terminal import on_one_line, say, table
+from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from tokenswift.runs.records import RunState
+from tokenswift.cli.write import write
+
+logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Longer:
+    """How a run goes on.
+
+    Attributes:
+        run_dir: the run's folder
+        max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
+    """
+
+    run_dir: str = option(metavar="DIR", place=True)
+    max_new_tokens: int | None = option(None, least=1)
+
+
+@dataclass(frozen=True)
+class Listed(options.Record):
+    """What is shown of runs.
+
+    Attributes:
+        folder: a run's folder, or one that has such folders in it; default: the current folder
+        text: write the whole text of the run, or the text so far, to this file; with - or no FILE,
+            to standard output
+    """
+
+    folder: str = option(".", "DIR", place=True, nargs="?")
+    text: str | None = option(None, "FILE", nargs="?", const="-")
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The
+    continuation streams to standard output; the whole text is in the folder. --max-new-tokens makes
+    a finished run longer.
+    """
+    from tokenswift.runs import folder as folders
+
+    check_record(args.json)
+    folder = Path(args.run_dir).expanduser()
+    state = folders.load_whole(folder)
+    if is_finished(state, args.max_new_tokens, args.on_loop):
+        if args.json is None and folders.has_text(folder, state.text + state.tail):
+            logger.info("%s", finished(folder, state))
+            return 0
+    names = models_of(state)
+    check_written_apart(args, [Input("the run's model", Path(name)) for name in names])
+    logger.info("loading %s", ", ".join(names) or state.header.name)
+    with Stages(args.quiet, "loading") as stages:
+        from tokenswift.engine.resume import reload, request_of
+
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop)
+        llm = reload(state, stages)
+    logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
+    write(args, llm, request, state)
+    return 0
+
+
+def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> bool:
+    """Whether nothing is left to write of a run.
+
+    Args:
+        max_new_tokens, on_loop: of `resume`; None: as before.
+    Raises:
+        InputError: the run has more tokens than it is to have.
+    """
+    has = len(state.tokens)
+    most = state.session.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if most < has:
+        line = f"max_new_tokens is {most}; the run has {counted(has, 'token')} already"
+        raise InputError(f"{line}; valid: at least as many", "max_new_tokens")
+    if state.end is None:
+        return False
+    ended_for_good = state.end.reason in ("eos", "stop")
+    stays_at_loop = state.end.reason == "loop" and on_loop != "report"
+    return ended_for_good or stays_at_loop or most == has
+
+
+def finished(folder: Path, state: RunState) -> str:
+    """What is said of a finished run: its tokens, why it ended, and how to see its text."""
+    reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
+    has = counted(len(state.tokens), "token")
+    return f"{folder} is finished ({has}{reason}); tokenswift runs {folder} --text prints it"
+
+
+def models_of(state: RunState) -> list[str]:
+    """The names of the model of a run and of what drafts for it, as far as it says them."""
+    how = state.header.model
+    if how is None:
+        return []
+    names = (how.model, how.heads, how.eagle, state.session.options.get("draft_model"))
+    return [str(name) for name in names if name not in (None, "auto", "none")]
+
+
+def list_runs(args: argparse.Namespace) -> int:
+    """List the runs that were kept with generate --run-dir, with state and figures; or print the
+    text of one (--text). No model is needed."""
+    from tokenswift.runs import folder as folders
+    from tokenswift.runs.lists import COLUMNS, cells, summaries
+
+    folder = Path(args.folder).expanduser()
+    record, text = check_record(args.json), check_record(args.text, "--text")
+    if text is not None:
+        contents, state = folders.load(folder)
+        if contents.damaged:
+            logger.warning(
+                "the journal is damaged at byte %d; what is before it is taken", contents.good
+            )
+        end = "\n" if text == STDOUT and sys.stdout.isatty() else ""
+        write_text(text, state.text + state.tail + end)
+        return 0
+    rows = summaries(folder)
+    if record is not None:
+        write_json(record, *rows)
+    if record != STDOUT:
+        lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
+        say(
+            (
+                table(tuple(COLUMNS), lines, right=range(2, 8))
+                if rows
+                else f"no runs in {on_one_line(args.folder)}"
+            )
+            + "\n"
+        )
+    return 0

@@ -1,0 +1,230 @@
+"""How the next token is chosen: `SamplingParams`, its presets, and how records name one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from tokenswift.checks import check_choice, check_text, keep_field, shown
+from tokenswift.config.fields import check_fields
+from tokenswift.grammar import Grammar
+from tokenswift.types import InputError
+
+Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token ids; kept as tuples
+Biases: TypeAlias = (
+    Mapping[int, float] | Sequence[tuple[int, float]]
+)  # by token id; kept as sorted pairs
+MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
+Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Whole = Meta(min_length=1, max_length=MOST_LETTERS)
+KeptTexts = Annotated[
+    tuple[Annotated[str, Whole] | Annotated[tuple[Token, ...], Whole], ...],
+    Meta(max_length=MOST_TEXTS),
+]
+KeptBiases = Annotated[
+    dict[Token, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MOST_BIASES)
+]
+BREAKERS: Texts = ("\n", ":", '"', "*")  # llama.cpp's
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table
+    10); where no sampling is given, `LLM.default_sampling` says what is taken.
+
+    What is on takes effect in the order of `sampling.sampler`.
+
+    Attributes:
+        temperature: logits are divided by it, from 1e-30 to 1e30; 0 is greedy decoding
+        top_k: keep the k likeliest tokens; 0 keeps all
+        top_p: keep the smallest set of tokens with this probability; in (0, 1], 1 keeps all
+        min_p: drop tokens less likely than this share of the best; in [0, 1), 0 keeps all
+        eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off
+        repetition_penalty: penalty of the newest tokens (see penalty_window), from 1 to 1e30; 1 is
+            off
+        penalty_window: newest tokens that penalties look at, at least 1
+        seed: 0 or more; the same seed gives the same text, whatever the strategy
+        greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else
+            is given
+        presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the
+            newest ones (see penalty_window); 0 is off
+        frequency_penalty: from -2 to 2, the same for each time that the token occurs there; 0 is
+            off
+        dry_multiplier: DRY: penalty of the token that would make a repeated sequence longer, from 0
+            (off) to 1e6: multiplier times base to the power of the repeated tokens beyond the
+            allowed length
+        dry_base: base of the DRY penalty, from 1 to 1e6
+        dry_allowed_length: tokens that may be repeated without a DRY penalty for the next one, 1 to
+            4,096
+        dry_range: newest tokens in which DRY looks for repetitions, those of the prompt included;
+            -1: all
+        dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
+            line break, colon, quotation mark, asterisk (none for continued text)
+        logit_bias: token ids and what is added to their logits, -100 to 100; default: none
+        min_tokens: new tokens before an end-of-text token or a stop text may end the text
+        bad_words: texts, or lists of token ids, that are never written in these tokens; default:
+            none
+        grammar: what the text has to be like, a `Grammar`: no token that it does not allow is
+            chosen, and the text ends where it does; None is any text
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.1
+    eta_cutoff: float = 0.0
+    repetition_penalty: float = 1.2
+    penalty_window: int = 1024
+    seed: int = 0
+    greedy: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = -1
+    dry_breakers: Texts = BREAKERS
+    logit_bias: Biases = ()
+    min_tokens: int = 0
+    bad_words: Texts = ()
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("dry_breakers", "bad_words"):
+            keep_field(self, name, check_texts(name, getattr(self, name)))
+        keep_field(self, "logit_bias", check_biases(self.logit_bias))
+        keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
+        if (
+            self.temperature == 0
+        ):  # one way to say it: nothing divides by zero, and equal settings are equal
+            keep_field(self, "greedy", True)
+            keep_field(self, "temperature", 1.0)
+
+    @property
+    def window(self) -> int:
+        """The penalty window in tokens; 0 when the penalty is off."""
+        return self.penalty_window if self.repetition_penalty != 1.0 else 0
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The biases of logits, in the order of their token ids."""
+        return self.logit_bias  # type: ignore[return-value]  # since it was checked
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether anything of `sampling.penalties` is on."""
+        counted = self.presence_penalty or self.frequency_penalty or self.dry_multiplier
+        return bool(counted or self.logit_bias or self.min_tokens or self.bad_words)
+
+
+def check_texts(name: str, value: object) -> tuple[str | tuple[int, ...], ...]:
+    """Texts or lists of token ids, as tuples; a single text is one.
+
+    Raises:
+        InputError: something else, an empty one, or too many or too long ones.
+    """
+    try:
+        made = msgspec.convert((value,) if isinstance(value, str) else value, KeptTexts)
+    except msgspec.ValidationError:
+        raise InputError(
+            f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token "
+            f"ids, of up "
+            f"to {MOST_LETTERS:,} letters or ids, none of them empty",
+            name,
+        ) from None
+    for one in made:
+        if isinstance(one, str):
+            check_text(name, one)
+    return made
+
+
+def check_biases(value: object) -> tuple[tuple[int, float], ...]:
+    """Biases of logits, as pairs in the order of their token ids.
+
+    Args:
+        value: a mapping, whose keys may be texts as in JSON, or pairs.
+    Raises:
+        InputError: something else, or too many.
+    """
+    try:
+        pairs: Any = value.items() if isinstance(value, Mapping) else value
+        made = msgspec.convert(dict(pairs), KeptBiases, strict=False)
+    except (msgspec.ValidationError, TypeError, ValueError):
+        raise InputError(
+            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, with a bias "
+            f"from -100 to "
+            "100, such as {198: -5}",
+            "logit_bias",
+        ) from None
+    return tuple(sorted(made.items()))
+
+
+#: sampling without any filter or penalty, by the fields that are numbers
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+}
+NEUTRAL |= {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+}
+PAPER = {
+    **NEUTRAL,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+}  # of `SamplingParams` all but seed and greedy
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The fields of a sampling by its name.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    check_choice("preset", name, ("paper",))
+    return PAPER
+
+
+#: fields that go by more of a text than the contextual penalty; named only where they are not off
+ADJUSTING = tuple(one.name for one in fields(SamplingParams))[9:]
+CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
+#: of texts that are continued, where no sampling is given: what kept its sense longest
+#: (docs/benchmarks.md)
+CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
+#: of answers, where no sampling is given and the model names none: a penalty would break what has
+#: to be repeated, such as JSON, code and names
+ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)
+
+
+def settings_of(params: SamplingParams) -> dict[str, Any]:
+    """What a sampling is named by in journals and records: its fields without those of `ADJUSTING`
+    that are off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
+    off = SamplingParams()
+    made = asdict(params)
+    return {k: listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
+
+
+def listed(value: Any) -> Any:
+    """A value with lists for its tuples, as JSON has it."""
+    return [listed(one) for one in value] if isinstance(value, tuple) else value
+
+
+def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """A sampling with the given fields over it.
+
+    Raises:
+        InputError: one of them is out of its range.
+    """
+    if given.get("temperature"):  # whoever gives one wants no greedy decoding, whatever is usual
+        given = {"greedy": False, **given}
+    return replace(usual, **given)

@@ -1,0 +1,97 @@
+"""A run that was kept, gone on with: its model loaded again, and the request of its journal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from tokenswift.checks import shown
+from tokenswift.config.strategies import OnLoop
+from tokenswift.engine.llm import LLM
+from tokenswift.engine.request import Request
+from tokenswift.runs.folder import load
+from tokenswift.runs.records import RunState
+from tokenswift.types import Generation, InputError, OnProgress, Step
+
+
+def resume(
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    llm: LLM | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_loop: OnLoop | str | None = None,
+) -> Generation:
+    """Go on with a run; a finished one is returned as it is, unless it may become longer.
+
+    Args:
+        run_dir: its folder, from ``LLM.generate(run_dir=…)`` or ``tokenswift generate --run-dir``.
+        max_new_tokens: of the whole run, counted from its prompt; None as before.
+        llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
+        on_step: called with each new step.
+        on_loop: "report" or "stop"; None as before.
+    Raises:
+        InputError: no run, a damaged one, another process writes it, or something that decides the
+            tokens is not what it was; the line names it.
+    """
+    if not isinstance(run_dir, str | os.PathLike):
+        raise InputError(
+            f"run_dir is {shown(run_dir)}; valid: the path of a run's folder", "run_dir"
+        )
+    _, state = load(Path(run_dir).expanduser())
+    request = request_of(state, run_dir, max_new_tokens, on_loop)
+    if llm is not None:
+        return llm.start(request).finish(on_step)
+    with reload(state) as loaded:
+        return loaded.start(request).finish(on_step)
+
+
+def request_of(
+    state: RunState,
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    on_loop: str | None = None,
+) -> Request:
+    """The request that continues a run. The arguments are those of
+    :func:`resume`.
+
+    Raises:
+        InputError: options that its strategy does not have, or another argument that is wrong.
+    """
+    identity, session = state.header.identity, state.session
+    return Request(
+        prompt=state.header.prompt,
+        max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        strategy=session.strategy,
+        strategy_options=session.options,
+        sampling=identity.params,
+        ignore_eos=session.ignore_eos,
+        stop=tuple(identity.stop),
+        on_loop=on_loop or session.on_loop,
+        run_dir=run_dir,
+        new_turn=state.header.asked is not None,
+    )
+
+
+def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
+    """The ``LLM`` of a run, loaded as it was.
+
+    Args:
+        on_progress: as of ``LLM``.
+    Raises:
+        InputError: it was made from a model object, or cannot be loaded any more.
+    """
+    if state.header.model is None:
+        raise InputError(
+            f"llm is not given, and the run's model {state.header.name} came from a program; "
+            f"valid: "
+            f"resume(run_dir, llm=LLM.from_model(…))"
+        )
+    loading = msgspec.structs.asdict(state.header.model)
+    with suppress(InputError):
+        return LLM(**loading, on_progress=on_progress)
+    # the drafters' files may be gone, which only costs speed; other errors are raised again
+    return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)

@@ -1,0 +1,111 @@
+"""The journal of a sequence's run: begun, or found and resumed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenswift.chat import Tools
+from tokenswift.config.sampling import settings_of
+from tokenswift.engine.request import Request
+from tokenswift.loader.identity import digest_of, versions
+from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.runs.folder import RunWriter, load
+from tokenswift.runs.records import Header, Identity, Loading, Session
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a journal can hold
+
+
+def chat_digest(
+    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
+) -> str | None:
+    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a
+    prompt that is no conversation."""
+    asked = [prompt, tools and tools.forms, *([options] if options else [])]
+    return digest_of(asked, default=str) if is_chat(prompt) else None
+
+
+def _chat_digest(request: Request) -> str | None:
+    return request.asked or chat_digest(request.prompt, None, request.template_options)
+
+
+def kept_prompt(request: Request) -> list[int] | None:
+    """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A
+    template may write today's date, which would make another prompt of it.)"""
+    if request.run_dir is not None and (asked := _chat_digest(request)) is not None:
+        with suppress(InputError):  # no run there; `open_journal` reports anything worse
+            header = load(Path(request.run_dir).expanduser())[1].header
+            return header.prompt if header.asked == asked else None
+    return None
+
+
+def open_journal(sequence: Any) -> RunWriter:
+    """Lock the folder of a sequence's run; if it holds a run already, the sequence resumes it.
+
+    Raises:
+        InputError: the folder cannot be written, holds another run, or one that is longer.
+    """
+    request, llm = sequence.request, sequence.llm
+    identity = Identity(
+        **llm.resources.identity(),
+        sampling=settings_of(request.sampling),
+        eos=sorted(sequence.eos),
+        stop=[text if isinstance(text, str) else list(text) for text in request.stop],
+        acceptance=sequence.strategy.acceptance,
+    )
+    loading = None if llm.loading is None else Loading(**llm.loading)
+    header = Header(
+        time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request)
+    )
+    checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
+    options: dict[str, Any] = {
+        name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)
+    }
+    session = Session(
+        time=time.time(),
+        pid=os.getpid(),
+        max_new_tokens=request.max_new_tokens,
+        strategy=request.strategy,
+        options=options,
+        on_loop=request.on_loop,
+        ignore_eos=request.ignore_eos,
+        numerics=llm.target.numerics(),
+        threads=torch.get_num_threads(),
+        versions=versions(),
+    )
+    writer = RunWriter(Path(request.run_dir), header, session)
+    if writer.state is not None:
+        try:
+            sequence.restore(writer.state)
+        except BaseException:
+            writer.close()
+            raise
+        if sequence.finish_reason is None:
+            _warn(writer.state.session, session, identity.acceptance)
+    return writer
+
+
+def _warn(then: Session, now: Session, acceptance: str) -> None:
+    """Log one line if, and why, the text may differ from an uninterrupted run's."""
+    old, new = ({**one.versions, **one.numerics} for one in (then, now))
+    keys = ("device", "processor", "how", "compiler", "tokenswift", "torch")
+    why = [
+        f"{key} is {new.get(key)}, was {old.get(key)}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
+    if acceptance != "exact":
+        why = ["the published rule draws by what was drafted"]
+    elif not why and not new["equal_bits"]:
+        why = [f"prefill and decoding may round differently ({new['how']}, {new['device']})"]
+    if why:
+        logger.warning("%s: the text may differ from the uninterrupted run's", "; ".join(why))

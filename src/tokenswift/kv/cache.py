@@ -1,0 +1,324 @@
+"""KV caches: the protocol that a pass reads (`KVCache`), their memory, and the full cache.
+
+:class:`FullCache` holds every committed token. It is allocated once; a pass writes its rows behind
+the committed ones, and ``commit`` moves the accepted rows into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.kv.memory import large_empty, to_device
+
+#: attention is computed in chunks of this many positions
+CHUNK = 256
+#: entries before its window that a tail keeps at least, so that a text can be continued from before
+#: its end
+BACK = 1024
+
+
+class KVCache:
+    """Keys and values of committed tokens, with scratch rows for a pass; also a cache for
+    transformers' code.
+
+    Attributes:
+        entries: the memory of keys and values.
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; in
+            int8 bytes, see `kernels.cpu.int8_cache`.
+        ordered: whether entry i is position i (the full cache), so that sliding windows can be
+            applied.
+        work: scratch memory of the kernels, uint8, which they enlarge when they need more.
+        tail: the entries of layers with sliding windows, which are then not in ``data``; None: all
+            are in it.
+    """
+
+    entries: Entries
+    data: Tensor
+    ordered: bool
+    work: Tensor
+    tail: Tail | None = None
+
+    @property
+    def length(self) -> int:
+        """Entries that a pass attends to besides its own tokens."""
+        raise NotImplementedError
+
+    @property
+    def tail_length(self) -> int:
+        """The same for layers in the :attr:`tail`."""
+        raise NotImplementedError
+
+    def make_room(self, rows: int) -> None:
+        """Called before a pass with this many rows."""
+        raise NotImplementedError
+
+    def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
+        """Where a layer's entries are: the tensor, the layer's number in it, the number of entries
+        before the pass, and whether these are in order of position."""
+        if self.tail is None:
+            return self.data, layer, self.length, self.ordered
+        apart, number = self.tail.places[layer]
+        if apart:
+            return self.tail.entries.data, number, self.tail_length, True
+        return self.data, number, self.length, self.ordered
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Write a pass's keys and values (1, K, n, d) of one layer; return views of all, (1, K, L +
+        n, d).
+
+        Raises:
+            ValueError: there is no room.
+        """
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+
+class Entries:
+    """The memory of a cache: a slot for each token, with its keys and values.
+
+    Args:
+        layers, kv_heads, width: L, K and d.
+        capacity: slots.
+        dtype, device: of the numbers.
+
+    Attributes:
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
+    """
+
+    layers: int
+    kv_heads: int
+    capacity: int
+    data: Tensor
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        width: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.layers = layers
+        self.kv_heads = kv_heads
+        self.capacity = capacity
+        self.data = large_empty(2 * layers, kv_heads, capacity, width, dtype=dtype, device=device)
+
+    def like(self, capacity: int) -> Entries:
+        """The same with another capacity, uninitialised."""
+        _, kv_heads, _, width = self.data.shape
+        return Entries(self.layers, kv_heads, width, capacity, self.data.dtype, self.data.device)
+
+    def copy(
+        self, source: Entries, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
+    ) -> None:
+        """Copy entries of all layers and heads into slots ``into``.
+
+        Args:
+            source: the entries copied from; may be this one.
+            rows: their slots in it, the same for all layers and heads or (L · K, n).
+        """
+        to, device = to_device(into, self.data.device), self.data.device
+        if not isinstance(rows, Tensor):
+            self.data.index_copy_(2, to, source.data.index_select(2, to_device(rows, device)))
+            return
+        _, kv_heads, capacity, width = source.data.shape
+        first = torch.arange(kv_heads, device=device)[:, None] * capacity  # rows before a head's
+        for layer, places in enumerate(rows.view(self.layers, kv_heads, -1)):
+            for part in (2 * layer, 2 * layer + 1):
+                entries = (
+                    source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
+                )
+                self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
+
+    def copy_first(self, source: Entries, length: int) -> None:
+        """Copy the first ``length`` entries."""
+        self.data[:, :, :length] = source.data[:, :, :length]
+
+    def drop(self, count: int) -> None:
+        """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the
+        front."""
+        for part in self.data:  # a copy of one at a time
+            part[:, : part.shape[1] - count] = part[:, count:].clone()
+
+    def keys(self, layers: slice, start: int, end: int) -> Float[Tensor, "L K n d"]:
+        """Keys of slots ``start`` to ``end``, in floats."""
+        return self.data[0::2][layers, :, start:end]
+
+    def put_random(self, generator: torch.Generator) -> None:
+        """Fill all slots with random keys and values from -1 to 1, for checks and benchmarks."""
+        random = torch.rand(self.data.shape, generator=generator, dtype=torch.float32)
+        self.data.copy_(2 * random - 1)
+
+    def put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
+        """Write keys into slots from ``start`` on."""
+        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
+
+
+class Tail:
+    """The newest entries of layers with sliding windows; older ones are dropped in whole chunks.
+
+    Args:
+        entries: their memory.
+        windows: the window of each layer of the model, in tokens; None: it sees everything, and is
+            not in here.
+        dropped: positions before the first entry.
+
+    Attributes:
+        places: for each layer, whether it is in here, and its number among those that are, or are
+            not.
+        reach: the widest window.
+    """
+
+    def __init__(self, entries: Entries, windows: Sequence[int | None], dropped: int = 0) -> None:
+        self.entries, self.windows, self.dropped = entries, windows, dropped
+        self.reach = max(window for window in windows if window is not None)
+        apart = [window is not None for window in windows]
+        self.places = [(own, apart[:layer].count(own)) for layer, own in enumerate(apart)]
+
+    def first(self, length: int) -> int:
+        """The first position to keep once ``length`` tokens are committed."""
+        return max(self.dropped, (length + 1 - self.reach - BACK) // CHUNK * CHUNK)
+
+    def make_room(self, length: int, rows: int) -> None:
+        """Make room for ``rows`` rows behind the first ``length`` tokens."""
+        if length - self.dropped + rows <= self.entries.capacity:
+            return
+        first = self.first(length)
+        self.entries.drop(first - self.dropped)
+        self.dropped = first
+        if (needed := length - first + rows) > self.entries.capacity:
+            held, self.entries = self.entries, self.entries.like(needed)
+            self.entries.copy_first(held, held.capacity)
+
+    def fork(self, capacity: int, length: int) -> Tail:
+        """A copy for the first ``length`` tokens."""
+        kept = length - self.dropped
+        made = self.entries.like(max(kept, tail_room(self.windows, capacity)))
+        made.copy_first(self.entries, kept)
+        return Tail(made, self.windows, self.dropped)
+
+
+def tail_room(windows: Sequence[int | None], capacity: int) -> int:
+    """Capacity of the tail of a cache for ``capacity`` tokens; 0 without layers with windows."""
+    widest = max((window for window in windows if window is not None), default=-2 * BACK)
+    return min(capacity, widest + 2 * BACK)
+
+
+class FullCache(KVCache):
+    """Keys and values of every committed token, and scratch rows for a pass.
+
+    A pass writes its n rows behind the committed ones. ``commit`` moves the accepted ones into
+    place; the next pass overwrites the others.
+
+    Args:
+        entries: the memory, scratch rows included.
+        length: number of entries already committed.
+        tail: entries of layers with windows, if they are not in ``entries``.
+    """
+
+    ordered = True  # entry i is position i
+
+    def __init__(self, entries: Entries, length: int = 0, tail: Tail | None = None) -> None:
+        self.entries, self.data, self._length, self.tail = entries, entries.data, length, tail
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.layers, self.capacity = entries.layers, entries.capacity
+
+    @property
+    def length(self) -> int:
+        """T, the number of committed tokens."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.data.nbytes + (0 if self.tail is None else self.tail.entries.data.nbytes)
+
+    @property
+    def tail_length(self) -> int:
+        """See :class:`KVCache`."""
+        return self._length if self.tail is None else self._length - self.tail.dropped
+
+    def make_room(self, rows: int) -> None:
+        """See :class:`KVCache`."""
+        if self.tail is not None:
+            self.tail.make_room(self._length, rows)
+
+    def holds(self, length: int) -> bool:
+        """Whether a sequence can be continued after the first ``length`` entries."""
+        tail = self.tail
+        return length <= self._length and (
+            tail is None or tail.dropped <= max(0, length + 1 - tail.reach)
+        )
+
+    def commit(self, nodes: tuple[int, ...]) -> None:
+        """Commit rows ``nodes`` (ascending) of the last pass."""
+        start = self._length
+        # Rows already in their place need no copy: the root always, a whole chain often.
+        kept = 0
+        while kept < len(nodes) and nodes[kept] == kept:
+            kept += 1
+        parts = [(self.entries, start)]
+        if self.tail is not None:
+            parts.append((self.tail.entries, self.tail_length))
+        for entries, first in parts if kept < len(nodes) else ():
+            into = range(first + kept, first + len(nodes))
+            entries.copy(entries, into, [first + node for node in nodes[kept:]])
+        self._length = start + len(nodes)
+
+    def rewind(self, length: int) -> None:
+        """Drop committed entries after the first ``length``."""
+        self._length = min(length, self._length)
+
+    def slide(self, count: int) -> None:
+        """Keep only the last ``count`` entries, moved to the front (float caches only)."""
+        start = self._length - count
+        if start > 0:
+            self.data[:, :, :count] = self.data[:, :, start : self._length].clone()
+            self._length = count
+
+    def fork(self, capacity: int, length: int | None = None) -> FullCache:
+        """An independent copy of committed entries.
+
+        Args:
+            capacity: capacity of the copy, at least ``length``.
+            length: number of entries to copy, up to T; None: all.
+        Raises:
+            ValueError: the capacity is too small, or the tail has dropped entries that are needed.
+        """
+        length = self._length if length is None else length
+        if capacity < length or not self.holds(length):
+            raise ValueError(
+                f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of "
+                f"which "
+                "layers with windows may hold the last ones alone"
+            )
+        made = self.entries.like(capacity)
+        made.copy_first(self.entries, length)
+        return FullCache(
+            made, length, None if self.tail is None else self.tail.fork(capacity, length)
+        )
+
+    def keys(self, layer: int) -> Tensor:
+        """Committed keys of a layer in floats, (K, T, d)."""
+        return self.entries.keys(slice(layer, layer + 1), 0, self._length)[0]

@@ -1,0 +1,54 @@
+"""Tokens that end a text, by a model's files and by its chat template; rows without a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenswift.loader.apart import controls_of
+from tokenswift.loader.chat_template import PROBE, abilities_of, has_template, template_text
+from tokenswift.loader.messages import Turns
+from tokenswift.types import InputError, RunError
+
+
+def unnamed_rows(tokenizer: Any, rows: int) -> list[int]:
+    """Rows of an embedding that no token of a tokenizer names, in order."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # a whole vocabulary takes longer
+        return [row for row in range(rows) if backend.id_to_token(row) is None]
+    vocabulary = getattr(tokenizer, "get_vocab", dict)()
+    return sorted(set(range(rows)).difference(vocabulary.values())) if vocabulary else []
+
+
+def turn_ends(tokenizer: Any) -> set[int]:
+    """The control token that the chat template puts behind an assistant's message, whatever the
+    files say."""
+    if not has_template(tokenizer):
+        return set()
+    messages: Turns = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": PROBE},
+    ]
+    try:
+        abilities = abilities_of(template_text(tokenizer), tokenizer)
+        text = abilities.render(messages, {"add_generation_prompt": False})
+    except (InputError, RunError):  # a chat says what is wrong with it
+        return set()
+    behind = text.partition(PROBE)[2].lstrip()
+    found = [name for name in controls_of(tokenizer) if behind.startswith(name)]
+    return {controls_of(tokenizer)[max(found, key=len)]} if found else set()
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """End-of-text ids: those of a model's generation config, of its config and of the tokenizer."""
+    return end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
+
+
+def end_ids(*sources: Any) -> set[int]:
+    """The ids that end a text, of whatever names ``eos_token_id``."""
+    found: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        found.update(
+            one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int
+        )
+    return found

@@ -1,0 +1,39 @@
+"""What GGUF files call architectures, settings, numbers and weights."""
+
+from __future__ import annotations
+
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
+
+#: what files call settings of sampling, where it is not `SamplingParams`' name
+SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
+#: what files call a config's numbers, behind the name of the architecture
+CALLED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "sliding_window": "attention.sliding_window",
+    "rope_parameters.rope_theta": "rope.freq_base",
+    "rope_parameters.factor": "rope.scaling.factor",
+    "rope_parameters.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_parameters.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope_parameters.original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+#: architectures that the native decoder runs, and transformers' names for them
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
+INNER = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+INNER |= {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+INNER |= {"self_attn.o_proj": "attn_output"}
+INNER |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+#: norms of a layer in the order of `families.Family.norms`
+NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+#: fields that say whether a model has biases, and tensors that say so in files
+BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}

@@ -1,0 +1,271 @@
+"""How models are opened: from their files, or as models of transformers.
+
+A model folder or GGUF file of a supported family is read without transformers; its own model and
+tokenizer are loaded only when asked for. Everything else (other families, devices without kernels,
+model objects) runs through transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from tokenswift.checks import check_callback, shown
+from tokenswift.config.loading import LoadConfig, RopeScaling, check_backend
+from tokenswift.config.sampling import ANSWERS, SamplingParams
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.formats import FORMATS
+from tokenswift.loader.chat_template import prepare
+from tokenswift.loader.config import named_sampling, usable_sampling
+from tokenswift.loader.ends import end_ids, end_tokens, turn_ends, unnamed_rows
+from tokenswift.loader.find import locate, short_name
+from tokenswift.loader.host import HeadsHost, holds_heads, host_of
+from tokenswift.loader.identity import (
+    base_of_weights,
+    digest_of,
+    identity_of,
+    parameters,
+    tokenizer_digest,
+)
+from tokenswift.loader.load import (
+    check_memory,
+    check_place,
+    fitting,
+    load_located,
+    load_tokenizer,
+    model_of,
+)
+from tokenswift.loader.opened import Opened, open_files
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.target import Target, backend_for, check_model, make_target
+from tokenswift.types import InputError, OnProgress
+
+logger = logging.getLogger("tokenswift")
+
+
+class Source:
+    """What a target is made from: a loaded transformers model, or its files (`FromFiles`).
+
+    Args:
+        model: a causal LM of transformers.
+        tokenizer: its tokenizer, or None.
+        scaling: the asked rope scaling.
+        backend: the backend that computes.
+
+    Attributes:
+        name: the model's name as given.
+        model, tokenizer: transformers' objects.
+        codec: the tokenizer in use.
+        host: the properties that draft heads must fit.
+        named: sampling settings in the model's own generation config.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend
+    ) -> None:
+        check_model(model)
+        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
+        self.name: str = getattr(model, "name_or_path", "")
+        self.host: HeadsHost = host_of(model)
+        self.scaling, self.backend = scaling, backend
+        self.named = named_sampling(getattr(model, "generation_config", None))
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The properties of the model that decide the tokens."""
+        return {
+            **self._identity(),
+            "tokenizer": tokenizer_digest(self.codec),
+            "rope": str(self.scaling or "none"),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.model.config, self.model.dtype, parameters(self.model))
+
+    def end_tokens(self) -> set[int]:
+        """End-of-text ids within the model's vocabulary."""
+        ends, rows = self._ends()
+        return {token for token in ends | self._turn_ends if 0 <= token < rows}
+
+    def unnamed_rows(self) -> list[int]:
+        """Rows of the LM head that no token names."""
+        return unnamed_rows(self.codec, self._ends()[1])
+
+    def _ends(self) -> tuple[set[int], int]:
+        """The model's end-of-text ids, and its vocabulary size."""
+        return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
+
+    @cached_property
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self.codec)
+
+    @cached_property
+    def answers(self) -> SamplingParams:
+        """Default sampling for chat: the model's own settings that are valid, else
+        `config.ANSWERS`."""
+        return usable_sampling(self.named, self.name) or ANSWERS
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return attrgetter(name)(self.model)
+
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """Make the target.
+
+        Raises:
+            RunError: the device has no room for it.
+        """
+        with fitting(self.name, self.host.device):
+            return make_target(self.model, self.scaling, on_progress, self.backend)
+
+
+class FromFiles(Source):
+    """A model read from its files.
+
+    Args:
+        files: the opened files.
+        how: the options of loading.
+        backend: the backend that computes.
+    Raises:
+        InputError: the weights do not fit into memory.
+    """
+
+    def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
+        self._files, self._how = files, how
+        self.name, self.scaling, self.backend = files.name, how.scaling, backend
+        self.named = dict(files.sampling)
+        prepare()  # the first text asks its template where turns end
+        layers = files.weights.layout.num_hidden_layers
+        base = base_of_weights(files.weights.raw, layers, short_name(str(files.folder)))
+        self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
+        check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
+        if how.weights in FORMATS:
+            line = (
+                "model %s is quantized to %s, which makes it another model; exactness is "
+                "relative to that"
+            )
+            logger.warning(line, files.name, how.weights)
+
+    @cached_property
+    def codec(self) -> Any:  # type: ignore[override]
+        """See :class:`Source`.
+
+        Raises:
+            InputError: the tokenizer cannot be made.
+        """
+        return self._files.tokenizer() or self.tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' own tokenizer, loaded now.
+
+        Raises:
+            InputError: the files have changed.
+        """
+        self._files.check_unchanged()
+        return load_tokenizer(self._files.name, self._files.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        """transformers' own model, loaded now: from then on the weights take twice the memory.
+
+        Raises:
+            InputError: the files have changed.
+        """
+        files, place = self._files, str(self.backend.device)
+        files.check_unchanged()
+        if self._how.weights == "stored":
+            return load_located(files.name, files.folder, self._how, place).model
+        return model_of(files).to(place)
+
+    def weight(self, name: str) -> Any:
+        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
+        return self._files.weights.get(name)
+
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """Make the target."""
+        weights, rotary = self._files.weights, self._files.rotary.to(self.backend.device)
+        if on_progress is not None:
+            for done in (0, len(weights.entries)):  # tensors are read while they are packed
+                on_progress("load", done, len(weights.entries))
+        with fitting(self.name, self.host.device):
+            return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
+
+    def _identity(self) -> dict[str, Any]:
+        files, kind = self._files, self._how.weights
+        files.check_unchanged()
+        named = ((name, entry.get()) for name, entry in sorted(files.weights.entries.items()))
+        identity = identity_of(files.config, files.weights.dtype, named)
+        if kind not in ("stored", "float32", identity["dtype"]):
+            identity["weights"] = digest_of([identity["weights"], kind], 32)
+        return identity
+
+    def _ends(self) -> tuple[set[int], int]:
+        return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
+
+
+def open_model(
+    model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
+) -> Source:
+    """Open a model by name.
+
+    Args:
+        model: the name, see `loader.load.load`.
+        on_progress: called with the stage "load".
+    Raises:
+        InputError, RunError: as of `loader.load.load`.
+    """
+    if not isinstance(model, str | os.PathLike):
+        valid = "alias, folder or hub id (LLM.from_model takes a loaded model)"
+        raise InputError(f"model is of type {type(model).__name__}; valid: {valid}")
+    check_callback("on_progress", on_progress)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    name, place = str(model), check_place(how)
+    folder = locate(name)
+    backend = backend_for(place, how.backend)
+    if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
+        files = open_files(name, folder, how, place)
+        if files is not None:
+            return FromFiles(files, how, backend)
+    if how.weights != "stored":
+        wrong = (
+            f"weights is {how.weights!r}, but model {name} runs through transformers' own "
+            f"model here"
+        )
+        raise InputError(f"{wrong}; valid: stored", "weights")
+    loaded = load_located(name, folder, how, place)
+    return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
+
+
+def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
+    """Wrap a loaded transformers model, which stays as it is.
+
+    Raises:
+        InputError: it is no such model, its tokenizer is none, or it does not run here as is asked
+            for.
+    """
+    if isinstance(model, str | os.PathLike):
+        raise InputError(
+            f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)"
+        )
+    check_model(model)
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(
+            f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers"
+        )
+    if getattr(model, "_tp_size", None):
+        raise InputError(
+            "the model is spread over ranks; valid: a model of one process, with a device_map"
+        )
+    from tokenswift.models.generic import device_of
+
+    device = device_of(model.lm_head)
+    check_backend(how.backend, str(device))
+    computes = backend_for(device, how.backend)
+    return Source(model, tokenizer, how.scaling, computes)

@@ -1,0 +1,280 @@
+"""Records of a journal, and the state of a run that they add up to.
+
+Kinds of records (key ``kind``): ``header``, the first; ``session``, each time a process begins to
+write; ``tokens``, the last of which says how the text ended. What they may hold is said by name,
+type and range; nothing else is read. So no field is a path that is written to, and words that reach
+a terminal hold no control characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from tokenswift.checks import check_choice, shown
+from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.strategies import OPTIONS
+from tokenswift.types import InputError, Loop, Step
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+When = Annotated[float, Meta(ge=0, lt=253_402_000_000)]  # Unix time, up to the year 9999
+Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+LONG = ("config", "weights", "tokenizer", "prompt")  # of these it is only said that they differ
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """A record, or a part of one, that has its own fields alone."""
+
+
+class Identity(Strict):
+    """What decides the tokens; see `loader.identity` and `runs.records.check_same`."""
+
+    dtype: Word
+    config: Word
+    weights: Word
+    tokenizer: Word | None
+    rope: Word
+    sampling: dict[str, bool | int | float | list[str | list[int | float]] | dict[str, str] | None]
+    eos: list[Token]
+    stop: list[Annotated[str, Meta(min_length=1)] | Annotated[list[Token], Meta(min_length=1)]]
+    acceptance: Literal["exact", "published"]
+    activations: Word | None = None
+    kv_cache_dtype: Word | None = None
+    int16_keys: Word | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.params  # it is one
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling."""
+        given: dict[str, Any] = dict(self.sampling)
+        return SamplingParams(**given)
+
+
+class Loading(Strict):
+    """How the model was loaded: arguments of ``LLM``."""
+
+    model: Word
+    dtype: Word
+    device: Word
+    heads: Word | None
+    rope_scaling: Word | None
+    weights: Word
+    kv_cache_dtype: Word
+    backend: Word
+    eagle: Word | None
+
+
+class Header(Strict, tag_field="kind", tag="header"):
+    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model;
+    ``asked`` is a digest of the conversation that the prompt was made of, if it was."""
+
+    made: When
+    name: Word
+    model: Loading | None
+    identity: Identity
+    prompt: Annotated[list[Token], Meta(min_length=1)]
+    asked: Word | None = None
+
+
+class Session(Strict, tag_field="kind", tag="session"):
+    """A process began to write: settings that may change without changing the tokens."""
+
+    time: When
+    pid: Count
+    max_new_tokens: Positive
+    strategy: Word
+    options: dict[Word, bool | int | float | Word | list[bool | int | float | Word] | None]
+    on_loop: Literal["report", "stop"]
+    ignore_eos: bool
+    numerics: dict[Word, bool | int | float | Word | None]
+    threads: Positive
+    versions: dict[Word, Word]
+
+    def __post_init__(self) -> None:
+        check_choice("strategy", self.strategy, tuple(OPTIONS))
+
+
+class End(Strict):
+    """How a text ended: ``tail`` is text that was held back."""
+
+    reason: Literal["length", "eos", "stop", "loop"]
+    tail: str
+
+
+class Tokens(Strict, tag_field="kind", tag="tokens"):
+    """Accepted tokens: a letter (source) and a number of characters for each, and their text;
+    figures of each step, ``[tokens, drafted, accepted, n-grams accepted, γ, ms]``; seconds by phase
+    and draft passes of the run so far; the first loop seen; the end, where they are the last."""
+
+    ids: list[Token]
+    sources: Annotated[str, Meta(pattern=r"^[thncger]*\Z")]
+    chars: list[Count]
+    text: str
+    steps: list[tuple[Positive, Count, Count, Count, Count, Count]]
+    seconds: dict[Word, Seconds]
+    passes: Count
+    loop: Loop | None = None
+    end: End | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(self.ids),
+            len(self.sources),
+            len(self.chars),
+            sum(step[0] for step in self.steps),
+        }
+        if len(lengths) > 1 or sum(self.chars) != len(self.text):
+            raise ValueError("ids, sources, chars, text and steps do not fit each other")
+
+
+Record: TypeAlias = Header | Session | Tokens
+
+
+def sources_of(step: Step) -> str:
+    """A letter for each token of a step; "t" for all where nobody says."""
+    named = step.sources or ("target",) * len(step.token_ids)
+    return "".join(name[0] for name in named)
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run so far.
+
+    Attributes:
+        header: the journal's first record.
+        sessions: records of the processes that wrote it.
+        tokens, sources, chars: new tokens, a letter and a number of characters for each.
+        text: their text, without ``tail``.
+        steps: the figures of each step.
+        seconds: by phase, of all sessions.
+        passes: draft passes.
+        loop: the first loop that was seen.
+        end: how it ended; None while it goes on.
+    """
+
+    header: Header
+    sessions: list[Session] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    sources: str = ""
+    chars: list[int] = field(default_factory=list)
+    text: str = ""
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    passes: int = 0
+    loop: Loop | None = None
+    end: End | None = None
+
+    @property
+    def session(self) -> Session:
+        """The newest session."""
+        return self.sessions[-1]
+
+    @property
+    def tail(self) -> str:
+        """Text that the end released."""
+        return self.end.tail if self.end else ""
+
+    def take(self, record: Tokens) -> None:
+        """Add a record of tokens.
+
+        Raises:
+            ValueError: what it says of the tokens so far cannot be.
+        """
+        self.tokens += record.ids
+        self.sources += record.sources
+        self.chars += record.chars
+        self.steps += record.steps
+        self.text += record.text
+        self.seconds, self.passes, self.end = record.seconds, record.passes, record.end
+        loop = record.loop
+        if loop is not None and not 0 <= loop.start <= loop.start + loop.span <= len(self.tokens):
+            raise ValueError("loop: it is not in the text")
+        self.loop = loop or self.loop
+
+
+def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
+    """The state that a journal's records lead to.
+
+    Raises:
+        InputError: records that are whole but make no run.
+    """
+    if [type(record) for record in records[:2]] != [Header, Session]:
+        raise InputError(f"{name} does not begin with a run's header; valid: a run's journal")
+    state = RunState(records[0])
+    for number, record in enumerate(records[1:], 2):
+        try:
+            if isinstance(record, Tokens):
+                state.take(record)
+            elif isinstance(record, Session):
+                state.sessions.append(record)
+            else:
+                raise ValueError("a second header")
+        except ValueError as error:
+            wrong = f"record {number}, {error}"
+            raise InputError(
+                f"{name} holds what no run writes ({wrong}); valid: a run's journal"
+            ) from None
+    return state
+
+
+def check_readable(folder: str, records: Sequence[Header | Session]) -> None:
+    """See that a journal that begins with these records could be read again.
+
+    Args:
+        folder: the run's, for the message.
+    Raises:
+        InputError: a name in them, such as a model's path, is none that a journal takes.
+    """
+    for record in records:
+        try:
+            msgspec.json.decode(msgspec.json.encode(record, enc_hook=str), type=Record)
+        except msgspec.MsgspecError as error:
+            place = re.search(r"`\$\.([\w.]+)", str(error))
+            field = place[1] if place else str(error)
+            raise InputError(
+                f"run_dir {folder} cannot keep this run: its journal takes no such {field}; valid: "
+                f"names without control characters"
+            ) from error
+
+
+def check_same(folder: str, kept: Header, now: Header) -> None:
+    """See that what decides a run's tokens is what it was.
+
+    Args:
+        folder: the run's, for the message.
+        kept, now: the headers that the journal has and that would begin it now.
+    Raises:
+        InputError: naming everything that differs, with both values where they are short.
+    """
+    was, given = (
+        {
+            **msgspec.structs.asdict(one.identity),
+            **asdict(one.identity.params),
+            "prompt": one.prompt,
+        }
+        for one in (kept, now)
+    )
+    found = []
+    for key in sorted(was.keys() - {"sampling"}):
+        if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
+            continue  # other values in another dtype: said once
+        values = "differs" if key in LONG else f"is {shown(given[key])}, was {shown(was[key])}"
+        if key == "int16_keys" and was[key] is None and was["dtype"] == given["dtype"] == "int8":
+            values = "are new: the run was written by an earlier version, whose int8 is another"
+        found.append(f"{key} {values}")
+    if found:
+        raise InputError(
+            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began "
+            f"with, or "
+            f"another folder"
+        )

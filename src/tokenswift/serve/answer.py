@@ -1,0 +1,197 @@
+"""An answer: one request and its text, fed by a ticket of the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenswift.chat import Calls, message_of
+from tokenswift.runs.folder import has_run, load_whole
+from tokenswift.runs.regular_files import write_whole
+from tokenswift.serve.base import Body
+from tokenswift.serve.schemas import Responses
+from tokenswift.types import RunError, Step
+
+RECORD, RUN = "answer.json", "0"
+STRETCH = 0.02  # seconds of steps that one event of a stream tells of
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """What makes an answer again.
+
+    Attributes:
+        id: ``resp_…``.
+        created: Unix time, in seconds.
+        body: of the request, as JSON values.
+        seed: where the body names none.
+        prompt_tokens: of its prompt.
+        state: "open", "done", "failed" or "cancelled".
+        error: of a failed one.
+        client: digest of the client's key, who alone may read it; "" where none was asked for.
+        before: messages of earlier responses that it goes on from.
+        thought: where its thought begins, of `chat.thought_of`.
+    """
+
+    id: str
+    created: float
+    body: dict[str, Any]
+    seed: int
+    prompt_tokens: int = 0
+    state: str = "open"
+    error: str = ""
+    client: str = ""
+    before: list[dict[str, Any]] = []
+    thought: str = ""
+
+
+class Answer:
+    """One request and its text.
+
+    Args:
+        record: what makes it again, and where it stands.
+        body: of the request.
+        codec: the tokenizer, by which its text is read.
+        root: the folder of all answers; None: nothing is kept.
+
+    Attributes:
+        background: it goes on without a reader.
+        folder: its own; None: nothing of it is kept.
+        ticket: of its text, once it is with the scheduler.
+        running: more may come of it here.
+        status: of HTTP where it failed: 400 where another try would fail as well.
+        pieces: the text that each token released.
+        steps: passes that it took.
+        tail: text that the end released.
+        reason: why it ended, "" before.
+    """
+
+    def __init__(self, record: Record, body: Body, codec: Any, root: Path | None) -> None:
+        self.record, self.body, self._codec = record, body, codec
+        self.id, self.background = record.id, bool(body.given("background"))
+        kept = root is not None and isinstance(body, Responses) and body.store is not False
+        self.folder = root / record.id if root and kept else None
+        self.ticket: Any = None
+        self.running, self.status = False, 500
+        self.pieces: list[str] = []
+        self.tail, self.reason, self.steps = "", "", 0
+        self._news = asyncio.Event()
+        self._calls: Calls | None = None
+
+    @property
+    def calls(self) -> Calls:
+        """The tools that it may call, and how its text is read."""
+        return self.read_calls() if self._calls is None else self._calls
+
+    def read_calls(self) -> Calls:
+        """`calls` anew; takes a while where there are many tools, so in a thread."""
+        self._calls = Calls.of(self.body.tools_asked(), self._codec, self.record.thought)
+        return self._calls
+
+    def recall(self) -> None:
+        """Take what its journal holds.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        if self.folder is None or not has_run(self.folder / RUN):
+            return
+        state = load_whole(self.folder / RUN)
+        self._release(state.text, state.chars)
+        self.steps += len(state.steps)
+        if state.end is not None:
+            self.reason, self.tail = state.end.reason, state.end.tail
+
+    def save(self) -> None:
+        """Keep the record, whole or not at all; in a thread.
+
+        Raises:
+            RunError: the disk says no.
+        """
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            write_whole(self.folder / RECORD, msgspec.json.encode(self.record))
+        except OSError as error:
+            raise RunError(
+                f"writing in {self.folder} failed ({error.strerror or error})"
+            ) from error
+
+    async def forget(self) -> None:
+        """Leave nothing of it."""
+        if self.folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def take(self, step: Step) -> None:
+        """One more step."""
+        self._release(step.text, step.chars)
+        self.steps += 1
+        self.tell()
+
+    def _release(self, text: str, sizes: Sequence[int]) -> None:
+        """Take the characters of some tokens."""
+        at = 0
+        for size in sizes:
+            self.pieces.append(text[at : at + size])
+            at += size
+
+    @property
+    def done(self) -> bool:
+        """Whether it is as whole as it gets: finished, failed or cancelled."""
+        return self.record.state != "open"
+
+    @property
+    def text(self) -> str:
+        """The text so far, with what the end released."""
+        return "".join(self.pieces) + self.tail
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The text as a message of a conversation."""
+        return message_of(*self.calls.read(self.text, self.id))
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Of a response: the conversation up to its end, without its instructions."""
+        body: Any = self.body
+        return [*self.record.before, *body.conversation(), self.message]
+
+    def stop(self) -> None:
+        """End its steps."""
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def tell(self) -> None:
+        """Wake the readers."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def follow(self, pause: float) -> AsyncIterator[tuple[int, int] | None]:
+        """Stretches of tokens as they come, from one to another; None where nothing came for
+        ``pause`` seconds. Ends when nothing more comes. Steps within `STRETCH` go out together: an
+        event costs about a tenth of one."""
+        start = 0
+        while True:
+            news, over, end = self._news, not self.running, len(self.pieces)
+            if start < end:
+                yield start, end
+            if over:
+                return
+            if start < end:
+                start = end
+                await asyncio.sleep(STRETCH)
+            try:
+                async with asyncio.timeout(pause):
+                    await news.wait()
+            except TimeoutError:
+                yield None
+
+    async def wait(self) -> None:
+        """Until nothing more comes."""
+        while self.running:
+            await self._news.wait()

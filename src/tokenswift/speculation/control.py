@@ -1,0 +1,350 @@
+"""Which drafter to use: learnt from the steps.
+
+A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the
+text). A mode's rate is its expected tokens, corrected by the bias of past expectations, per plain
+pass (`costs`). With several sequences in a step, their total yield is set against their total time.
+In a step whose next token the free drafters already know, a mode's drafter is not asked, and every
+step of a mode shows what plain would have made of it. Modes not in use are tried for a few steps,
+at intervals that double. This module reads no clock: steps carry their own times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.costs import FIRST, KNOTS, LEVEL, ROW, CostEstimate, Costs
+from tokenswift.speculation.sequence_state import ALONE, BatchLoad
+
+PLAIN = "plain"
+_PLAIN_WORDS = "plain decoding with drafts from the text"
+_PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
+_SLOW = 1 / 32  # smallest weight of a new value in a mode's running means
+_FAST = 1 / 16  # weight of a new value in other running means
+_BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
+# a mode takes over when its rate is this many times the current one's; plain at once
+_MARGIN = 1.02
+_TRIAL = 4  # steps of a trial
+_FIRST_WAIT = 16  # steps between trials at first; then twice as many each time
+_LAST_WAIT = 1024  # at most
+_ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
+_TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
+_LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
+_PAUSE_AFTER = 8  # steps without a draft until a pause
+_PAUSE_GAP = 4  # steps between pauses
+_PAUSE = 16  # steps of the first pause
+_LONG_PAUSE = 128  # steps of the longest
+_IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
+_FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
+_FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
+
+
+@dataclass(slots=True)
+class Learnt:
+    """What was learnt from earlier sequences of a model; every sequence starts from it and adds to
+    it.
+
+    Attributes:
+        calibration: turns rankings into chances.
+        ratios: see `Costs`.
+        biases: by mode, accepted ÷ expected drafted tokens.
+        outcomes: see `drafters.recycle`.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
+    biases: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Running means over a mode's steps, and its totals."""
+
+    tokens: float  # expected tokens per step
+    rows: float  # rows per verify pass
+    draft: float  # drafting time per step, in plain passes
+    pass_cost: float = 0.0  # time of one draft pass, in plain passes; 0 without such
+    next_trial: int = FIRST + 1  # number of the step from which it may be tried
+    wait: int = _FIRST_WAIT  # steps from its next trial to the one after
+    steps: int = 0
+    learnt: int = 0  # steps in the means
+    total_tokens: int = 0  # tokens of all its steps
+    total_nodes: int = 0  # nodes below the root in all its steps
+    bias: float = 1.0  # accepted ÷ expected drafted tokens
+    bias_weight: float = 4.0  # expected drafted tokens that the bias is averaged over
+
+    def observe_draft(self, expected: float, rows: int) -> float:
+        """Learn what a step would draft; returns the weight of that in the means."""
+        weight = max(_SLOW, 1 / (self.learnt + 3))
+        self.learnt += 1
+        self.tokens += weight * (expected - self.tokens)
+        self.rows += weight * (rows - self.rows)
+        return weight
+
+    def learn(self, expected: float, tokens: int, rows: int, draft: float | None) -> None:
+        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
+        weight = self.observe_draft(expected, rows)
+        if draft is not None:
+            self.draft += weight * (min(draft, 3 * self.draft + 0.1) - self.draft)
+        self.update_bias(expected - 1, tokens - 1)
+
+    def update_bias(self, expected: float, accepted: int) -> None:
+        """Learn the bias from a step's drafted tokens."""
+        if expected > 0.05:
+            self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
+            error = accepted - expected * self.bias
+            self.bias = min(1.3, max(0.3, self.bias + error / self.bias_weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """How a step's tree was drafted.
+
+    Attributes:
+        mode: the mode of the step.
+        expected: tokens that the step is expected to yield.
+        rows: nodes, the root included.
+        passes, levels: draft passes, and levels of heads, made for it.
+        loaded: a cache was filled meanwhile, so its drafting time is not typical.
+    """
+
+    mode: str = PLAIN
+    expected: float = 1.0
+    rows: int = 1
+    passes: int = 0
+    levels: int = 0
+    loaded: bool = False
+
+
+class Control:
+    """Chooses the mode of every step, and knows the costs.
+
+    Args:
+        costs: cost of verify passes.
+        estimates: what each drafter that is not free expects, by its name.
+        biases: see `Learnt`.
+
+    Attributes:
+        tokens_per_pass: current tokens per plain pass, those of the other sequences in the step
+            included.
+        load: the other sequences in the step.
+        remaining: new tokens still to come at most; None: unknown.
+        row, level: cost of one more row in a verify pass, and of one level of heads, in plain
+            passes.
+        last: how the last tree was drafted.
+        timing_plain: this step drafts nothing, to time a plain pass.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        estimates: Mapping[str, CostEstimate],
+        biases: dict[str, float] | None = None,
+    ) -> None:
+        self.costs, self.estimates = costs, estimates
+        self.biases = {} if biases is None else biases
+        self.load = ALONE
+        self.remaining: int | None = None
+        # asking the free drafters takes about .03 of a plain pass
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.03, bias=self.biases.get(PLAIN, 1.0))}
+        for name, estimate in estimates.items():
+            self.modes[name] = _Mode(
+                tokens=estimate.tokens,
+                rows=estimate.rows,
+                draft=estimate.draft_cost,
+                pass_cost=estimate.pass_cost,
+                bias=self.biases.get(name, _FIRST_BIAS),
+            )
+        self.current = PLAIN
+        self.tokens_per_pass = 1.0
+        self.timing_plain = True
+        self.row = ROW
+        self.level = LEVEL
+        self._best_chances: dict[int | str, float] = {
+            name: e.best_chance for name, e in estimates.items()
+        }
+        self._trial: list[str] = []  # modes of the next steps
+        self._step = 0
+        self._last_bare = 0  # the last step that was the second without a draft in a row
+        self.last = Drafted()
+        self._idle = 0  # steps without a draft
+        self._next_pause = _PAUSE  # its length in steps
+        self._plain_ms = 0.0  # what plain decoding would have taken for these tokens
+        self._spent_ms = 0.0
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def mode(self, context: int, load: BatchLoad = ALONE) -> str:
+        """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same
+        pass."""
+        self._step += 1
+        self.load = load
+        more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
+        self.row = max(1e-6, more / 5)
+        names = [PLAIN]
+        names += [name for name, one in self.estimates.items() if context >= one.min_cached]
+        rates = {name: self.expected_rate(name) for name in names}
+        if load == ALONE:
+            rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
+        self.timing_plain = self._step <= FIRST or self._step - self._last_bare >= _PLAIN_EVERY
+        if self.timing_plain:
+            return PLAIN
+        if self._trial:
+            return self._trial.pop()
+        self._choose(rates)
+        self.tokens_per_pass = max(rates[self.current], rates[PLAIN])
+        for name, mode in self.modes.items():
+            if name in rates and name != self.current and self._step >= mode.next_trial:
+                mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST_WAIT, 2 * mode.wait)
+                if self._promises(name, rates[name]):
+                    self._trial = [name] * ((_TRIAL if mode.pass_cost else _TRIAL // 2) - 1)
+                    return name
+        return self.current
+
+    def _choose(self, rates: Mapping[str, float]) -> None:
+        """Change to the best of the modes that have been used, where it is better by the margin."""
+        seen = {
+            name: rate for name, rate in rates.items() if name == PLAIN or self.modes[name].steps
+        }
+        best = max(seen, key=seen.__getitem__)
+        margin = 1.0 if best == PLAIN else _MARGIN
+        if self.current not in seen or seen[best] > margin * seen[self.current]:
+            self.current = best
+
+    def _promises(self, name: str, rate: float) -> bool:
+        """Whether a mode with this expected rate is worth a trial."""
+        loads = name != PLAIN and self.estimates[name].loads
+        few = self.remaining is not None and self.remaining < _LOAD_TOKENS
+        share = _TRIAL_RATE if self.load == ALONE else 1.0
+        return not (loads and few) and rate > share * self.tokens_per_pass
+
+    def expected_rate(self, name: str) -> float:
+        """Tokens per plain pass that a mode is expected to reach, with the current load."""
+        mode, load = self.modes[name], self.load
+        spent = (
+            self.costs.verify(mode.rows + load.rows)
+            + mode.draft
+            + load.ms / (self.costs.unit or 1e9)
+        )
+        return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
+
+    def uses(self, name: str) -> bool:
+        """Whether a drafter is in use: its mode is the current or last one, or on trial; a free
+        drafter is unless the step only times a plain pass."""
+        ours = (self.current, self.last.mode, *self._trial)
+        return name in ours if name in self.modes else not self.timing_plain
+
+    def verify_costs(self, most: int) -> list[float]:
+        """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made
+        non-decreasing."""
+        others = self.load.rows
+        costs = (self.costs.verify(others + rows) for rows in range(1, most + 2))
+        return list(accumulate(costs, max))
+
+    # ---- outcomes --------------------------------------------------------------------------------
+
+    def should_ask(self, name: str, expected: float, rows: int, chance: float) -> bool:
+        """Whether to ask a mode's drafter in a step, and what *plain* would make of it, which is
+        learnt.
+
+        Args:
+            name: of the mode.
+            expected, rows: tokens and rows of the step with what the free drafters propose.
+            chance: that one of their candidates for the next token is right.
+        """
+        mode, plain = self.modes[name], self.modes[PLAIN]
+        plain.observe_draft(expected, rows)
+        gain = self.estimates[name].tokens - 1
+        cost = self.tokens_per_pass * (mode.draft - plain.draft)
+        return name != self.current or 1 - chance > _ALWAYS or gain * (1 - chance) > cost
+
+    def drafted(self, tree: Drafted) -> None:
+        """Take note of the step's tree."""
+        if tree.rows == self.last.rows == 1:
+            self._last_bare = self._step
+        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
+        # neither a trial counts nor a step that only times a plain pass
+        self._idle = 0 if drafts else self._idle + (tree.mode == PLAIN and not self.timing_plain)
+        self._next_pause = _PAUSE if drafts else self._next_pause
+        self.last = tree
+
+    def pause(self) -> int:
+        """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and
+        asking costs time. Each pause is twice as long as the one before, until something is
+        drafted."""
+        costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
+        if self._trial or self._idle < _PAUSE_AFTER or not costly:
+            return 0
+        pause = self._next_pause
+        self._next_pause = min(_LONG_PAUSE, 2 * pause)
+        self._idle = _PAUSE_AFTER - _PAUSE_GAP
+        return pause
+
+    def record_pause(self, verify_ms: float, draft_ms: float) -> None:
+        """Record a step during a pause, which yields one token."""
+        self.last, self.timing_plain = Drafted(), True
+        self.record_step(1, 1, verify_ms, draft_ms)
+
+    def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
+        """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step
+        before."""
+        last = self.last
+        if last.rows == rows:  # unless the end of the sequence cut the tree
+            self.costs.observe(rows + self.load.rows, verify_ms)
+        if not self.load.rows:
+            self._plain_ms += tokens * self.costs.unit
+            self._spent_ms += verify_ms + draft_ms
+        draft = draft_ms / (self.costs.unit or 1e9)
+        mode = self.modes[last.mode]
+        mode.steps += 1
+        mode.total_tokens += tokens
+        mode.total_nodes += rows - 1
+        if not self.timing_plain:  # such a step says nothing about the free drafters
+            mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
+        self.biases[last.mode] = mode.bias
+        expected = last.levels * self.level + last.passes * mode.pass_cost
+        if not expected and last.mode != PLAIN:  # only the free drafters were asked
+            self.modes[PLAIN].update_bias(last.expected - 1, tokens - 1)
+        if last.loaded or not expected:
+            return
+        ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))
+        if last.levels:
+            self.level *= 1 + _FAST * (ratio - 1)
+        if last.passes:
+            mode.pass_cost *= 1 + _FAST * (ratio - 1)
+
+    def best_chance(self, of: int | str) -> float:
+        """Mean chance of the best candidate at a level of heads (from 0) or in a drafter's pass
+        (name)."""
+        return self._best_chances.get(of, _FIRST_CHANCE)
+
+    def observe_best(self, of: int | str, chance: float) -> None:
+        """Take the chance of a best candidate into that mean."""
+        self._best_chances[of] = self.best_chance(of) + _FAST * (chance - self.best_chance(of))
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over
+        plain decoding at the measured time of a plain pass (None where too few were seen);
+        ``modes``, the steps, tokens and nodes of each."""
+        seen = {name: mode for name, mode in self.modes.items() if mode.steps}
+        steps = sum(mode.steps for mode in seen.values())
+        nodes = sum(mode.total_nodes for mode in seen.values()) / steps
+        words = {PLAIN: _PLAIN_WORDS} | {name: e.words for name, e in self.estimates.items()}
+        ranked = sorted(seen.items(), key=lambda pair: -pair[1].steps)
+        shares = "; ".join(f"{words[name]} in {mode.steps / steps:.0%}" for name, mode in ranked)
+        return {
+            "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
+            "gain": self._plain_ms / self._spent_ms
+            if self._spent_ms and self.modes[PLAIN].steps >= FIRST
+            else None,
+            "modes": {
+                name: {"steps": mode.steps, "tokens": mode.total_tokens, "nodes": mode.total_nodes}
+                for name, mode in seen.items()
+            },
+        }

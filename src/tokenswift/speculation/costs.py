@@ -1,0 +1,107 @@
+"""What a pass costs, learnt from the times of the steps.
+
+Costs are in *plain passes*: the time that a pass over one row of this sequence takes now. The unit
+follows the machine's load and the context length, so the cost of a row, a head level or a drafter
+keeps its meaning when these change. This module reads no clock: steps carry their own times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# row counts with a cost of their own
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROW = 0.1  # initial cost of one more row in a pass, in plain passes
+LEVEL = 0.1  # initial cost of a level of heads, in plain passes
+FIRST = 3  # plain steps at the start; the fastest of them sets the unit
+# log error of a time is clipped to this: the machine was busy for a moment
+_OUTLIER = math.log(1.5)
+_UNIT = 1 / 8  # smallest weight of a new time in the unit
+_RATIO = 1 / 32  # the same in a ratio
+_ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
+
+
+class Costs:
+    """Cost of a pass by its number of rows, in plain passes, and the milliseconds of a plain pass.
+
+    Args:
+        ratios: cost at each of :data:`KNOTS` as learnt so far, 0 where unknown; updated in place.
+
+    Attributes:
+        unit: milliseconds of a plain pass; 0 before the first step.
+    """
+
+    def __init__(self, ratios: list[float] | None = None) -> None:
+        self.ratios = [0.0] * len(KNOTS) if ratios is None else ratios
+        self.unit = 0.0
+        self._seen = [0] * len(KNOTS)
+        self._plain = 0  # plain steps in a row
+
+    def verify(self, rows: float) -> float:
+        """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated
+        between known row counts, extrapolated beyond the last with the mean slope up to it."""
+        low, below, slope = 1.0, 1.0, ROW
+        for knot, ratio in zip(KNOTS, self.ratios, strict=True):
+            if not ratio or knot == 1:
+                continue
+            slope = (ratio - below) / (knot - low)
+            if knot >= rows:
+                return below + slope * (rows - low)
+            low, below, slope = float(knot), ratio, (ratio - 1) / (knot - 1)
+        return below + slope * (rows - low)
+
+    def observe(self, rows: int, milliseconds: float) -> None:
+        """Learn from the time of a verify pass, whose error is shared between unit and ratio.
+
+        A drafted step shows only unit × ratio. The first plain step after one is slow, because
+        drafting has filled the processor's caches; it is ignored, and the second one corrects the
+        unit.
+        """
+        at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
+        self._seen[at] += 1
+        self._plain = 0 if at else self._plain + 1
+        if not self.unit or (not at and self._seen[0] <= FIRST):  # the machine may be slow at first
+            unit = milliseconds / self.verify(rows)
+            self.unit = min(unit, self.unit or unit)
+            return
+        error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
+        error = min(_OUTLIER, max(-_OUTLIER, error))
+        if self._plain == 1:
+            return
+        if self._plain == 2:
+            change = math.exp(_ANCHOR * error)
+            self.unit *= change
+            self.ratios[:] = [ratio and max(1.0, ratio / change) for ratio in self.ratios]
+            return
+        share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
+        if at:
+            ratio = max(1.0, (self.ratios[at] or self.verify(KNOTS[at])) * math.exp(share * error))
+            # fewer rows cost no more, or they are never tried again
+            self.ratios[: at + 1] = [*(min(fewer, ratio) for fewer in self.ratios[:at]), ratio]
+        self.unit *= math.exp(_UNIT * (1 - share) * error)
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What a drafter expects of its steps before it has made any; times are in plain passes.
+
+    Attributes:
+        words: what it does, for the summary ("heads from the verified state").
+        tokens: tokens per step, the target's own included.
+        rows: rows of a step's verify pass.
+        draft_cost: time that drafting takes in a step.
+        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a
+            drafter makes one pass after another; 0 for others.
+        min_cached: it drafts only while at least so many tokens are cached.
+        loads: it must fill a cache first, so it is tried only where many tokens are still to come.
+    """
+
+    words: str
+    tokens: float
+    rows: int
+    draft_cost: float
+    pass_cost: float = 0.0
+    best_chance: float = 0.0
+    min_cached: int = 0
+    loads: bool = False

@@ -1,0 +1,140 @@
+"""What an ``LLM`` holds: the target, and all that drafts for it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+from tokenswift.config.loading import LoadConfig
+from tokenswift.models.source import Source
+from tokenswift.models.target import DraftModels
+from tokenswift.sampling.grammars import Grammars
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.control import Learnt
+from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter
+from tokenswift.speculation.eagle.config import EagleWeights
+from tokenswift.speculation.eagle.features import Features
+from tokenswift.speculation.eagle.find import eagle_of, eagle_trained
+from tokenswift.speculation.heads.find import is_default, resolve_heads, shipped_heads
+from tokenswift.speculation.heads.modules import Heads
+from tokenswift.types import OnProgress
+
+
+class Resources:
+    """The target and all that drafts for it. Draft models and packed heads are made at first use.
+    Threads may share it.
+
+    Args:
+        source: what the target is made from.
+        name: the model's name.
+        heads, on_progress, eagle: see ``LLM``.
+        how: the options of loading.
+
+    Attributes:
+        target: the target model.
+        heads: its draft heads, or None.
+        eagle: its EAGLE-3 drafter, or None.
+        draft_models: draft models by name, see `models.target`.
+        grammars: compiled grammars.
+        lock: guards what is made at first use.
+    Raises:
+        InputError: heads or a drafter that do not fit the model, or options that it does not
+            support.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        heads: str | Path | Heads | None,
+        how: LoadConfig,
+        on_progress: OnProgress | None = None,
+        eagle: str | Path | EagleWeights | None = "auto",
+    ) -> None:
+        self.source, self.name = source, name
+        self.heads = resolve_heads(heads, source.host)
+        self._automatic = isinstance(heads, str) and heads == "auto"
+        self._shipped: dict[str, Heads | None] = {}  # by kind, once asked for
+        self._packed: dict[Heads, Heads] = {}
+        self._learnt: dict[int, Learnt] = {}  # by number of threads
+        self.lock = Lock()
+        with ThreadPoolExecutor(1) as background:  # the tokenizer is made while weights are packed
+            unnamed = background.submit(source.unnamed_rows)
+            self.target = source.target(on_progress)
+        self.target.compute_as(how, name)
+        if rows := unnamed.result():
+            self.target.padding = torch.tensor(rows, device=self.target.device)
+        if isinstance(eagle, str) and eagle == "auto":
+            self.eagle = eagle_trained(source.host.base, self.target)
+        else:
+            self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
+        default = is_default(source.host)
+        self.draft_models = DraftModels(self.target, source.codec, is_default=default)
+        self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
+
+    def identity(self) -> dict[str, Any]:
+        """The properties of the model that decide the tokens: dtype, config, weights, positions,
+        tokenizer."""
+        return self.source.identity | self.target.identity()
+
+    def heads_of(self, kind: str) -> Heads | None:
+        """Heads of this kind: those given, or shipped ones with ``heads="auto"``; else None."""
+        if self.heads is not None and self.heads.kind == kind:
+            return self.heads
+        with self.lock:
+            if self._automatic and kind not in self._shipped:
+                self._shipped[kind] = shipped_heads(self.source.host, kind)
+            return self._shipped.get(kind)
+
+    def packed(self, heads: Heads) -> Heads:
+        """Heads packed for the target's backend."""
+        with self.lock:
+            if heads not in self._packed:
+                self._packed[heads] = heads.packed(self.target.backend, self.target.int8)
+            return self._packed[heads]
+
+    def small_model(
+        self,
+        name: object,
+        option: tuple[str, object],
+        *,
+        size: int,
+        sinks: int,
+        longest: int,
+        kv: str = "streaming",
+    ) -> ModelDrafter:
+        """A drafter with a draft model over a small cache.
+
+        Args:
+            name: the model, as `models.target.DraftModels` takes it.
+            option: name and value of the option that sets the cache's size, for errors.
+            size, sinks: tokens of the cache, and first tokens that it always holds.
+            longest: tokens that it drafts in a step at most.
+            kv: see `ModelContext`.
+        Raises:
+            InputError: the model cannot be had.
+        """
+        context = ModelContext(
+            self.draft_models.get(name),
+            self.target.vocab_size,
+            kv,
+            size,
+            sinks,
+            longest,
+            frequent=None if self.heads is None else self.heads.frequent,
+        )
+        return ModelDrafter(context, self.target, option)
+
+    def features(self) -> Features | None:
+        """A store for the features of a sequence, for :attr:`eagle`; None without one."""
+        return None if self.eagle is None else self.eagle.features()
+
+    def learnt(self) -> Learnt:
+        """What adaptive drafting has learnt on this model with this number of threads (see
+        `control`)."""
+        calibration = Calibration(None if self.heads is None else self.heads.calibration)
+        return self._learnt.setdefault(torch.get_num_threads(), Learnt(calibration))

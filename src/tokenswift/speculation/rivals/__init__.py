@@ -1,0 +1,2 @@
+"""Other people's methods, as they published them, to compare with. `speculation.methods` registers
+them; nothing else imports from here."""

@@ -1,0 +1,278 @@
+"""What the controller decides on made-up times of steps: it wastes little, and follows text and
+machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tokenswift.sampling.rows import Ranked
+from tokenswift.speculation.calibration import Calibration
+from tokenswift.speculation.control import PLAIN, Control, Drafted
+from tokenswift.speculation.costs import CostEstimate, Costs
+from tokenswift.speculation.sequence_state import ALONE, BatchLoad
+from tokenswift.tree import CandidateTree
+
+HEADS = CostEstimate("heads", tokens=1.45, rows=3, draft_cost=0.2)
+DRAFT = 0.002  # plain passes that looking for candidates takes
+
+
+def flat(rows: int) -> float:
+    """Rows that cost little, up to where arithmetic takes over."""
+    return 1 + 0.05 * (rows - 1) + 0.1 * max(0, rows - 8)
+
+
+class Decoder:
+    """Steps of a made-up decoder, whose clock counts plain passes of the machine when it is idle.
+
+    Args:
+        rows: what a pass takes, by its rows.
+        heads: chance that the heads are right; None: there are none.
+    """
+
+    def __init__(self, rows: Callable[[int], float] = flat, heads: float | None = None) -> None:
+        self.rows, self.heads = rows, heads
+        self.control = Control(Costs(), {} if heads is None else {"heads": HEADS})
+        self.rnd, self.slow, self.drafted, self.modes = (
+            random.Random(0),
+            1.0,
+            list[int](),
+            list[str](),
+        )
+
+    def write(self, tokens: int, chance: float, load: BatchLoad = ALONE) -> float:
+        """Write tokens of a text whose repeats are right with a chance; returns tokens a unit of
+        time."""
+        made, spent = 0, 0.0
+        while made < tokens:
+            new, took = self._step(chance, load)
+            made, spent = made + new, spent + took
+        return made / spent
+
+    def _step(self, chance: float, load: BatchLoad) -> tuple[int, float]:
+        control, tree, draft = self.control, CandidateTree(0), DRAFT
+        mode, node = control.mode(500, load), 0
+        for token in range(0 if control.timing_plain else 31):
+            node = tree.add(node, token, "ngram", chance)
+        nodes, expected = tree.select(control.verify_costs(31), control.tokens_per_pass)
+        rows = 1 + len(nodes)
+        heads = int(mode == "heads" and control.should_ask(mode, 1 + expected, rows, chance))
+        if heads:
+            tree.add(0, 99, "head", self.heads or 0.0)
+            draft += 0.2
+            nodes, expected = tree.select(control.verify_costs(31), control.tokens_per_pass)
+        control.drafted(Drafted(mode, 1 + expected, len(nodes) + 1, passes=heads, levels=heads))
+        chain = [node for node in nodes if tree.tokens[node] != 99]
+        right = next((i for i in range(len(chain)) if self.rnd.random() >= chance), len(chain))
+        if not right and len(chain) < len(nodes):
+            right = int(self.rnd.random() < (self.heads or 0.0))
+        verify = (
+            self.rows(1 + len(nodes) + load.rows) * self.slow * self.rnd.lognormvariate(0, 0.05)
+        )
+        verify *= 20 if self.rnd.random() < 0.01 else 1  # a hiccup of the machine
+        control.record_step(1 + right, 1 + len(nodes), 30 * verify, 30 * draft * self.slow)
+        self.drafted.append(len(nodes))
+        self.modes.append("heads" if heads else PLAIN)
+        return 1 + right, self.rows(1 + len(nodes) + load.rows) + draft
+
+
+@pytest.mark.parametrize("chance", [0.02, 0.1])
+def test_the_first_tokens_are_hardly_slower_than_plain_decoding(chance: float) -> None:
+    assert Decoder().write(50, chance) > 0.98
+    assert Decoder(lambda rows: 0.5 + 0.5 * rows).write(50, chance) > 0.98
+
+
+def test_prose_then_a_list_then_prose() -> None:
+    decoder = Decoder()
+    assert decoder.write(200, 0.05) > 0.98
+    assert decoder.write(300, 0.97) > 4.5  # knowing it all one would make 5.6
+    decoder.write(20, 0.05)
+    assert decoder.write(200, 0.05) > 0.98
+
+
+def test_heads_are_left_where_the_text_itself_tells_as_much() -> None:
+    """In a list plain steps yield what those with heads do, and take less."""
+    decoder = Decoder(heads=0.9)
+    decoder.write(1500, 0.97)
+    assert decoder.modes[-100:].count("heads") < 20
+
+
+def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
+    """The free drafters are judged by the steps in which they alone were asked."""
+    control, cases = (
+        Control(Costs(), {"heads": HEADS}, {"heads": 0.5}),
+        ((1, 0.59), (1, 0.61), (3, 0.3)),
+    )
+    plain, control.current, control.modes["heads"].draft = control.modes[PLAIN], "heads", 0.21
+    asked = list[bool]()
+    for control.tokens_per_pass, chance in cases:
+        asked.append(control.should_ask("heads", 1.1, 2, chance))
+    assert (
+        asked == [True, False, True] and control.modes["heads"].bias == 0.5
+    )  # as earlier texts showed
+    for expected, bias in ((3.0, 1.0), (1.5, 1.3)):
+        for _ in range(40):
+            control.drafted(Drafted("heads", expected, 4))
+            control.record_step(3, 4, 33.0, 1.0)
+        assert plain.bias == pytest.approx(bias, abs=0.02)
+    control.timing_plain = False
+    assert [control.uses(name) for name in ("heads", PLAIN, "lookup")] == [True, False, True]
+
+
+def test_many_texts_and_dear_rows() -> None:
+    """Beside seven texts in a pass that is bound by arithmetic only what is nearly sure is
+    drafted."""
+    beside = BatchLoad(rows=7, tokens=7.0)
+    decoder = Decoder(lambda rows: 0.2 + 0.8 * rows)
+    decoder.write(200, 0.6, beside)
+    assert sum(decoder.drafted[50:]) < 0.1 * len(decoder.drafted[50:])
+    decoder.write(300, 0.98, beside)
+    assert sum(decoder.drafted[-50:]) > 50
+
+
+def test_rows_that_turn_out_dear_are_not_drafted() -> None:
+    decoder = Decoder(lambda rows: 1 + 0.45 * (rows - 1))
+    decoder.write(100, 0.3)
+    assert sum(decoder.drafted[-40:]) < 10
+
+
+def test_a_busy_machine_changes_no_decision() -> None:
+    """Half-way every pass takes three times as long, drafting too; nothing is drafted less for
+    it."""
+    decoder = Decoder()
+    decoder.write(400, 0.7)
+    before = sum(decoder.drafted[-60:])
+    decoder.slow = 3.0
+    decoder.write(400, 0.7)
+    assert sum(decoder.drafted[-60:]) == pytest.approx(before, rel=0.25)
+    assert decoder.control.costs.unit == pytest.approx(90, rel=0.3)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.9])
+def test_the_gain_is_said_as_it_was(chance: float) -> None:
+    decoder = Decoder()
+    decoder.write(50, chance)
+    rate = decoder.write(
+        1000, chance
+    )  # that of plain decoding is 1; hiccups, not in it, take a fifth
+    assert 0.7 * rate < decoder.control.record()["gain"] < 0.95 * rate
+
+
+@pytest.mark.parametrize(("left", "tried"), [(300, False), (3000, True), (None, True)])
+def test_a_cache_is_loaded_only_where_much_is_to_come(left: int | None, tried: bool) -> None:
+    decoder = Decoder(heads=0.5)
+    decoder.control.estimates = {"heads": replace(HEADS, loads=True)}
+    decoder.control.remaining = left
+    decoder.write(200, 0.02)
+    assert ("heads" in decoder.modes) == tried
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(0.05, 0.0, 0.02), (0.8, 0.9, 1.0)])
+def test_heads_are_used_where_they_pay_and_else_rarely(
+    right: float, least: float, most: float
+) -> None:
+    decoder = Decoder(heads=right)
+    decoder.write(2000, 0.02)
+    assert least <= decoder.modes[100:].count("heads") / len(decoder.modes[100:]) <= most
+    assert decoder.modes[:4] == [PLAIN] * 3 + ["heads"]
+
+
+@pytest.mark.parametrize("wrong", [0.8, 1.25])
+def test_plain_steps_between_drafted_ones_tell_the_unit(wrong: float) -> None:
+    """Rows and unit were learnt wrong by a quarter, their product right: two plain steps in 128
+    mend both. Fewer rows than are known by now to be cheap are not held to be dear."""
+    decoder = Decoder()
+    decoder.write(600, 0.8)
+    costs = decoder.control.costs
+    costs.ratios[:] = [ratio * wrong for ratio in costs.ratios]
+    costs.unit /= wrong
+    decoder.write(6000, 0.8)
+    assert costs.unit == pytest.approx(30, rel=0.06)
+    assert costs.verify(4) == pytest.approx(flat(4), rel=0.06)
+    costs.ratios[1] = 9.0
+    costs.observe(4, 30 * flat(4))
+    assert 1 <= costs.verify(2) <= costs.verify(4)
+
+
+@pytest.mark.parametrize("dear", [True, False])
+def test_rests_double_until_something_is_drafted(dear: bool) -> None:
+    """Steps that only time a plain pass, the first ones, and a trial of heads do not count."""
+    control, rests = Control(Costs(), {"heads": replace(HEADS, tokens=0.0)}), list[int]()
+    for mode, rows in [(PLAIN, 1)] * 30 + [(PLAIN, 2)] + [("heads", 2)] * 9 + [(PLAIN, 1)] * 11:
+        control.mode(500)
+        control.drafted(Drafted(mode, 1.0, rows))
+        control.record_step(1, rows, 30.0, 3.0 if dear else 0.03)
+        rests.append(control.pause())
+    assert [rest for rest in rests if rest] == ([16, 32, 64, 128, 128, 16] if dear else [])
+
+
+def test_figures_are_pinned() -> None:
+    """Other ones say that drafting takes another course, which is to be measured."""
+    decoder, known = Decoder(heads=0.6), Calibration()
+    ranked = Ranked([4, 5, 6], [3.0, 1.0, -9.0], [0.8, 0.1, 0.1])
+    decoder.control = control = Control(
+        Costs(), {"heads": replace(HEADS, pass_cost=0.3, best_chance=0.4)}
+    )
+    for heads, chance, load in (
+        (0.6, 0.3, 0),
+        (0.1, 0.1, 0),
+        (0.6, 0.5, 2),
+        (0.6, 0.02, 0),
+        (0.2, 0.9, 0),
+    ):
+        decoder.heads = heads
+        decoder.write(250, chance, BatchLoad(load, 1.5 * load, 3.0 * load))
+        control.record_pause(30.0, 1.0)
+        control.observe_best("heads", chance)
+        for right in (5, 7):
+            chances, learn = known.chances("backbone", ranked, load)
+            learn(right)
+    mode, costs, said = control.modes["heads"], control.costs, control.record()
+    found = [
+        control.tokens_per_pass,
+        control.row,
+        control.level,
+        *map(control.best_chance, ("heads", 0)),
+        *chances,
+    ]
+    for values in ([2.0], [2.0, 1.5]):
+        found += known.chances("other", Ranked([8, 9][: len(values)], values, [0.5, 0.3]), 0)[0]
+    found += [
+        mode.tokens,
+        mode.rows,
+        mode.draft,
+        mode.bias,
+        mode.pass_cost,
+        control.expected_rate("heads"),
+    ]
+    found += [costs.unit, costs.verify(5), costs.verify(40), said["gain"]]
+    pinned = [
+        2.973216,
+        0.04690143,
+        0.04895654,
+        0.3942,
+        0.35,
+        0.9374508,
+        0.02943959,
+        0.0131096,
+        0.6041652,
+    ]
+    pinned += [
+        0.3073141,
+        0.1483087,
+        1.424455,
+        2.908744,
+        0.2025293,
+        0.7795906,
+        0.1468696,
+        0.9972742,
+        31.66068,
+    ]
+    pinned += [1.193134, 4.029045, 1.037952]
+    assert found == pytest.approx(pinned, rel=1e-6)
+    assert said["modes"]["plain"] == {"steps": 636, "tokens": 983, "nodes": 986}
+    costs.observe(300, 30.0)  # more rows than any that have a cost of their own
+    assert said["summary"].endswith("text in 79%; heads in 21% of the steps, 1.9 nodes a step")
