@@ -79,3 +79,15 @@ def test_heads_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="^cannot write heads to .*file/a.safetensors: "):
         save_heads(random_heads("linear"), tmp_path / "file" / "a.safetensors", base_of(tiny()))
     assert names(tmp_path) == ["file"]
+
+
+def test_heads_beyond_the_models_type_are_refused(tmp_path: Path) -> None:
+    heads = random_heads("medusa")
+    with torch.no_grad():
+        next(heads.parameters()).fill_(1e5)  # float16 ends at 65,504
+    file = tmp_path / "large.heads.safetensors"
+    save_heads(heads, file, base_of(tiny(), "tiny"))
+    model = tiny()
+    assert load_heads(file, host_of(model)) is not None
+    with pytest.raises(InputError, match=r"large.heads.safetensors: .* is not finite in float16"):
+        load_heads(file, host_of(model.half()))

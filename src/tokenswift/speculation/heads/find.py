@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import torch
+
 from tokenswift.checks import shown
 from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.loader.default_model import left_out, rivals_note, shipped_files, trained_files
@@ -43,7 +45,24 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
         raise InputError(
             f"heads {path} were made for {mine}, the model is {theirs}: their weights differ"
         )
-    return heads.to(dtype=host.dtype, device=host.device)
+    return in_type_of(host, heads, str(path))
+
+
+def in_type_of(host: HeadsHost, heads: Heads, name: str) -> Heads:
+    """Heads in the model's type, on its device.
+
+    Raises:
+        InputError: a weight is beyond the type's range.
+    """
+    heads = heads.to(dtype=host.dtype, device=host.device)
+    for parameter_name, parameter in heads.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            kind = str(host.dtype).removeprefix("torch.")
+            raise InputError(
+                f"heads {name}: {parameter_name} is not finite in {kind}; valid: heads whose "
+                "weights are in the range of the model's type, or another dtype"
+            )
+    return heads
 
 
 def is_default(host: HeadsHost) -> bool:
@@ -63,7 +82,7 @@ def shipped_heads(host: HeadsHost, kind: str | None = None) -> Heads | None:
         with left_out(path):
             file_kind = kind_for(path, host)
             if file_kind is not None and kind in (None, file_kind):
-                heads = read_heads(path)[0].to(dtype=host.dtype, device=host.device)
+                heads = in_type_of(host, read_heads(path)[0], path.name)
                 heads.source = f"{path.name} (shipped)" if path in shipped else heads.source
                 return heads
     return None
@@ -88,7 +107,7 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
             raise InputError(
                 f"heads have hidden size {spec.config.hidden_size}, the model has {width}"
             )
-        return copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
+        return in_type_of(host, copy.deepcopy(spec), "given")
     if spec == "auto":
         return _heads_beside(host) or shipped_heads(host)
     if isinstance(spec, str | Path) and spec not in HEAD_KINDS:
