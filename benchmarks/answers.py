@@ -115,7 +115,7 @@ def main() -> None:
     for question in QUESTIONS:
         found = parting(llm, question, options.tokens)
         row = {
-            "model": Path(name).stem,
+            "model": name if name in FETCHED else Path(name).stem,
             **asdict(found),
             "int16_layers": llm.target.wide_layers,
             "commit": commit(),

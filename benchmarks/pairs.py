@@ -130,7 +130,7 @@ def main() -> None:
                 for _ in range(options.rounds)
             ]
             row = {
-                "model": Path(name).stem,
+                "model": name if name in FETCHED else Path(name).stem,
                 "context": context,
                 "rows": rows,
                 "this_ms": round(median(pair[0] for pair in pairs), 3),

@@ -155,7 +155,7 @@ def main() -> None:
         reference = found[REFERENCE][context]
         for kind, judgements in found.items():
             row = {
-                "model": Path(options.model).stem,
+                "model": options.model if options.model in FETCHED else Path(options.model).stem,
                 "kind": kind,
                 "context": context,
                 "texts": len(every),

@@ -17,7 +17,6 @@ NO_CLAIM = "none at hand as numbers"  # of specs
 WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto")
 QUALITY = Path(__file__).parents[1] / "bench" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
-ALL_LAYERS = 16  # so many layers and more are not listed
 REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
 COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
 
@@ -159,7 +158,7 @@ def quality() -> Table:
                 over_peer,
                 f"{row['same_choice']:.1%}",
                 f"{row['worst']:.2f}",
-                ", ".join(map(str, layers)) if 0 < len(layers) < ALL_LAYERS else "",
+                ", ".join(map(str, layers)) if kind == "int8" else "",
                 f"{row['tokens']:,}",
             ]
         )
