@@ -60,6 +60,9 @@ QUESTIONS = (
     "Name three advantages of type hints in Python.",
 )
 
+#: without penalties, which would move tokens away from the likeliest
+GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Parting:
@@ -87,7 +90,7 @@ def parting(llm: LLM, question: str, tokens: int) -> Parting:
     if not isinstance(target, NativeTarget):
         sys.exit(f"error: model is {llm.name}; valid: one of the native families")
     prompt = llm.encode([{"role": "user", "content": question}])
-    answer = llm.generate(prompt, tokens, sampling=SamplingParams(greedy=True))
+    answer = llm.generate(prompt, tokens, sampling=GREEDY)
     written = answer.token_ids
     ids = torch.tensor([*prompt, *written])
     with target.computing(IN_FLOATS):
