@@ -4,9 +4,9 @@ A key in int8 has one scale for all dimensions of a head. Where single channels 
 biases of keys in Qwen2 (358 beside a median of 3), nothing is left of the others. What counts is
 how far the rounding moves attention scores: by σ = step · |q| · s / √12 in standard deviations,
 with the step between two numbers of a key, the length of a query and the scale s of scores. The
-divergence of the attention weights is about σ² / 2. So a layer's σ is measured once, when the model
-is loaded, over tokens spread over the vocabulary: 32 of them give the figures that texts give,
-within a third, and the same on every processor.
+divergence of the attention weights is about σ² / 2 where σ is small, and less where it is large.
+So a layer's σ is measured once, when the model is loaded, over tokens spread over the vocabulary:
+32 of them give half to twice the figures that texts give, and the same on every processor.
 """
 
 from __future__ import annotations
