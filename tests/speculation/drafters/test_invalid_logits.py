@@ -65,11 +65,12 @@ def equal_to_plain(
 )
 def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first level on, or from a later one."""
-    heads = scripted_heads(kind)
+    llm = LLM.from_model(scripted_model(False), heads=scripted_heads(kind))
+    heads = llm._resources.heads
+    assert heads is not None
     for layer in list(heads.layers)[first:]:
         for parameter in layer.parameters():
             parameter.data.fill_(torch.nan)
-    llm = LLM.from_model(scripted_model(False), heads=heads)
     for strategy, options in [*OF_HEADS, *[("medusa", {"tree": (2, 1, 2)})] * (kind == "medusa")]:
         with monkeypatch.context() as patch:
             if strategy == "auto":
