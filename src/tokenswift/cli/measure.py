@@ -21,6 +21,7 @@ from tokenswift.cli.prompts import read_named, token_ids
 from tokenswift.cli.results import check_record, give
 from tokenswift.cli.terminal import say, table
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.turns import take_turns
 from tokenswift.types import Generation, InputError, RunError, Step
 
 logger = logging.getLogger("tokenswift")
@@ -155,11 +156,16 @@ def measure(
     logger.info("measuring after %s tokens", f"{len(ids):,}")
     states = [llm.prefill(ids) for _ in range(warm + repeats)]
     made: dict[str, list[Generation]] = {name: [] for name in STRATEGIES}
-    for turn in range(warm + repeats):
-        for name in sorted(STRATEGIES, reverse=turn % 2 == 0):
-            told = on_step if name == "autoregressive" else None
-            how = {"sampling": sampling, "ignore_eos": True, "on_step": told}
-            made[name].append(states[-1].generate(new, name, **how))
+    for _, name in take_turns(STRATEGIES, range(warm + repeats)):
+        made[name].append(
+            states[-1].generate(
+                new,
+                name,
+                sampling=sampling,
+                ignore_eos=True,
+                on_step=on_step if name == "autoregressive" else None,
+            )
+        )
     plain, adaptive = ([one.metrics for one in made[name][warm:]] for name in STRATEGIES)
     return {
         "context": len(ids),
