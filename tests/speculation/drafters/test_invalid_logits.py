@@ -66,7 +66,7 @@ def equal_to_plain(
 def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first level on, or from a later one."""
     llm = LLM.from_model(scripted_model(False), heads=scripted_heads(kind))
-    heads = llm._resources.heads
+    heads = llm.resources.heads
     assert heads is not None
     for layer in list(heads.layers)[first:]:
         for parameter in layer.parameters():
