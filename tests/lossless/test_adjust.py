@@ -18,7 +18,7 @@ from tests.sampling.test_adjust import losses
 from tests.stats import chi_square
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
-from tokenswift.sampling.penalties import TextRules
+from tokenswift.sampling.text_rules import TextRules
 
 WARM: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0, "temperature": 0.7}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -12,9 +12,9 @@ import torch
 
 from tests.chats import calling_tokenizer
 from tokenswift.config.sampling import ADJUSTING, SamplingParams, settings_of
-from tokenswift.sampling import penalties
-from tokenswift.sampling.penalties import RecentBreakers, TextRules, rules_of
+from tokenswift.sampling import text_rules
 from tokenswift.sampling.sampler import Sampler
+from tokenswift.sampling.text_rules import RecentBreakers, TextRules, rules_of
 from tokenswift.types import InputError
 
 V = 200
@@ -152,9 +152,9 @@ def test_breakers_that_were_used_last_are_kept_and_counted() -> None:
 
 
 def test_many_breakers_of_one_tokenizer_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penalties, "MOST_KEPT_BREAKERS", 500)
+    monkeypatch.setattr(text_rules, "MOST_KEPT_BREAKERS", 500)
     codec = calling_tokenizer()
     for number in range(50):
         params = SamplingParams(dry_multiplier=1.0, dry_breakers=["e", str(number)])
         rules_of(params, codec, 500)
-    assert 0 < penalties.recent_breakers(codec).size <= 500
+    assert 0 < text_rules.recent_breakers(codec).size <= 500

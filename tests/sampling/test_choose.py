@@ -15,9 +15,9 @@ from tests.sampling.test_adjust import ALL, RULES, texts_of
 from tests.sampling.test_adjust import SETTINGS as ADJUSTED
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.rows import LogitRows, Subset, allowed_tokens
 from tokenswift.sampling.sampler import Sampler
+from tokenswift.sampling.text_rules import NO_RULES, TextRules
 from tokenswift.types import InputError, RunError
 
 V = 3000

@@ -24,7 +24,7 @@ from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
 from tokenswift.runs.records import End, RunState
-from tokenswift.sampling.penalties import rules_of
+from tokenswift.sampling.text_rules import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import SOURCES, Generation, InputError, Logprob, RunError, Step

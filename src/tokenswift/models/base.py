@@ -19,8 +19,8 @@ from tokenswift.kv.passes import FeatureStore, Pass, Segment
 from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.layout import Layout, head_width
 from tokenswift.loader.rope import Rotary
-from tokenswift.sampling.penalties import NO_RULES, TextRules
 from tokenswift.sampling.sampler import Sampler
+from tokenswift.sampling.text_rules import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
 
 

@@ -23,10 +23,11 @@ def repetition_penalty(
     return logits.scatter(1, ids, torch.where(values < 0, values * theta, values / theta))
 
 
-def _keep(scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]) -> Float[Tensor, "n V"]:
+def _at_least(
+    scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]
+) -> Float[Tensor, "n V"]:
     """Scores with everything below the row's threshold set to -inf (NaN stays NaN)."""
-    # where() on two tensors is vectorised on the CPU, masked_fill() with a scalar is not (10 times
-    # slower)
+    # on a CPU 10 times as fast as masked_fill() with a scalar, which is not vectorised
     return torch.where(scores < threshold, scores.new_full((), -math.inf), scores)
 
 
@@ -34,7 +35,7 @@ def top_k(scores: Float[Tensor, "n V"], k: int) -> Float[Tensor, "n V"]:
     """Keep the k largest scores of each row and whatever ties with the k-th."""
     if k >= scores.shape[-1]:
         return scores
-    return _keep(scores, scores.topk(k, dim=-1).values[:, -1:])
+    return _at_least(scores, scores.topk(k, dim=-1).values[:, -1:])
 
 
 def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
@@ -48,12 +49,12 @@ def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
     mass = (best - peak).to(torch.float64).exp_() / total
     before = mass.cumsum(-1) - mass
     last = (before < p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-    return _keep(scores, best.gather(1, last))
+    return _at_least(scores, best.gather(1, last))
 
 
 def min_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
     """Keep tokens at least p times as likely as the row's best one."""
-    return _keep(scores, scores.amax(-1, keepdim=True) + math.log(p))
+    return _at_least(scores, scores.amax(-1, keepdim=True) + math.log(p))
 
 
 def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
@@ -61,7 +62,7 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
     total = scores.logsumexp(-1, keepdim=True)
     entropy = torch.special.entr((scores - total).exp()).sum(-1, keepdim=True)
     cut = torch.clamp(0.5 * math.log(epsilon) - entropy, max=math.log(epsilon))
-    return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
+    return _at_least(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
 
 
 def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
@@ -70,17 +71,16 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
     With ``greedy`` the logits stay as they are. Training uses this too, for its teacher's
     distribution.
     """
-    p = params
-    if p.greedy:
+    if params.greedy:
         return scores
-    if p.temperature != 1:
-        scores = scores / p.temperature
-    if p.top_k:
-        scores = top_k(scores, p.top_k)
-    if p.top_p < 1:
-        scores = top_p(scores, p.top_p)
-    if p.min_p:
-        scores = min_p(scores, p.min_p)
-    if p.eta_cutoff:
-        scores = eta(scores, p.eta_cutoff)
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if params.top_k:
+        scores = top_k(scores, params.top_k)
+    if params.top_p < 1:
+        scores = top_p(scores, params.top_p)
+    if params.min_p:
+        scores = min_p(scores, params.min_p)
+    if params.eta_cutoff:
+        scores = eta(scores, params.eta_cutoff)
     return scores

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar
 from tokenswift.json_schema import Digits, closed, compilable, multiples
@@ -24,13 +24,20 @@ from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+    from tokenizers import Tokenizer
 
-_KEPT = 8  # compiled grammars kept for a model
+MOST_KEPT = 8  # compiled grammars that are kept for a model
 #: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
-SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
-SECONDS, MEMORY = 10, 1 << 32  # processor time and address space of a trial compilation, in bytes
-LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
+SECONDS = 10  # processor time of a trial compilation
+MEMORY = 1 << 32  # bytes of its address space
+MOST_LEXER_STATES = 50_000  # of about 2 KB each
 _SMALL_VOCABULARY = 512  # bytes, and room for special tokens
 
 
@@ -53,13 +60,17 @@ class Grammars:
     """Compiles grammars for one model, and keeps the most recent ones.
 
     Args:
-        codec: the tokenizer, or None.
+        tokenizer: the model's; None: it has none.
         vocab_size: V, the width of the logits.
         ends: returns the ids of end-of-text tokens.
     """
 
-    def __init__(self, codec: Any, vocab_size: int, ends: Callable[[], Collection[int]]) -> None:
-        self._codec, self._vocab_size, self._ends = codec, vocab_size, ends
+    def __init__(
+        self, tokenizer: object, vocab_size: int, ends: Callable[[], Collection[int]]
+    ) -> None:
+        self._backend = backend_of(tokenizer)
+        self._vocab_size = vocab_size
+        self._ends = ends
         self._lock = Lock()
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._compiled: OrderedDict[tuple[Grammar, tuple[int, ...]], Compiled] = OrderedDict()
@@ -75,40 +86,52 @@ class Grammars:
                 tokenizer for it.
         """
         ends = tuple(sorted(self._ends()))
-        key = grammar, ends
+        key = (grammar, ends)
         try:
-            special = tuple(special_tokens(self._codec))
-            source = _source(grammar, special)
-            tried(source, special, self._vocab_size)  # outside the lock
+            source = self._tried_source(grammar)  # outside the lock
             with self._lock:
                 tokenizer = self._tokenizer(ends)
-                found = self._compiled.get(key)
-                if found is None or found.spoilt:
-                    found = self._compiled[key] = _compiled(source, tokenizer)
-                    if len(self._compiled) > _KEPT:
+                compiled = self._compiled.get(key)
+                if compiled is None or compiled.spoilt:
+                    compiled = _compiled(source, tokenizer)
+                    self._compiled[key] = compiled
+                    if len(self._compiled) > MOST_KEPT:
                         self._compiled.popitem(last=False)
                 self._compiled.move_to_end(key)
-                return Masks(found, tokenizer, start, ends)
+                return Masks(compiled, tokenizer, start, ends)
         except Exception as error:  # the libraries raise various types
-            why = f"the {TITLES[grammar.kind]} cannot be compiled ({one_line(error)})"
-            valid = "a schema or grammar that llguidance knows (see docs/grammars.md)"
-            raise InputError(f"{why}; valid: {valid}", "grammar") from error
+            raise InputError(
+                f"the {TITLES[grammar.kind]} cannot be compiled ({one_line(error)}); "
+                "valid: a schema or grammar that llguidance knows (see docs/grammars.md)",
+                "grammar",
+            ) from error
+
+    def _tried_source(self, grammar: Grammar) -> Source:
+        """A grammar in llguidance's form, compiled as a trial.
+
+        Raises:
+            ValueError: the reason why it failed.
+        """
+        special = tuple(special_tokens(self._backend))
+        source = _source(grammar, special)
+        try_to_compile(source, special, self._vocab_size)
+        return source
 
     def _tokenizer(self, ends: tuple[int, ...]) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         if ends in self._tokenizers:
             return self._tokenizers[ends]
-        inner = getattr(self._codec, "backend_tokenizer", None)
-        if inner is None or not ends:
-            raise ValueError(
-                f"the model has no {'tokenizer.json' if inner is None else 'end-of-text token'}"
-            )
-        read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
-        vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
-        made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
-        self._tokenizers = {ends: made}
-        return made
+        if self._backend is None:
+            raise ValueError("the model has no tokenizer.json")
+        if not ends:
+            raise ValueError("the model has no end-of-text token")
+        size = self._vocab_size
+        plain = LLTokenizer(self._backend.to_str(), n_vocab=size, eos_token=list(ends))
+        vocabulary = TokenizerWrapper(Vocabulary(plain, self._backend, ends))
+        tokenizer = LLTokenizer(vocabulary, n_vocab=size, eos_token=list(ends))
+        self._tokenizers = {ends: tokenizer}
+        return tokenizer
 
 
 def _compiled(source: Source, tokenizer: LLTokenizer) -> Compiled:
@@ -121,13 +144,18 @@ def _compiled(source: Source, tokenizer: LLTokenizer) -> Compiled:
 def _matcher(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
-    if not (wrong := matcher.get_error()):
-        first = matcher.deep_copy()
-        bits = first.compute_bitmask()
-        wrong = first.get_error() or ("" if any(bits) else "no text is possible")
-    if wrong:
-        raise ValueError(wrong)
+    limits = LLParserLimits(max_lexer_states=MOST_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    error = matcher.get_error()
+    if error:
+        raise ValueError(error)
+    first = matcher.deep_copy()
+    bits = first.compute_bitmask()
+    error = first.get_error()
+    if error:
+        raise ValueError(error)
+    if not any(bits):
+        raise ValueError("no text is possible")
     return matcher
 
 
@@ -140,39 +168,52 @@ class Vocabulary:
     hold the name.
 
     Args:
-        read: llguidance's own `LLTokenizer`.
-        inner: the ``tokenizers.Tokenizer``.
+        plain: llguidance's own tokenizer, whose encoding takes such names as tokens.
+        backend: the tokenizer of the library ``tokenizers``.
         ends: ids of end-of-text tokens.
+
+    Attributes:
+        eos_token_id, bos_token_id, tokens, special_token_ids: what llguidance reads.
     """
 
-    def __init__(self, read: Any, inner: Any, ends: Sequence[int]) -> None:
-        self.eos_token_id, self.bos_token_id = ends[0], None
-        known = set(inner.get_vocab(with_added_tokens=True).values())
+    def __init__(self, plain: LLTokenizer, backend: Tokenizer, ends: Sequence[int]) -> None:
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        named_ids = set(backend.get_vocab(with_added_tokens=True).values())
         self.tokens = [
-            read.decode_bytes([i]) if i in known else b"" for i in range(read.vocab_size)
+            plain.decode_bytes([token]) if token in named_ids else b""
+            for token in range(plain.vocab_size)
         ]
-        added = inner.get_added_tokens_decoder()
-        self.special_token_ids = sorted(
-            {i for i, token in added.items() if token.special}.union(ends)
-        )
-        names = sorted(
-            (self.tokens[i].decode() for i in self.special_token_ids), key=len, reverse=True
-        )
-        self._named = re.compile(f"({'|'.join(map(re.escape, names))})")
-        self._read = read
+        added = backend.get_added_tokens_decoder()
+        special = {token for token, entry in added.items() if entry.special}
+        self.special_token_ids = sorted(special.union(ends))
+        names = [self.tokens[token].decode() for token in self.special_token_ids]
+        alternatives = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        self._names = re.compile(f"({alternatives})")
+        self._plain = plain
 
     def __call__(self, text: str) -> list[int]:
         """Token ids of a text, none of them special."""
-        parts = self._named.split(text)
-        encode = self._read.tokenize_str, self._read.greedy_tokenize
-        return [token for i, part in enumerate(parts) for token in encode[i % 2](part)]
+        tokens: list[int] = []
+        for number, part in enumerate(self._names.split(text)):
+            is_name = number % 2 == 1
+            encode = self._plain.greedy_tokenize if is_name else self._plain.tokenize_str
+            tokens += encode(part)
+        return tokens
 
 
-def special_tokens(tokenizer: Any) -> list[str]:
+def backend_of(tokenizer: object) -> Tokenizer | None:
+    """The tokenizer of the library ``tokenizers`` within one of transformers; None: there is
+    none."""
+    return cast("Tokenizer | None", getattr(tokenizer, "backend_tokenizer", None))
+
+
+def special_tokens(backend: Tokenizer | None) -> list[str]:
     """Names of a tokenizer's special tokens."""
-    made = getattr(tokenizer, "backend_tokenizer", None)
-    added = {} if made is None else made.get_added_tokens_decoder()
-    return [token.content for token in added.values() if token.special]
+    if backend is None:
+        return []
+    entries = backend.get_added_tokens_decoder().values()
+    return [entry.content for entry in entries if entry.special]
 
 
 def _source(grammar: Grammar, special: Collection[str]) -> Source:
@@ -186,14 +227,14 @@ def _source(grammar: Grammar, special: Collection[str]) -> Source:
 
 def _after_thought(text: str, grammar: Grammar, special: Collection[str]) -> str:
     """A grammar with what may come before the answer."""
-    made = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
-    made["grammars"][0]["name"] = "answer"
+    source = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
+    source["grammars"][0]["name"] = "answer"
     opening = OPEN if OPEN in special else f'"{OPEN}"'
     before = "thought SPACE" if grammar.thought == "begun" else f"({opening} thought SPACE)?"
     end = f"thought: TEXT {CLOSE}" if CLOSE in special else f'thought[lazy]: TEXT "{CLOSE}"'
-    text = f"start: {before} @answer\n{end}\nTEXT: /(.|\\n)*/\nSPACE: /\\n{{0,2}}/\n"
-    made["grammars"].insert(0, {"lark_grammar": text})
-    return json.dumps(made)
+    thought = f"start: {before} @answer\n{end}\nTEXT: /(.|\\n)*/\nSPACE: /\\n{{0,2}}/\n"
+    source["grammars"].insert(0, {"lark_grammar": thought})
+    return json.dumps(source)
 
 
 def _bare_source(grammar: Grammar) -> Source:
@@ -203,12 +244,14 @@ def _bare_source(grammar: Grammar) -> Source:
         return Source(LLMatcher.grammar_from_regex(grammar.text))
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.text)
-        parts, schemas = ["start: ", ""], [{} if schema is True else closed(schema)]
+        parts = ["start: ", ""]
+        schemas = [{} if schema is True else closed(schema)]
     else:
         parts, schemas = lark_parts(grammar.text)
     if not schemas:
         return Source(LLMatcher.grammar_from_lark(grammar.text))
-    digits, rules = Digits(), list[str]()
+    digits = Digits()
+    rules: list[str] = []
     for schema in map(compilable, schemas):
         digits = digits.including(schema)
         rules += map(_json_source, multiples(schema))
@@ -226,7 +269,7 @@ def _json_source(schema: Mapping[str, object]) -> str:
     return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
 
 
-def tried(source: Source, special: tuple[str, ...], vocab_size: int) -> None:
+def try_to_compile(source: Source, special: tuple[str, ...], vocab_size: int) -> None:
     """Compile a grammar in a limited process, as a trial.
 
     Args:
@@ -236,8 +279,9 @@ def tried(source: Source, special: tuple[str, ...], vocab_size: int) -> None:
     Raises:
         ValueError: the reason why it failed.
     """
-    if wrong := _fault(source, special, vocab_size):
-        raise ValueError(wrong)
+    fault = _fault(source, special, vocab_size)
+    if fault:
+        raise ValueError(fault)
 
 
 @lru_cache(maxsize=64)  # but for what reached a limit: that may be due to a busy machine
@@ -247,14 +291,18 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
     Raises:
         ValueError: a limit was reached, or the trial itself failed.
     """
-    process, texts = Process(), [text for text in (source.text, source.numbers) if text]
-    given = special, vocab_size, texts, source.multiples
+    limits = {"max_lexer_states": MOST_LEXER_STATES, "verbose_errors": False}
+    texts = [text for text in (source.text, source.numbers) if text]
+    process = Process()
     try:
-        answer = process.ask("compile", SECONDS, MEMORY, LIMITS, *given)
+        answer = process.ask(
+            "compile", SECONDS, MEMORY, limits, special, vocab_size, texts, source.multiples
+        )
     finally:
         process.close()
-    if wrong := answer.get("limit") or answer.get("error"):
-        raise ValueError(wrong)
+    failure = answer.get("limit") or answer.get("error")
+    if failure:
+        raise ValueError(failure)
     return answer["made"]
 
 
@@ -269,7 +317,7 @@ def reason_not_held(schema: Mapping[str, object] | bool) -> str | None:
     """
     try:
         grammar = Grammar.json_schema(schema)
-        tried(_source(grammar, ()), (), _SMALL_VOCABULARY)
+        try_to_compile(_source(grammar, ()), (), _SMALL_VOCABULARY)
     except Exception as error:  # the libraries raise various types
         return one_line(error)
     return None

@@ -34,19 +34,28 @@ TOO_LONG = "a number would be too long"
 
 #: processor time in seconds that a text's masks may take: at first, and for each of its tokens.
 #: Hundreds of times what usual grammars take; some ambiguous ones take seconds a mask
-TEXT_SECONDS, TOKEN_SECONDS = 5.0, 0.05
+TEXT_SECONDS = 5.0
+TOKEN_SECONDS = 0.05
 SLOW_SECONDS = 0.2  # a step's masks that took longer are slow: others do not wait for the next one
 _NUMBER_TOKENS = 3  # tokens that show whether a text ends within a number
 _IN_NUMBER = re.compile(rb"[0-9](\.|[eE][+-]?)?\Z")
 
 
 class NoMask(RunError):
-    """There is no mask. The arguments are the position and the reason: llguidance's, because of the
-    grammar, or `LEFT`, an error of this library."""
+    """There is no mask.
+
+    Args:
+        position: the position whose token it would be for.
+        reason: llguidance's, because of the grammar; or `LEFT`, an error of this library.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(position, reason)  # what pickle makes it again from
+        self.position = position
+        self.reason = reason
 
     def __str__(self) -> str:
-        position, reason = self.args
-        return f"the grammar gives no mask for position {position} ({reason})"
+        return f"the grammar gives no mask for position {self.position} ({self.reason})"
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class Compiled:
 
     Attributes:
         matcher: an `llguidance.LLMatcher` at the start of a text.
-        compile: makes another one, which shares nothing with it.
+        compile: makes another matcher, which shares nothing with the first.
         numbers: the grammar that bounds the digits of JSON numbers; None: it holds no JSON.
         spoilt: whether llguidance's limits were reached. Copies share automata, so that another
             text would fail at its first token.
@@ -77,31 +86,36 @@ class Masks:
         ends: ids of end-of-text tokens, which the matcher never consumes.
 
     Attributes:
-        tokenizer, ends: as given.
+        tokenizer, ends: the arguments.
         is_slow: whether masks took so long that others should not wait for the next one, and that
-            nothing is drafted: `prepare` it.
+            nothing is drafted: `prepare` makes it.
     """
 
     def __init__(
         self, compiled: Compiled, tokenizer: LLTokenizer, start: int, ends: Sequence[int]
     ) -> None:
-        self._compiled, self.tokenizer, self.ends = compiled, tokenizer, ends
+        self._compiled = compiled
+        self.tokenizer = tokenizer
+        self.ends = ends
         self._matcher = compiled.matcher.deep_copy()
-        self._lost: NoMask | None = None  # set once no matcher can follow the text
-        self._start = self._at = start  # the text is committed up to position `_at`
-        self._after: list[int] = []  # tokens that the matcher has consumed after them
-        self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # masks by path after them
+        self._failure: NoMask | None = None  # set once no matcher can follow the text
+        self._start = start
+        self._committed = start  # length of the text that is committed
+        self._path: list[int] = []  # tokens that the matcher has consumed after it
+        self._masks: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path after it
         bounds = compiled.numbers
         self._numbers = None if bounds is None else Masks(bounds, tokenizer, start, ends)
         self.is_slow = False
-        self._seconds = self._step_seconds = 0.0  # processor time so far, and after the last commit
+        self._seconds = 0.0  # processor time so far
+        self._step_seconds = 0.0  # processor time since the last commit
 
     def prepare(self, history: list[int]) -> None:
         """Make the mask after ``history``, unless it is made, and see whether masks are still slow.
         What is wrong with it, `allowed` will raise."""
-        if len(history) == self._at and () in self._made:
+        if len(history) == self._committed and () in self._masks:
             return
-        self.is_slow, self._step_seconds = False, 0.0
+        self.is_slow = False
+        self._step_seconds = 0.0
         with suppress(NoMask):
             self.allowed(history, [])
 
@@ -116,20 +130,21 @@ class Masks:
         with self._timed():
             self._commit(history)
             key = tuple(path)
-            if key not in self._made:
-                self._made[key] = self._mask(history, path)
-        found = self._made[key]
-        if isinstance(found, NoMask):
-            raise found
-        return found
+            if key not in self._masks:
+                self._masks[key] = self._mask(history, path)
+        mask = self._masks[key]
+        if isinstance(mask, NoMask):
+            raise mask
+        return mask
 
     def _mask(self, history: list[int], path: Sequence[int]) -> Tensor | NoMask | None:
         """A mask as `allowed` returns it, or what it raises."""
         position = len(history) + len(path)
-        if self._seconds > TEXT_SECONDS + TOKEN_SECONDS * (self._at - self._start):
+        if self._seconds > TEXT_SECONDS + TOKEN_SECONDS * (self._committed - self._start):
             return NoMask(position, TOO_SLOW)
         bits = self._matcher.compute_bitmask() if self._go_to(path) else None
-        if (error := self._error(history)) is not None:
+        error = self._error(history)
+        if error is not None:
             return error
         if bits is None:
             return None
@@ -156,11 +171,11 @@ class Masks:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         """Count the processor time of a call."""
-        began = thread_time()
+        start = thread_time()
         try:
             yield
         finally:
-            seconds = thread_time() - began
+            seconds = thread_time() - start
             self._seconds += seconds
             self._step_seconds += seconds
             self.is_slow |= self._step_seconds > SLOW_SECONDS
@@ -170,7 +185,7 @@ class Masks:
         with self._timed():
             self._commit(history)
             self._go_to(path)
-        reached = len(self._after)
+        reached = len(self._path)
         if reached < len(path) and path[reached] in self.ends:
             reached += self._matcher.is_accepting()
         return 0 if self._error(history) is not None else reached
@@ -178,7 +193,7 @@ class Masks:
     def forced(self, history: list[int]) -> tuple[list[int], int]:
         """The tokens of the text that the grammar forces after ``history``, with the end of text if
         it ends there, and how many of them are certain: the others could be other tokens for the
-            same text."""
+        same text."""
         with self._timed():
             return self._forced(history)
 
@@ -187,19 +202,21 @@ class Masks:
         self._go_to([])
         matcher = self._matcher
         tokens: list[int] = matcher.compute_ff_tokens()
-        forced: bytes = matcher.compute_ff_bytes()
+        text: bytes = matcher.compute_ff_bytes()
         if self._error(history) is not None:
             return [], 0
-        sure = len(tokens)
-        rest = forced[len(self.tokenizer.decode_bytes(tokens)) :] if tokens else forced
-        if rest:
-            tokens = [*tokens, *self.tokenizer.tokenize_bytes(rest)]
+        certain = len(tokens)
+        if tokens:
+            text = text[len(self.tokenizer.decode_bytes(tokens)) :]
+        if text:
+            tokens = [*tokens, *self.tokenizer.tokenize_bytes(text)]
         if not self._go_to(tokens):
-            tokens = self._after[:]
+            tokens = self._path[:]
         elif matcher.is_stopped() and len(self.ends) == 1:
-            sure += sure == len(tokens)
+            if certain == len(tokens):
+                certain += 1
             tokens = [*tokens, self.ends[0]]
-        return tokens, sure
+        return tokens, certain
 
     def of(
         self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
@@ -210,11 +227,11 @@ class Masks:
         Raises:
             NoMask: see :meth:`allowed`.
         """
-        known = [len(history) + len(path) for path in paths]
-        return [
-            self.allowed(history, path) if at == end else None
-            for path, at, end in zip(paths, positions or known, known, strict=True)
-        ]
+        masks: list[Tensor | None] = []
+        for row, path in enumerate(paths):
+            is_known = not positions or positions[row] == len(history) + len(path)
+            masks.append(self.allowed(history, path) if is_known else None)
+        return masks
 
     def _commit(self, history: list[int]) -> None:
         """Let the matcher follow the tokens that were committed since the last call.
@@ -222,18 +239,19 @@ class Masks:
         Raises:
             NoMask: they leave the grammar, or nothing can follow them.
         """
-        if self._lost is not None:
-            raise self._lost
-        new = history[self._at :]
+        if self._failure is not None:
+            raise self._failure
+        new = history[self._committed :]
         if not new:
             return
         if not self._go_to(new) and not self._begin_anew(history[self._start :]):
-            place = self._at + len(self._after)
-            why = self._matcher.get_error() or (SPOILT if self._compiled.spoilt else LEFT)
-            self._lost, self._compiled.spoilt = NoMask(place, one_line(why)), True
-            raise self._lost
-        self._at += len(new)
-        self._after, self._made = [], {}
+            reason = self._matcher.get_error() or (SPOILT if self._compiled.spoilt else LEFT)
+            self._failure = NoMask(self._committed + len(self._path), one_line(reason))
+            self._compiled.spoilt = True
+            raise self._failure
+        self._committed += len(new)
+        self._path = []
+        self._masks = {}
         self._step_seconds = 0.0
 
     def _begin_anew(self, text: list[int]) -> bool:
@@ -249,42 +267,47 @@ class Masks:
         matcher = self._compiled.compile()
         if matcher.try_consume_tokens(text) < len(text):
             return False
-        self._matcher, self._after = matcher, text[self._at - self._start :]
+        self._matcher = matcher
+        self._path = text[self._committed - self._start :]
         return True
 
     def _go_to(self, path: Sequence[int]) -> bool:
         """Move the matcher to the end of a path after the committed text, or to where the path
         leaves the grammar; returns whether it reached the end."""
-        pairs = enumerate(zip(self._after, path, strict=False))
-        common = next(
-            (i for i, (ours, wanted) in pairs if ours != wanted), min(len(self._after), len(path))
-        )
-        if back := len(self._after) - common:
-            self._matcher.rollback(back)
-            del self._after[common:]
+        common = 0  # tokens that both paths begin with
+        for consumed, wanted in zip(self._path, path, strict=False):
+            if consumed != wanted:
+                break
+            common += 1
+        if common < len(self._path):
+            self._matcher.rollback(len(self._path) - common)
+            del self._path[common:]
         # the matcher consumes no end of text, and nothing follows one
-        rest = [*takewhile(lambda token: token not in self.ends, path[common:])]
-        took = self._matcher.try_consume_tokens(rest) if rest else 0
-        self._after += rest[:took]
-        return len(self._after) == len(path)
+        new = [*takewhile(lambda token: token not in self.ends, path[common:])]
+        count = self._matcher.try_consume_tokens(new) if new else 0
+        self._path += new[:count]
+        return len(self._path) == len(path)
 
     def _error(self, history: list[int]) -> NoMask | None:
         """The matcher's error, or None. A matcher with an error is replaced, since the path may be
         a draft that is never accepted."""
         if not self._matcher.is_error():
             return None
-        found = NoMask(self._at + len(self._after), one_line(self._matcher.get_error()))
+        position = self._committed + len(self._path)
+        error = NoMask(position, one_line(self._matcher.get_error()))
         self._compiled.spoilt = True
-        self._matcher, self._after = self._compiled.matcher.deep_copy(), []
-        known = history[self._start : self._at]
-        if known and self._matcher.try_consume_tokens(known) < len(known):
-            self._lost = found
-        return found
+        self._matcher = self._compiled.matcher.deep_copy()
+        self._path = []
+        text = history[self._start : self._committed]
+        if text and self._matcher.try_consume_tokens(text) < len(text):
+            self._failure = error
+        return error
 
 
-def one_line(said: object) -> str:
-    """A library's message, shortened to one line."""
-    text = str(said).partition("\n<state>")[0].replace("<non-verbose/>", "")
+def one_line(message: object) -> str:
+    """A library's message or error, shortened to one line."""
+    text = str(message).partition("\n<state>")[0].replace("<non-verbose/>", "")
     text = " ".join(text.split()).replace("NoExtensionBias", "no text is possible")
-    text = text or (type(said).__name__ if isinstance(said, Exception) else "")
+    if not text and isinstance(message, Exception):
+        text = type(message).__name__
     return text if len(text) <= 240 else f"{text[:239]}…"

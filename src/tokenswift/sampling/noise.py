@@ -64,9 +64,7 @@ def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:
     shifted = torch.empty_like(words)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         torch.bitwise_right_shift(words, shift, out=shifted)
-        shifted.bitwise_and_(
-            (1 << (64 - shift)) - 1
-        )  # torch shifts arithmetically: drop the sign bits
+        shifted.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts arithmetically: no sign bits
         words.bitwise_xor_(shifted)
         if factor is not None:
             words.mul_(_signed(factor))
@@ -109,8 +107,7 @@ class Noise:
     """The noise of one seed over one vocabulary, on one device.
 
     The vectors of the 64 most recently used positions are kept: drafting asks for a position first,
-        and the
-    target's choice asks again.
+    and the target's choice asks again.
 
     Args:
         seed: from 0 to 2^63 - 1.

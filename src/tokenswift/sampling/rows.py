@@ -27,6 +27,20 @@ class Ranked(NamedTuple):
     probs: list[float]
 
 
+class Contexts(NamedTuple):
+    """What stands before the token that each of n rows predicts.
+
+    Attributes:
+        history: tokens that every context begins with.
+        paths: each row's further tokens.
+        positions: the position that each row predicts; None: the one after its context.
+    """
+
+    history: list[int]
+    paths: list[list[int]]
+    positions: list[int] | None = None
+
+
 class Subset:
     """Some tokens of the vocabulary, which are the columns of rows of logits (n, S).
 
@@ -35,19 +49,22 @@ class Subset:
         vocab_size: V.
     Raises:
         InputError: an id that is not below V.
+
+    Attributes:
+        ids: the ids, on the device where the logits are.
+        ids32: the ids on the host, int32.
+        columns: (V,) on the host, int32: the column of each token; -1 for tokens without one.
     """
 
     def __init__(self, ids: Int[Tensor, " S"], vocab_size: int) -> None:
-        known = ids.cpu()
-        if len(known):
-            check_tokens((int(known.min()), int(known.max())), vocab_size)
+        host_ids = ids.cpu()
+        if len(host_ids):
+            check_tokens((int(host_ids.min()), int(host_ids.max())), vocab_size)
         self.ids = ids
         self.vocab_size = vocab_size
-        self.ids32 = known.to(torch.int32).contiguous()
-        self.columns = torch.full(
-            (vocab_size,), -1, dtype=torch.int32
-        )  # column of each token; -1: none
-        self.columns[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
+        self.ids32 = host_ids.to(torch.int32).contiguous()
+        self.columns = torch.full((vocab_size,), -1, dtype=torch.int32)
+        self.columns[host_ids.long()] = torch.arange(len(ids), dtype=torch.int32)
 
     def full_rows(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
         """The rows over the whole vocabulary, -inf for all other tokens."""
@@ -58,8 +75,9 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """Rows of logits, each with its context and the position that it predicts; all lists have n
-    entries.
+    """Rows of logits, each with its context and the position that it predicts.
+
+    All lists have n entries.
 
     Attributes:
         logits: one row for each position.
@@ -92,20 +110,32 @@ class LogitRows:
         """The logits, -inf for tokens that the masks do not allow."""
         if not any(mask is not None for mask in self.masks):
             return self.logits
-        logits, subset = self.logits, self.subset
+        logits = self.logits
+        subset = self.subset
         vocab_size = logits.shape[1] if subset is None else subset.vocab_size
-        whole = torch.full((-(-vocab_size // 32),), -1, dtype=torch.int32)
-        words = torch.stack([whole if mask is None else mask for mask in self.masks])
+        all_allowed = torch.full((-(-vocab_size // 32),), -1, dtype=torch.int32)
+        words = torch.stack([all_allowed if mask is None else mask for mask in self.masks])
         allowed = allowed_tokens(words.to(logits.device), vocab_size)
         if subset is not None:
             allowed = allowed[:, subset.ids]
             allowed |= ~allowed.any(-1, keepdim=True)
         return torch.where(allowed, logits, logits.new_full((), -torch.inf))
 
+    def contexts(self) -> Contexts:
+        """The context of each row."""
+        return Contexts(self.history, self.paths, self.positions)
+
     def one(self, row: int) -> LogitRows:
         """A single row of them."""
-        names = ("logits", "paths", "positions", "widths", "masks")
-        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
+        only = slice(row, row + 1)
+        return replace(
+            self,
+            logits=self.logits[only],
+            paths=self.paths[only],
+            positions=self.positions[only],
+            widths=self.widths[only],
+            masks=self.masks[only],
+        )
 
 
 def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:
@@ -124,5 +154,5 @@ class Ranker(Protocol):
         ...
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
-        """See `Sampler.best`; filled up with -inf."""
+        """See `Sampler.best`; where a row has fewer finite logits, the list ends in -inf."""
         ...

@@ -23,22 +23,31 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling.filters import processed, repetition_penalty
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.penalties import NO_RULES, Adjustments, Places, TextRules
-from tokenswift.sampling.rows import LogitRows, Ranked, Ranker
+from tokenswift.sampling.penalties import Adjustments
+from tokenswift.sampling.rows import Contexts, LogitRows, Ranked, Ranker
+from tokenswift.sampling.text_rules import NO_RULES, TextRules
 from tokenswift.types import Logprob, RunError
 
-_TOGETHER = 16  # rows that are processed at a time on an accelerator
+_BATCH = 16  # rows that are processed at a time on an accelerator
 
 
 class RefusedRow(RunError):
-    """A row of logits that no token can be chosen from; its arguments are the position and what is
-    wrong."""
+    """A row of logits that no token can be chosen from.
+
+    Args:
+        position: the position that the row predicts.
+        fault: what is wrong with the row.
+    """
+
+    def __init__(self, position: int, fault: str) -> None:
+        super().__init__(position, fault)  # what pickle makes it again from
+        self.position = position
+        self.fault = fault
 
     def __str__(self) -> str:
-        position, found = self.args
         return (
-            f"the model's logits for position {position} hold {found}; no token can be chosen "
-            "(try dtype float32)"
+            f"the model's logits for position {self.position} hold {self.fault}; no token can be "
+            "chosen (try dtype float32)"
         )
 
 
@@ -54,7 +63,7 @@ class Sampler:
         device: where the logits are.
         ranker: compiled code that does the work of :meth:`candidates`; None: torch does.
         row_by_row: whether choosing row by row costs no more than all rows at once, as on a CPU.
-        rules: what `sampling.penalties` needs to know about the sequence.
+        rules: what the adjustments need to know about the sequence.
 
     Attributes:
         masks: the grammar that the text must follow; None: none.
@@ -76,7 +85,7 @@ class Sampler:
         self.ranker = ranker
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
-        self._adjust = Adjustments(params, rules, vocab_size, self.device)
+        self._adjustments = Adjustments(params, rules, vocab_size, self.device)
 
     def choose(
         self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
@@ -86,9 +95,14 @@ class Sampler:
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
-        positions = [len(history) + len(path) for path in paths]
         rows = LogitRows(
-            logits, history, paths, positions, [1] * len(paths), noise=1.0, with_probs=False
+            logits=logits,
+            history=history,
+            paths=paths,
+            positions=[len(history) + len(path) for path in paths],
+            widths=[1] * len(paths),
+            noise=1.0,
+            with_probs=False,
         )
         return [ranked.tokens[0] for ranked in self.candidates(rows)]
 
@@ -100,25 +114,23 @@ class Sampler:
         """
         if self.masks is not None:
             rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
-        return (
-            self._rank_in_torch(rows)
-            if self.ranker is None
-            else self._rank_compiled(self.ranker, rows)
-        )
+        if self.ranker is None:
+            return self._rank_in_torch(rows)
+        return self._rank_compiled(self.ranker, rows)
 
     def _rank_compiled(self, ranker: Ranker, rows: LogitRows) -> list[Ranked]:
         columns = None if rows.subset is None else rows.subset.columns.numpy()
-        places = rows.history, rows.paths, rows.positions
-        found = ranker.rank(
-            replace(rows, logits=self._adjust.all_on_host(rows.logits, places, columns))
-        )
-        if isinstance(found, int):
-            raise _refused(rows.masked()[found], rows.positions[found])
-        return found
+        adjusted = self._adjustments.all_on_host(rows.logits, rows.contexts(), columns)
+        ranked = ranker.rank(replace(rows, logits=adjusted))
+        if isinstance(ranked, int):  # the number of a row that is refused
+            raise _refused(rows.masked()[ranked], rows.positions[ranked])
+        return ranked
 
     def _rank_in_torch(self, rows: LogitRows) -> list[Ranked]:
-        logits = rows.masked() if rows.subset is None else rows.subset.full_rows(rows.masked())
-        scores = self._processed(logits, (rows.history, rows.paths, rows.positions))
+        logits = rows.masked()
+        if rows.subset is not None:
+            logits = rows.subset.full_rows(logits)
+        scores = self._processed(logits, rows.contexts())
         distribution = scores.softmax(-1) if rows.with_probs else scores
         if rows.noise and not self.params.greedy:
             scores = scores + rows.noise * self._noise(rows.positions)
@@ -127,20 +139,20 @@ class Sampler:
             best, tokens = scores.max(-1, keepdim=True)
         else:
             best, tokens = scores.topk(most, dim=-1)
+        probs = distribution.gather(1, tokens)
         # one copy to the host, the only place where a step waits for the device: float64 holds all
         # three
-        parts = torch.stack(
-            [tokens.double(), best.double(), distribution.gather(1, tokens).double()]
-        )
+        parts = torch.stack([tokens.double(), best.double(), probs.double()])
+        all_ids, all_values, all_probs = parts.tolist()
         ranked = []
-        for i, (ids, values, probs, width) in enumerate(
-            zip(*parts.tolist(), rows.widths, strict=True)
-        ):
-            if not math.isfinite(values[0]):
-                raise _refused(scores[i], rows.positions[i])
-            kept = sum(value > -math.inf for value in values[:width])
-            kept_ids = [int(token) for token in ids[:kept]]
-            ranked.append(Ranked(kept_ids, values[:kept], probs[:kept] if rows.with_probs else []))
+        for row, width in enumerate(rows.widths):
+            if not math.isfinite(all_values[row][0]):
+                raise _refused(scores[row], rows.positions[row])
+            values = all_values[row][:width]
+            count = sum(value > -math.inf for value in values)
+            ids = [int(token) for token in all_ids[row][:count]]
+            row_probs = all_probs[row][:count] if rows.with_probs else []
+            ranked.append(Ranked(ids, values[:count], row_probs))
         return ranked
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
@@ -160,20 +172,18 @@ class Sampler:
     ) -> tuple[Logprob, ...]:
         """Log-probability of each row's token after ``history + path``, and of the ``top``
         likeliest."""
-        known = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
-        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
-        above = (known > own).sum(-1).tolist()
-        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
-        return tuple(
-            Logprob(
-                value,
-                tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf),
-                1 + better,
-            )
-            for value, better, *best in zip(
-                own.squeeze(1).tolist(), above, ids, values, strict=True
-            )
-        )
+        logprobs = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device)[:, None])
+        better = (logprobs > chosen).sum(-1).tolist()
+        best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+        best_tokens = best.indices.tolist()
+        best_values = best.values.tolist()
+        records = []
+        for row, value in enumerate(chosen.squeeze(1).tolist()):
+            pairs = zip(best_tokens[row], best_values[row], strict=True)
+            likeliest = tuple(pair for pair in pairs if pair[1] > -math.inf)
+            records.append(Logprob(value, likeliest, 1 + better[row]))
+        return tuple(records)
 
     def scores(
         self,
@@ -191,8 +201,17 @@ class Sampler:
         """
         if self.masks is not None:
             masks = self.masks.of(history, paths, positions)
-            logits = LogitRows(logits, history, paths, [], [], noise=0.0, masks=masks).masked()
-        return self._processed(logits, (history, paths, positions))
+            rows = LogitRows(
+                logits=logits,
+                history=history,
+                paths=paths,
+                positions=[],
+                widths=[],
+                noise=0.0,
+                masks=masks,
+            )
+            logits = rows.masked()
+        return self._processed(logits, Contexts(history, paths, positions))
 
     def perturbed(
         self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
@@ -203,36 +222,35 @@ class Sampler:
             return scores
         return scores + self._noise([len(history) + len(path) for path in paths])
 
-    def _processed(self, logits: Tensor, places: Places) -> Tensor:
-        scores = self._penalised(self._adjust.biased(logits.to(torch.float32)), places)
-        scores = self._adjust.adjusted(scores, places)
+    def _processed(self, logits: Tensor, contexts: Contexts) -> Tensor:
+        biased = self._adjustments.biased(logits.to(torch.float32))
+        scores = self._adjustments.adjusted(self._penalised(biased, contexts), contexts)
         if self.row_by_row or self.params.greedy:
             return processed(scores, self.params)
         # a device may sum a row in another order when there are more rows, so their number is
         # always the same
-        more = scores[-1:].expand(-len(scores) % _TOGETHER, -1)
-        parts = [
-            processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)
-        ]
-        return torch.cat(parts)[: len(scores)]
+        padding = scores[-1:].expand(-len(scores) % _BATCH, -1)
+        batches = torch.cat((scores, padding)).split(_BATCH)
+        return torch.cat([processed(batch, self.params) for batch in batches])[: len(scores)]
 
-    def _penalised(self, logits: Tensor, places: Places) -> Tensor:
+    def _penalised(self, logits: Tensor, contexts: Contexts) -> Tensor:
+        """Logits with the contextual penalty."""
         window = self.params.window
         if not window:
             return logits
-        rows = [text[max(0, at - window) :].copy() for text, at in self._adjust.contexts(places)]
-        widest = max(map(len, rows))
+        windows = [
+            text[max(0, position - window) :].copy()
+            for text, position in self._adjustments.each_context(contexts)
+        ]
+        widest = max(map(len, windows))
         if not widest:
             return logits
-        ids = (
-            torch.from_numpy(np.stack([np.resize(row, widest) for row in rows]))
-            .long()
-            .to(self.device)
-        )
+        padded = np.stack([np.resize(tokens, widest) for tokens in windows])
+        ids = torch.from_numpy(padded).long().to(self.device)
         scores = repetition_penalty(logits, ids, self.params.repetition_penalty)
-        if all(map(len, rows)):
+        if all(map(len, windows)):
             return scores
-        has_context = torch.tensor([len(row) > 0 for row in rows]).to(ids.device)[:, None]
+        has_context = torch.tensor([len(tokens) > 0 for tokens in windows])[:, None].to(ids.device)
         return torch.where(has_context, scores, logits)
 
     def _noise(self, positions: list[int]) -> Float[Tensor, "n V"]:

@@ -326,6 +326,6 @@ def owner_of(key: str) -> str:
 def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseException | None:
     """What ended a text, where its request is to blame: another try would end as well. None: it is
     not."""
-    if isinstance(error, RefusedRow) and bad_words and error.args[1] != "NaN":
+    if isinstance(error, RefusedRow) and bad_words and error.fault != "NaN":
         return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
-    return error if isinstance(error, NoMask) and error.args[1] != LEFT else None
+    return error if isinstance(error, NoMask) and error.reason != LEFT else None
