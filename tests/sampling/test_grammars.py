@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.conftest import tiny_tokenizer
-from tests.lossless.test_grammar import ids_of, masks_of
+from tests.lossless.test_grammar import END, ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
 from tokenswift.json_schema import closed
@@ -102,6 +102,24 @@ def test_limits_of_a_trial_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(InputError, match="cannot be compiled"):
                 masks_of(grammar)
     masks_of(grammar)
+
+
+def test_asking_whether_schemas_can_be_held_lets_go_of_no_compiled_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
+    grammar = Grammar.regex("kept")
+    grammars.masks(grammar, 0)
+    schemas = [{"enum": [number]} for number in range(tried.MOST_KEPT + 1)]
+    assert [grammars.reason_not_held(schema) for schema in schemas] == [None] * len(schemas)
+    monkeypatch.setattr(tried, "_compiled", None)  # nothing is compiled any more
+    assert grammars.masks(grammar, 0).allowed([], []) is not None
+
+
+def test_a_schema_is_asked_of_for_the_model() -> None:
+    """A model without an end-of-text token can be held to none."""
+    grammars = Grammars(tiny_tokenizer(), 270, lambda: set())
+    assert grammars.reason_not_held(True) == "the model has no end-of-text token"
 
 
 def test_a_trial_imports_nothing_of_the_working_folder(

@@ -13,14 +13,19 @@ from typing import Annotated, Literal, TypeAlias
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
+from tests.conftest import tiny_tokenizer
 from tests.lossless.test_grammar import END, allowed_by, ids_of, masks_of
 from tests.sampling.test_grammars import nested
 from tokenswift import Grammar, InputError
 from tokenswift.sampling import grammars as grammar_masks
-from tokenswift.sampling.grammars import reason_not_held
+from tokenswift.sampling.grammars import Grammars
 from tokenswift.sampling.masks import TOO_LONG, NoMask
 
 Schema: TypeAlias = dict[str, object] | bool
+
+
+def reason_not_held(schema: Schema) -> str | None:
+    return Grammars(tiny_tokenizer(), 270, lambda: {END}).reason_not_held(schema)
 
 
 def is_written(grammar: Grammar, text: str) -> bool:

@@ -38,7 +38,6 @@ SPACING: JsonCompileOptions = {
 SECONDS = 10  # processor time of a trial compilation
 MEMORY = 1 << 32  # bytes of its address space
 MOST_LEXER_STATES = 50_000  # of about 2 KB each
-_SMALL_VOCABULARY = 512  # bytes, and room for special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,25 @@ class Grammars:
                 "valid: a schema or grammar that llguidance knows (see docs/grammars.md)",
                 "grammar",
             ) from error
+
+    def reason_not_held(self, schema: Mapping[str, object] | bool) -> str | None:
+        """Why texts cannot be held to a JSON schema, in one line; None: they can be.
+
+        For a request of several schemas, such as a chat's tools, of which one that cannot be held
+        should not refuse the others. The compiled grammars that are kept stay as they are. It takes
+        the time of a compilation: not for the scheduler's thread.
+
+        Args:
+            schema: an object, or True: any JSON.
+        """
+        try:
+            source = self._tried_source(Grammar.json_schema(schema))
+            with self._lock:
+                tokenizer = self._tokenizer(tuple(sorted(self._ends())))
+            _compiled(source, tokenizer)
+        except Exception as error:  # the libraries raise various types
+            return one_line(error)
+        return None
 
     def _tried_source(self, grammar: Grammar) -> Source:
         """A grammar in llguidance's form, compiled as a trial.
@@ -304,20 +322,3 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
     if failure:
         raise ValueError(failure)
     return answer["made"]
-
-
-def reason_not_held(schema: Mapping[str, object] | bool) -> str | None:
-    """Why texts cannot be held to a JSON schema, in one line; None: they can be.
-
-    For a request of several schemas, such as a chat's tools, of which one that cannot be held
-    should not refuse the others. It takes the time of a trial: not for the scheduler's thread.
-
-    Args:
-        schema: an object, or True: any JSON.
-    """
-    try:
-        grammar = Grammar.json_schema(schema)
-        try_to_compile(_source(grammar, ()), (), _SMALL_VOCABULARY)
-    except Exception as error:  # the libraries raise various types
-        return one_line(error)
-    return None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tokenswift.chat import Tools, tools_of
-from tokenswift.grammar import Grammar
 from tokenswift.serve.refusals import log_text
-from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 #: tools of a request whose schemas may fail to compile: each failure may take a core for seconds
@@ -24,12 +21,9 @@ CLIENT_TYPES = (None, "function")
 class GrammarCompiler(Protocol):
     """What compiles grammars for a model: `sampling.grammars.Grammars`."""
 
-    def masks(self, grammar: Grammar, start: int, /) -> object:
-        """Compile a grammar.
-
-        Raises:
-            InputError: it cannot be compiled.
-        """
+    def reason_not_held(self, schema: Mapping[str, object], /) -> str | None:
+        """Why texts cannot be held to a JSON schema, in one line; None: they can be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +83,15 @@ def unbound_tools(tools: OfferedTools, compiler: GrammarCompiler) -> frozenset[s
     """
     unbound: set[str] = set()
     for name in tools.callable:
-        try:
-            schema = json.dumps(tools.bound(name), ensure_ascii=False)
-            compiler.masks(Grammar.json_schema(schema), 0)
-        except InputError as error:
+        reason = compiler.reason_not_held(tools.bound(name))
+        if reason is not None:
             unbound.add(name)
-            reason = log_text(str(error), 300)
-            logger.warning("calls of the tool %s may hold any JSON object: %s", name, reason)
+            logger.warning(
+                "calls of the tool %s may hold any JSON object: the JSON schema cannot be compiled "
+                "(%s)",
+                name,
+                log_text(reason, 300),
+            )
         if len(unbound) > MOST_UNBOUND:
             return frozenset()
     return frozenset(unbound)
