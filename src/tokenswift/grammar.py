@@ -8,17 +8,26 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_choice, check_text, depth_and_size, shown
 from tokenswift.json_schema import closed as closed
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 #: more than any schema that is worth its masks has: characters, objects and lists in each other,
 #: values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
+#: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
+SPACING: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 MOST = (
     f"{MOST_CHARACTERS:,} characters, {MOST_ITEMS:,} values, {MOST_DEPTH} levels of objects "
     f"and lists"

@@ -14,7 +14,7 @@ from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
 from tokenswift import LLM, InputError, Reply, SamplingParams
 from tokenswift.chat import ToolCall
-from tokenswift.loader.messages import checked
+from tokenswift.chat.messages import checked
 
 WEATHER = {
     "type": "object",

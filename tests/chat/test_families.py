@@ -18,6 +18,7 @@ from tests.chats import calling_tokenizer, marked_tokenizer
 from tokenswift import SamplingParams
 from tokenswift.chat import Calls, gathered, tools_of
 from tokenswift.chat.answers import call_id, special_ids
+from tokenswift.chat.prompts import prompt_ids
 from tokenswift.grammar import Grammar
 from tokenswift.loader.call_forms import (
     COHERE,
@@ -33,7 +34,6 @@ from tokenswift.loader.call_forms import (
 )
 from tokenswift.loader.call_forms import MISTRAL as MISTRAL_FORM
 from tokenswift.loader.chat_template import abilities_of
-from tokenswift.loader.prompts import prompt_ids
 from tokenswift.sampling.grammars import Grammars
 from tokenswift.types import InputError
 

@@ -16,8 +16,8 @@ import tokenswift
 from tests.serve.conftest import Running
 from tests.tiny import byte_model
 from tokenswift import LLM
+from tokenswift.chat.prompts import Prompt
 from tokenswift.engine.detokenize import Decoder, TextStream, begins_turn, context_of
-from tokenswift.loader.prompts import Prompt
 from tokenswift.loader.tokenizer import PlainTokenizer
 
 SPECIAL = ("<s>", "</s>", "[/TURN]")

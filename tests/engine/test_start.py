@@ -20,11 +20,11 @@ from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
+from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader import weights
 from tokenswift.loader.config import completed
 from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
-from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import read
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.source import FromFiles, Source

@@ -21,8 +21,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader.chat_template import rendered
-from tokenswift.loader.prompts import prompt_ids
 from tokenswift.loader.tokenizer import PlainTokenizer
 from tokenswift.types import InputError
 

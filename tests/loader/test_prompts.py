@@ -11,9 +11,9 @@ import torch
 
 from tests.chats import THINKING, chat_tokenizer
 from tests.conftest import tiny_tokenizer
+from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader.chat_template import has_template
 from tokenswift.loader.ends import end_tokens
-from tokenswift.loader.prompts import prompt_ids
 from tokenswift.types import InputError
 
 BOS, V = 256, 260

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_tokenizer
+from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader.chat_template import rendered
-from tokenswift.loader.prompts import prompt_ids
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 

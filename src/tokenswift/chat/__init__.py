@@ -1,4 +1,5 @@
-"""Chats in which functions may be called, and models that think before they answer.
+"""Messages and prompts; chats in which functions may be called, and models that think before they
+answer.
 
 An answer is bound by a grammar to calls that are valid (`Calls`), and read as it comes into a
 thought, text and calls (`Parser`). Messages and tools are a stranger's: a name becomes part of a

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenswift.chat.tools import Tools
+from tokenswift.grammar import SPACING
 from tokenswift.json_schema import closed
 from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
-from tokenswift.sampling.grammars import SPACING
 
 NAMED = re.compile(r"<[^<>\s]+>")  # special tokens that llguidance takes by name
 IDS = "/[A-Za-z0-9]{1,16}/"

@@ -13,7 +13,7 @@ from tokenswift.chat.parser import Delta, Parser
 from tokenswift.chat.tools import Tools
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar
-from tokenswift.loader import prompts
+from tokenswift.loader import chat_template
 from tokenswift.loader.abilities import SHORT
 from tokenswift.loader.call_forms import PLAIN, Family, family_of
 from tokenswift.types import Generation, InputError
@@ -23,7 +23,7 @@ TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
 
 def template_of(tokenizer: Any) -> str:
     """The template that a tokenizer has for chats with tools; "" where it has none."""
-    template = prompts.template_of(tokenizer, tools=True)
+    template = chat_template.template_of(tokenizer, tools=True)
     return template if isinstance(template, str) else ""
 
 

@@ -7,13 +7,13 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tokenswift.chat.prompts import is_chat
 from tokenswift.cli import options
 from tokenswift.cli.declare import Parser, add_options, dashed, option
 from tokenswift.cli.prompts import System, prompt_from, read_named, shaped, token_ids
 from tokenswift.config.sampling import CONTINUED
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
-from tokenswift.loader.prompts import is_chat
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.declare import option
@@ -17,7 +18,6 @@ from tokenswift.cli.prompts import check_template, read_named
 from tokenswift.cli.results import check_record, check_writable, write_json
 from tokenswift.cli.signals import keeping
 from tokenswift.engine.request import Asked, Request, asked, record_of
-from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
 
 logger = logging.getLogger("tokenswift")

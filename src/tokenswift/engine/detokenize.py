@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.types import InputError, Loop
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
+from tokenswift.chat.prompts import Prompt, is_chat, prompt_ids, several_ids
 from tokenswift.checks import check_callback, meant
 from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConfig
 from tokenswift.config.sampling import CONTINUED, SamplingParams
@@ -25,7 +26,6 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.stream import Prefilled, Stream
 from tokenswift.loader.chat_template import has_template
-from tokenswift.loader.prompts import Prompt, is_chat, prompt_ids, several_ids
 from tokenswift.memory import default_length
 from tokenswift.models.source import Source, open_model, wrap_model
 from tokenswift.models.target import Target

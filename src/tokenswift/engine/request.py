@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import check_callback, keep_field, meant, shown
 from tokenswift.config.fields import check_fields
 from tokenswift.config.sampling import (
@@ -22,7 +23,6 @@ from tokenswift.config.sampling import (
 from tokenswift.config.strategies import OnLoop, Strategy, build_options
 from tokenswift.grammar import Grammar
 from tokenswift.loader.chat_template import check_template_options
-from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.types import Generation, InputError, OnProgress
 
 EXAMPLE = '{"prompt": "Once upon a time"}'

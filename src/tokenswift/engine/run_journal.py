@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from tokenswift.chat import Tools
+from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.config.sampling import settings_of
 from tokenswift.engine.request import Request
 from tokenswift.loader.identity import digest_of, versions
-from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.records import Header, Identity, Loading, Session
 from tokenswift.types import InputError

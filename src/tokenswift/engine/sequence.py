@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import check_tokens, counted
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
 from tokenswift.engine.run_journal import kept_prompt, open_journal
 from tokenswift.engine.step import prefill, step
-from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
 from tokenswift.runs.records import End, RunState

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
+from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import check_callback, shown
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
 from tokenswift.kv.cache import FullCache
-from tokenswift.loader.prompts import Prompt
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Generation, InputError, Step
 

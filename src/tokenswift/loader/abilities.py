@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from tokenswift.loader.messages import Turns
 from tokenswift.types import InputError
 
+#: messages as chat templates take them
+Turns: TypeAlias = list[dict[str, Any]]
 #: the text that a template makes of messages and variables; raises `InputError`
 Render: TypeAlias = Callable[[Turns, Mapping[str, object]], str]
 

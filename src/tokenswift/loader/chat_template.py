@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from tokenswift.checks import shown
-from tokenswift.loader.abilities import Abilities, LimitReached
-from tokenswift.loader.messages import Turns
+from tokenswift.loader.abilities import Abilities, LimitReached, Turns
 from tokenswift.sandbox import templates
 from tokenswift.types import InputError, RunError
 

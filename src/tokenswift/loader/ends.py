@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenswift.loader.abilities import Turns
 from tokenswift.loader.apart import controls_of
 from tokenswift.loader.chat_template import PROBE, abilities_of, has_template, template_text
-from tokenswift.loader.messages import Turns
 from tokenswift.types import InputError, RunError
 
 

@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tokenswift.loader.abilities import PARAMETER, TOOL, Abilities, Render, probe_tool, text_or_none
+from tokenswift.loader.abilities import (
+    PARAMETER,
+    TOOL,
+    Abilities,
+    Render,
+    Turns,
+    probe_tool,
+    text_or_none,
+)
 from tokenswift.loader.call_forms import Family
-from tokenswift.loader.messages import Turns
 
 MARK, CALL_MARK, ARGUMENT_MARK = "31415{:05}92653", "mark31415{:05}{:03}26535", "31415{:05}{:03}897"
 #: what the model is told where its template has no place for tools

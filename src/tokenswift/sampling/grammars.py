@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, cast
 
-from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar
+from tokenswift.grammar import CLOSE, OPEN, SPACING, TITLES, Grammar
 from tokenswift.json_schema import Digits, closed, compilable, multiples
 from tokenswift.lark import lark_of_numbers, lark_parts, lark_with
 from tokenswift.sampling.masks import Compiled, Masks, one_line
@@ -24,16 +24,9 @@ from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
     from tokenizers import Tokenizer
 
 MOST_KEPT = 8  # compiled grammars that are kept for a model
-#: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
-SPACING: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 
 SECONDS = 10  # processor time of a trial compilation
 MEMORY = 1 << 32  # bytes of its address space

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator
 
+from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import counted
-from tokenswift.loader.prompts import Prompt
 from tokenswift.serve.base import LIST, Body, Object, Quick, Turns
 from tokenswift.serve.messages import PlacedMessage, foreign_items, plain_items, plain_message
 from tokenswift.types import InputError

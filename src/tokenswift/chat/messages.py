@@ -10,12 +10,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from tokenswift.checks import check_text, shown
+from tokenswift.loader.abilities import Turns
 from tokenswift.types import InputError
-
-Turns: TypeAlias = list[dict[str, Any]]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_CALLS = 128  # of a message

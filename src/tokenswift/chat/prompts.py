@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
+from tokenswift.chat.messages import checked
 from tokenswift.checks import check_text, integer_of, shown
+from tokenswift.loader.abilities import Turns
 from tokenswift.loader.apart import encoded, set_apart
 from tokenswift.loader.call_forms import family_of
 from tokenswift.loader.chat_template import (
@@ -27,7 +29,6 @@ from tokenswift.loader.chat_template import (
 )
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.fitting import fitted
-from tokenswift.loader.messages import Turns, checked
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
