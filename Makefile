@@ -27,7 +27,7 @@ test: setup lint
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py $(WORKERS)
 
 # The fast tests as a machine with AVX2 and no more runs them: torch, oneDNN, MKL, OpenBLAS, numpy (whose names for what
 # it is to leave out change with its versions) and the kernels here.
@@ -39,14 +39,14 @@ test-avx2: setup
 
 # The package on arm64 under qemu; says what it lacks where it cannot.
 test-arm64: setup
-	$(BIN)/python scripts/arm64.py build/arm64
+	$(BIN)/python tools/arm64.py build/arm64
 
 lint: setup
-	$(BIN)/ruff check src benchmarks tests scripts
-	$(BIN)/ruff format --check src benchmarks tests scripts
+	$(BIN)/ruff check src benchmarks tests tools
+	$(BIN)/ruff format --check src benchmarks tests tools
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/sloc.py
+	$(BIN)/python tools/sloc.py
 
 # The forward pass of EAGLE-3 drafters against that of the speculators package, whose pins exclude other packages here:
 # it is installed without its requirements, beside this project's environment.
@@ -69,23 +69,23 @@ bench: setup
 # A real model beside llama.cpp, with the table at the top of README: about 40 minutes on two quiet cores.
 # PEER: a Python interpreter that has llama_cpp.
 headline: setup
-	$(BIN)/python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --out bench/real.jsonl $(if $(PEER),--peer $(PEER))
-	$(BIN)/python -m scripts.results
+	$(BIN)/python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --out benchmarks/results/real.jsonl $(if $(PEER),--peer $(PEER))
+	$(BIN)/python -m tools.results
 
 results: setup
-	$(BIN)/python -m scripts.results
+	$(BIN)/python -m tools.results
 
 # The sdist, and a wheel of each platform with its kernels inside, in dist; those that can run here are tried. Needs
 # gcc, and aarch64-linux-gnu-gcc for arm64 (PLATFORMS=linux-x86_64 leaves that out); zig cc comes from PyPI.
 PLATFORMS ?= linux-x86_64 linux-aarch64 macos-arm64
 wheels: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[wheels]'
-	$(BIN)/python -m scripts.wheels --platforms $(PLATFORMS)
+	$(BIN)/python -m tools.wheels --platforms $(PLATFORMS)
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	mkdir -p build
-	$(BIN)/python scripts/pages.py  # docs/index.md and docs/cli.md
+	$(BIN)/python tools/pages.py  # docs/index.md and docs/cli.md
 	$(BIN)/zensical build --strict --clean > build/site.log 2>&1 || { cat build/site.log; exit 1; }
 	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
 

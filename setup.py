@@ -1,6 +1,6 @@
 """Wheels of a platform: with ``TOKENSWIFT_WHEEL=linux-x86_64`` the CPU kernels are compiled into the wheel.
 
-``TOKENSWIFT_WHEEL_KERNELS=FOLDER`` takes those that `scripts/kernels.py` has put into a folder. Without the
+``TOKENSWIFT_WHEEL_KERNELS=FOLDER`` takes those that `tools/kernels.py` has put into a folder. Without the
 former the wheel is for any platform, and kernels are compiled at first use. See `make wheels`.
 """
 
@@ -18,7 +18,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 WANTED = os.environ.get("TOKENSWIFT_WHEEL", "")
 MADE = os.environ.get("TOKENSWIFT_WHEEL_KERNELS", "")
-KERNELS = runpy.run_path(str(HERE / "scripts/kernels.py"))
+KERNELS = runpy.run_path(str(HERE / "tools/kernels.py"))
 if WANTED and WANTED not in KERNELS["PLATFORMS"]:
     raise SystemExit(f"TOKENSWIFT_WHEEL is {WANTED!r}; valid: {', '.join(KERNELS['PLATFORMS'])}")
 

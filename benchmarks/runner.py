@@ -55,11 +55,11 @@ class Job:
         return f"{self.spec}: {label}, text {self.config['text'] + 1}, seed {self.config['seed']}"
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all JSON-lines files of a folder (and below), a later one of equal key over an
+def read_rows(*folders: Path) -> list[dict[str, Any]]:
+    """The rows of all JSON-lines files of folders (and below), a later one of equal key over an
     earlier."""
     found: dict[str, dict[str, Any]] = {}
-    for file in sorted(folder.rglob("*.jsonl")):
+    for file in [file for folder in folders for file in sorted(folder.rglob("*.jsonl"))]:
         lines = file.read_bytes().split(b"\n")[
             :-1
         ]  # what stands behind the last was cut off by a kill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.sloc import Size, c_size, over_limits, python_size
+from tools.sloc import Size, c_size, over_limits, python_size
 
 PYTHON = '''"""Doc."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import wheels
+from tools import wheels
 
 
 def test_a_compiler_that_is_not_there_is_named_first(

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import real
-from scripts import summaries
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM
 from tokenswift.types import RunError
+from tools import summaries
 
 PEER = """#!{python}
 import json, sys

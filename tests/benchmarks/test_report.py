@@ -99,7 +99,7 @@ def test_medians_spreads_and_published_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sorted((ROOT / "bench" / "results").glob("*/*.jsonl")), ids=lambda f: f.stem
+    "file", sorted((ROOT / "benchmarks" / "results").glob("*/*.jsonl")), ids=lambda f: f.stem
 )
 def test_committed_rows_are_found_again(file: Path) -> None:
     """A row whose key is not its configuration's would be measured a second time, beside the
@@ -114,7 +114,7 @@ def test_committed_rows_are_found_again(file: Path) -> None:
 
 def test_results_in_the_docs_are_up_to_date() -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "scripts.results", "--check"],
+        [sys.executable, "-m", "tools.results", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,

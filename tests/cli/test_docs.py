@@ -20,7 +20,7 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
     """``make docs`` writes every command's help, and README, whose links lead to what the site
     has."""
     monkeypatch.setenv("COLUMNS", "")  # which the script sets
-    made = runpy.run_path(str(ROOT / "scripts" / "pages.py"))
+    made = runpy.run_path(str(ROOT / "tools" / "pages.py"))
     links = re.findall(r"\]\((?!https?:)([^)#]+)", made["start"]())
     assert (
         len(links) > 10 and [link for link in links if not (ROOT / "docs" / link).is_file()] == []

@@ -1,4 +1,4 @@
-"""The lossless tests on a CUDA device (marker ``gpu``; run by bench/gpu.sh)."""
+"""The lossless tests on a CUDA device (marker ``gpu``; run by benchmarks/gpu.sh)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The CUDA backend's kernels on a card (marker ``gpu``; run by bench/gpu.sh), in order of value."""
+"""The CUDA backend's kernels on a card, in order of value (marker ``gpu``; run by
+benchmarks/gpu.sh)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kernels as wheels
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend, fault_of
 from tokenswift.models import target as targets
+from tools import kernels as wheels
 
 AVX2 = "sse2 avx avx2 fma f16c bmi1 bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"

@@ -111,8 +111,7 @@ def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
 # ---- weights of other methods, of a checkout -----------------------------------------------------
 
 WHERE = (
-    "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there "
-    "trains it"
+    "benchmarks/data of a checkout of the repository has it, tools/train_rivals.sh there trains it"
 )
 
 

@@ -47,8 +47,7 @@ DATA = Path(__file__).parents[1] / "data"
 #: the folder of a checkout with the paper's heads, Medusa's heads and TriForce's draft model
 RIVALS = Path(__file__).parents[3] / "benchmarks" / "data"
 WHERE = (
-    "benchmarks/data of a checkout of the repository has it, scripts/train_rivals.sh there "
-    "trains it"
+    "benchmarks/data of a checkout of the repository has it, tools/train_rivals.sh there trains it"
 )
 
 

@@ -1,6 +1,6 @@
 """The compiled CPU kernels of this machine: those that the wheel carries, or compiled here once.
 
-A wheel has one for each instruction set of its platform (`scripts/kernels.py`), whose name says the
+A wheel has one for each instruction set of its platform (`tools/kernels.py`), whose name says the
 set and what it is made from. One that is compiled here lies in a folder of the user's cache under a
 name made from the sources, the flags and the processor. The folder holds code that is run: it is
 the user's alone, or it is not used.

@@ -1,8 +1,8 @@
 """What a pass of a few rows costs, by the kernels of this checkout and of another one, in one
 process.
 
-    python bench/rows.py MODEL.gguf --against OTHER/src/tokenswift/kernels/cpu --sets avx2
-    avx512-vnni
+    python -m benchmarks.kernel_rows MODEL.gguf --against OTHER/src/tokenswift/kernels/cpu
+        --sets avx2 avx512-vnni
 
 The libraries read the same panels and take turns; other bits end it. The last line is JSON: for
 each set of instructions, library and number of rows the median and the least time of a pass in ms,

@@ -3,7 +3,7 @@ wheel.
 
 ``setup.py`` runs this file by itself, and so may anybody::
 
-    python scripts/kernels.py linux-aarch64 FOLDER --compiler "aarch64-linux-gnu-gcc" --sets neon
+    python tools/kernels.py linux-aarch64 FOLDER --compiler "aarch64-linux-gnu-gcc" --sets neon
 """
 
 from __future__ import annotations

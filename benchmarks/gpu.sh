@@ -2,8 +2,8 @@
 # The first half hour on a CUDA card: ten minutes of facts, the tests that need a card, the default model's texts and
 # speed, the paper's table. Rows are written as they are measured; what fails or runs out of time says so and stops
 # nothing else.
-#   bench/gpu.sh [PART...]      all parts, or those that are named: facts, tests, small, table
-#   bench/gpu.sh kit            gather wheels and the default model in build/gpu-kit, for a machine without a network
+#   benchmarks/gpu.sh [PART...]      all parts, or those that are named: facts, tests, small, table
+#   benchmarks/gpu.sh kit            gather wheels and the default model in build/gpu-kit, for a machine without a network
 # RESULTS names the folder of rows (default: build/gpu): card.jsonl, rows.jsonl, paper/rows.jsonl and gpu.log.
 # The kit is used where it is: wheels from build/gpu-kit/wheels, the default model from build/gpu-kit/cache.
 # NOVELS names a folder of long texts for small and table (default: our own, of 1,000 tokens).
@@ -46,7 +46,7 @@ texts() { # our own of 1,000 tokens, or novels
     if [ -z "${NOVELS:-}" ]; then echo "--prompts shipped --set prefill=900"; else echo "--prompts $NOVELS"; fi
 }
 
-facts() { run "$PYTHON" bench/card.py --results "$RESULTS" --seconds $((LIMIT[facts] - 10)); }
+facts() { run "$PYTHON" -m benchmarks.card --results "$RESULTS" --seconds $((LIMIT[facts] - 10)); }
 tests() { run "$PYTHON" -m pytest -q -s -m gpu -p no:cacheprovider tests/gpu tests/sampling/test_noise.py; }
 small() { # the default model: the same text from every strategy, and its speed
     local on="--results $RESULTS --device cuda --dtype bfloat16"

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scripts import kernels
 from tokenswift.kernels.cpu import library
+from tools import kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 40 << 20  # bytes of a wheel

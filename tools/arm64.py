@@ -123,7 +123,7 @@ def install(folder: Path, root: Path) -> Path:
 def kernels_in(folder: Path) -> Path:
     """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this
     folder."""
-    made = runpy.run_path(str(ROOT / "scripts/kernels.py"))
+    made = runpy.run_path(str(ROOT / "tools/kernels.py"))
     of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
     for there in (of_wheels, own):
         if all((there / name).exists() for name in made["names_of"](KERNELS)):

@@ -1,6 +1,6 @@
 """How much code there is, and how densely it is written.
 
-    python scripts/sloc.py [FOLDER]
+    python tools/sloc.py [FOLDER]
 
 Prints lines of code, lexical tokens, tokens a line and uses of ``Any``, of `src` and of `tests`.
 Tokens a line and uses of ``Any`` have limits in pyproject.toml, which may only fall. Lines have

@@ -1,7 +1,7 @@
 """Record a command in a terminal, and draw the recording as an animated SVG.
 
-    python scripts/recording.py record docs/demo.cast tokenswift demo
-    python scripts/recording.py render docs/demo.cast docs/demo.svg
+    python tools/recording.py record docs/demo.cast tokenswift demo
+    python tools/recording.py render docs/demo.cast docs/demo.svg
 
 The recording is an asciicast (version 2): what the command wrote, and when. The SVG shows the last
     screen for

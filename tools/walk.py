@@ -1,7 +1,7 @@
 """The commands of README and docs: collected, made short, and run.
 
-    sh scripts/walk.sh                  all of them, from a fresh clone that is installed with pip
-    python scripts/walk.py [PAGE …]     with the tokenswift on PATH, in a new folder
+    sh tools/walk.sh                  all of them, from a fresh clone that is installed with pip
+    python tools/walk.py [PAGE …]     with the tokenswift on PATH, in a new folder
 
 A block is a fence of kind ``sh`` or ``python``. A comment in the line before it says what is
 special: ``<!-- slow: REASON -->`` or ``<!-- not run: REASON -->``. Lengths are cut

@@ -1,6 +1,6 @@
 """Eight texts at once over one text, by this checkout and by another one, in turns.
 
-    python bench/texts.py MODEL.gguf --against OTHER/src
+    python -m benchmarks.several_texts MODEL.gguf --against OTHER/src
 
 Each turn is a process of its own with that source folder; tokens a second are those between the
 10th and the 110th token of plain decoding, so reading the prompts is not in them. The last line is

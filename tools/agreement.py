@@ -1,6 +1,6 @@
 """How often a trained drafter's choice is its model's own, by depth and by kind of question.
 
-    python scripts/agreement.py MODEL WORK DRAFTER [DRAFTER ...]
+    python tools/agreement.py MODEL WORK DRAFTER [DRAFTER ...]
 
 DRAFTER is a file of kind eagle or conditioned, trained with --held-out 0.06. WORK is the work
 folder of `tokenswift train --model MODEL --data self`, whose held-out answers are looked at,

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Train what docs/results.md compares for the default model:
 #
-#   scripts/train_rivals.sh NOVELS WORK
+#   tools/train_rivals.sh NOVELS WORK
 #
 # NOVELS is a folder of the five novels to learn from (src/tokenswift/data/smollm2-135m.heads.md names them).
 # Each training has the model continue 260 passages of 256 tokens by 512, 199,420 tokens, and sees 409,600 of

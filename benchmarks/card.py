@@ -1,7 +1,8 @@
 """The first half hour on a card begins here: ten minutes of facts, by passes of an 8B model of
 drawn weights.
 
-python -m bench.card --results FOLDER [--seconds 600] [--device cuda] [--layers 32] [--width 4096]
+    python -m benchmarks.card --results FOLDER [--seconds 600] [--device cuda] [--layers 32]
+        [--width 4096]
 
 Do rows keep their bits under padding, and at which row counts? Is a recorded pass an eager one,
 byte by byte, and a row in a tree the row alone? How many bytes a second do products and attention

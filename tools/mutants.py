@@ -1,9 +1,9 @@
 """Changes to what decides tokens that no test notices, made by mutmut ([tool.mutmut] in
 pyproject.toml).
 
-    python scripts/mutants.py [PROCESSES]
+    python tools/mutants.py [PROCESSES]
 
-Those of scripts/survivors.txt are known and not tried; other ones are printed, and end this with 1.
+Those of tools/survivors.txt are known and not tried; other ones are printed, and end this with 1.
 The list has a line for each: where, and the line as it was changed. `mutmut show NAME` shows one.
 """
 

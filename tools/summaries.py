@@ -15,10 +15,13 @@ from benchmarks.words import Row
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
 WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto")
-QUALITY = Path(__file__).parents[1] / "bench" / "quality.jsonl"
+QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
-REAL = Path(__file__).parents[1] / "bench" / "real.jsonl"
-COMMAND = "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON --out bench/real.jsonl"
+REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
+COMMAND = (
+    "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
+    "--out benchmarks/results/real.jsonl"
+)
 
 
 def real(machine: str) -> Table:

@@ -1,6 +1,7 @@
 """An older version of this repository beside the checkout: milliseconds a token of the same texts.
 
-    python -m bench.versions COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
+    python -m benchmarks.versions COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024]
+        [--out FILE]
 
 Each round runs either version in a process of its own, the one first that came second before: plain
 decoding and adaptive drafting of the default model, in float32 and in bfloat16. The older version's

@@ -1,6 +1,6 @@
 """Fit the weights of `speculation.calibration` for heads from what they predict on held-out text.
 
-    python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
+    python tools/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
 The model writes ``--tokens`` tokens after passages of the texts (files of a folder) by plain
 decoding; the heads rank candidates at every place, three levels deep. OUT is a copy of HEADS with

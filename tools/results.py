@@ -1,7 +1,7 @@
-"""Make what the docs show of the rows in bench/results.
+"""Make what the docs show of the rows in benchmarks/results.
 
-python -m scripts.results           rewrite docs/results.md, and tables and pictures elsewhere
-python -m scripts.results --check   exit 1 if a page is not what the rows say
+python -m tools.results           rewrite docs/results.md, and tables and pictures elsewhere
+python -m tools.results --check   exit 1 if a page is not what the rows say
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``: that of the benchmark NAME, or
 one of `summaries`.
@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row
-from scripts.summaries import SUMMARIES, paper
+from tools.summaries import SUMMARIES, paper
 
 ROOT = Path(__file__).parents[1]
-DOCS, RESULTS = ROOT / "docs", ROOT / "bench" / "results"
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
@@ -30,8 +30,8 @@ RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
 
 {summary}
 
-The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine,
-commit, seeds and raw times. `python -m benchmarks report --results bench/results/paper --out
+The rows are in `benchmarks/results/paper`: each holds its whole configuration, versions, machine,
+commit, seeds and raw times. `python -m benchmarks report --results benchmarks/results/paper --out
 build/paper` makes every table of them, with the paper's figures below. A cell is the mean
 (least–most) over all rows of a way of drafting, each at its full length.
 
@@ -67,7 +67,7 @@ def made(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
     files |= {
         DOCS / "results" / name: data for part in found for name, data in part.pictures if data
     }
-    rows = read_rows(RESULTS)
+    rows = read_rows(RESULTS / "cpu", RESULTS / "paper")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
@@ -94,7 +94,7 @@ def main() -> int:
             if not file.is_file() or (file.suffix == ".md" and file.read_bytes() != data)
         ]
         for name in stale:
-            print(f"error: {name} is not what bench/results says; run make results")
+            print(f"error: {name} is not what benchmarks/results says; run make results")
         return 1 if stale else 0
     (DOCS / "results").mkdir(exist_ok=True)
     for file in (DOCS / "results").glob("*.svg"):
